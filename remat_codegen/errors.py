@@ -1,0 +1,48 @@
+"""The errors a user can meet: one line saying what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class RematError(Exception):
+    """Something the user can put right. The command line prints it as one line and exits with code 2.
+
+    `where` names a place in the user's own words (a source line, a module path, an option); `hint` says what to do.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.what, self.where, self.hint = what, where, hint
+        super().__init__(self.line())
+
+    def line(self) -> str:
+        """The whole message on one line."""
+        text = self.what if self.where is None else f"{self.where}: {self.what}"
+        text = text if self.hint is None else f"{text}; {self.hint}"
+        return " ".join(text.split())
+
+
+class TargetError(RematError):
+    """The model, its constructor arguments or its inputs cannot be found or used."""
+
+
+class TraceError(RematError):
+    """The model cannot be captured as one graph of operations."""
+
+
+class UnsupportedError(RematError):
+    """An operation that no exact plan is known for."""
+
+
+class BudgetError(RematError):
+    """The budget cannot be read, or no plan reaches it."""
+
+
+class PlanFileError(RematError):
+    """A saved plan is malformed, or belongs to another model."""
+
+
+class OutputError(RematError):
+    """The generated file cannot be written."""
+
+
+class VerifyError(RematError):
+    """The generated file cannot be compared with its original."""

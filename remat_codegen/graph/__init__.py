@@ -1,0 +1,1 @@
+"""From traced operations to compute and data nodes, cut into blocks."""

@@ -1,0 +1,1 @@
+"""Planners: graph + profile + budget -> schedule. They see nothing else of the program."""

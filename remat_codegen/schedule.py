@@ -1,0 +1,140 @@
+"""What a plan says: an order of computing and forgetting; its validator and its simulator.
+
+One IR for every planner (rk-Exec, appendix D: "a list of operations, either compute or forget"), one simulator that judges
+them all. Nothing is freed unless a `Forget` says so, and `with_forgets` says so as early as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from remat_codegen.graph.ir import Graph, Kind, Phase, total_bytes
+from remat_codegen.profile.costs import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a node: what it reads must be alive, what it writes is alive afterwards."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Free a data node."""
+
+    data: int
+
+
+Step = Compute | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A whole training step, in order."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What the simulator says of a schedule. The per-step lists have one entry per step of the schedule.
+
+    `during_bytes` is the most that is alive while a step runs (its workspace included), `after_bytes` what is alive once it is done.
+    """
+
+    peak_bytes: int
+    time_ns: int
+    during_bytes: tuple[int, ...]
+    after_bytes: tuple[int, ...]
+
+    @property
+    def peak_step(self) -> int:
+        """The index of the first step that reaches the peak."""
+        return self.during_bytes.index(self.peak_bytes)
+
+
+def validate(graph: Graph, schedule: Schedule) -> None:
+    """Raises ValueError where a schedule could not be run, or does not compute the step.
+
+    Every node runs, for the first time in the graph's order; the loss and the backward nodes run once; a node finds
+    everything it reads alive, and all contributions to it made; what is forgotten was alive; only outputs are left at the end.
+    """
+    alive: set[int] = set()
+    contributed: list[set[int]] = [set() for _ in graph.data]
+    producers = graph.producers()
+    reached = -1
+    for position, step in enumerate(schedule.steps):
+        if isinstance(step, Forget):
+            if step.data not in alive:
+                raise ValueError(f"step {position} forgets {graph.data[step.data].name}, which is not alive")
+            alive.discard(step.data)
+            contributed[step.data].clear()
+            continue
+        node = graph.nodes[step.node]
+        if node.id > reached + 1:
+            raise ValueError(f"step {position} runs {node.name} before node {reached + 1}")
+        if node.id <= reached and (node.phase is not Phase.FORWARD or not node.recomputable):
+            raise ValueError(f"step {position} runs {node.name} again, which may run only once")
+        for data in node.reads:
+            if data not in alive or any(p < node.id and p not in contributed[data] for p in producers[data]):
+                raise ValueError(f"step {position} runs {node.name} without {graph.data[data].name}")
+        reached = max(reached, node.id)
+        alive.update(node.writes)
+        for data in node.writes:
+            contributed[data].add(node.id)
+    if reached != len(graph.nodes) - 1:
+        raise ValueError(f"the schedule ends before node {reached + 1}")
+    if alive - set(graph.outputs):
+        raise ValueError(f"{graph.data[min(alive - set(graph.outputs))].name} is never forgotten")
+    if set(graph.outputs) - alive:
+        raise ValueError(f"{graph.data[min(set(graph.outputs) - alive)].name} is an output and forgotten")
+
+
+def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
+    """Time and memory of a valid schedule, step by step. A node that runs again while its old result lives needs room for both."""
+    alive: set[int] = set()
+    current = time_ns = 0
+    during: list[int] = []
+    after: list[int] = []
+    for step in schedule.steps:
+        if isinstance(step, Forget):
+            alive.discard(step.data)
+            current -= graph.data[step.data].nbytes
+            during.append(current)
+        else:
+            node = graph.nodes[step.node]
+            again = [d for d in node.writes if d in alive and graph.data[d].kind is not Kind.GRADIENT]
+            created = total_bytes(graph, (d for d in node.writes if d not in alive))
+            during.append(current + created + total_bytes(graph, again) + profile.workspace_bytes[node.id])
+            current += created
+            alive.update(node.writes)
+            time_ns += profile.time_ns[node.id]
+        after.append(current)
+    return Timeline(max(during, default=0), time_ns, tuple(during), tuple(after))
+
+
+def with_forgets(graph: Graph, order: Sequence[int]) -> Schedule:
+    """The schedule that runs nodes in `order` and forgets each data node as soon as nothing reads that copy of it any more.
+
+    A copy of a value or phantom ends where a node writes it again; further contributions to a gradient belong to the same copy.
+    """
+    outputs = set(graph.outputs)
+    read_next: dict[int, bool] = {}  # walking backwards: whether the next step that touches a data node needs the present copy
+    reversed_steps: list[Step] = []
+    for node_id in reversed(order):
+        node = graph.nodes[node_id]
+        touched = sorted({*node.reads, *node.writes}, reverse=True)
+        reversed_steps.extend(Forget(d) for d in touched if not read_next.get(d, d in outputs))
+        reversed_steps.append(Compute(node_id))
+        for data in node.writes:
+            read_next[data] = graph.data[data].kind is Kind.GRADIENT
+        for data in node.reads:
+            read_next[data] = True
+    return Schedule(tuple(reversed(reversed_steps)))
+
+
+def without_recomputation(graph: Graph) -> Schedule:
+    """The step as PyTorch runs it: every node once, everything freed as early as it can be."""
+    return with_forgets(graph, range(len(graph.nodes)))
