@@ -1,0 +1,128 @@
+"""Cuts a graph into a chain of blocks at its 1-separators, and finds the equal ones (rk-GB, appendix A.4 and A.5).
+
+A cut after forward node p is possible where exactly one value made before it is read after it. Small values that need no
+gradient (a mask, a position bias's indices) may cross as well: they stay where they are.
+
+Consecutive cuts leave pieces of one or two nodes (a final norm and its projection); neighbouring small pieces are joined. For a GPT-2
+of n layers this gives the paper's 2n + 2 blocks: the embedding, n attentions, n MLPs, the head. The paper's five
+kinds come out too: as there, the last MLP counts as a kind of its own, because its output has one reader instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat_codegen.graph.ir import Block, Graph, Kind, Node
+
+SMALL_PIECE = 4  # nodes; pieces below this are joined with neighbouring small ones
+JOINED_PIECE = 8  # nodes; the largest block made by joining
+SMALL_SHARE = 0.01  # a value without gradient may cross a cut if it is at most this part of the largest value
+
+
+def cut_into_blocks(graph: Graph) -> tuple[Block, ...]:
+    """The blocks of a graph, in order; together they hold every forward node."""
+    pieces = _join_small(_pieces(graph))
+    crossing = {last: _crossing(graph, last) for _, last in pieces}
+    kinds: dict[object, int] = {}
+    blocks = []
+    backward = {n.forward: n for n in graph.backward_nodes}
+    for index, (first, last) in enumerate(pieces):
+        entering = crossing[pieces[index - 1][1]] if index else ()
+        leaving = crossing[last] if index < len(pieces) - 1 else ()
+        input = _main(graph, entering)
+        output = _main(graph, leaving)
+        key = _kind_key(graph, graph.forward_nodes[first : last + 1], backward, input, output)
+        kind = kinds.setdefault(key, len(kinds))
+        blocks.append(Block(index, first, last, input, output, kind))
+    return tuple(blocks)
+
+
+def _pieces(graph: Graph) -> list[tuple[int, int]]:
+    """The finest cut into consecutive nodes."""
+    cuts = [p for p in range(graph.loss - 1) if _main(graph, _crossing(graph, p)) is not None]
+    starts = [0, *(c + 1 for c in cuts)]
+    return [(s, e - 1) for s, e in zip(starts, [*starts[1:], graph.loss], strict=True)]
+
+
+_TABLES: dict[int, tuple] = {}
+
+
+def _crossing(graph: Graph, last: int) -> tuple[int, ...]:
+    """The values made by nodes up to `last` and read by later forward nodes, or by their backward nodes."""
+    return _crossing_table(graph)[last]
+
+
+def _crossing_table(graph: Graph) -> list[tuple[int, ...]]:
+    cached = _TABLES.get(id(graph))
+    if cached is not None and cached[0] is graph:
+        return cached[1]
+    made = {d: n.id for n in reversed(graph.forward_nodes) for d in n.writes}
+    last_read: dict[int, int] = {}
+    for node in graph.nodes:
+        place = node.id if node.id <= graph.loss else node.forward
+        for data in node.reads:
+            if graph.data[data].kind is Kind.VALUE and place is not None:
+                last_read[data] = max(last_read.get(data, -1), place)
+    table: list[list[int]] = [[] for _ in range(graph.loss)]
+    for data, end in sorted(last_read.items()):
+        for position in range(made[data], min(end, graph.loss)):
+            table[position].append(data)
+    result = [tuple(row) for row in table]
+    _TABLES.clear()
+    _TABLES[id(graph)] = (graph, result)
+    return result
+
+
+def _main(graph: Graph, crossing: Sequence[int]) -> int | None:
+    """The one value that matters among those that cross, if there is one."""
+    largest = max((d.nbytes for d in graph.data if d.kind is Kind.VALUE), default=0)
+    differentiable = _differentiable(graph)
+    main = [d for d in crossing if d in differentiable or graph.data[d].nbytes > largest * SMALL_SHARE]
+    return main[0] if len(main) == 1 else None
+
+
+_GRADS: dict[int, tuple] = {}
+
+
+def _differentiable(graph: Graph) -> frozenset[int]:
+    """Values made by nodes that have a backward node."""
+    cached = _GRADS.get(id(graph))
+    if cached is not None and cached[0] is graph:
+        return cached[1]
+    back = {n.forward for n in graph.backward_nodes}
+    result = frozenset(d for n in graph.forward_nodes if n.id in back for d in n.writes)
+    _GRADS.clear()
+    _GRADS[id(graph)] = (graph, result)
+    return result
+
+
+def _join_small(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    open_piece = False
+    for first, last in pieces:
+        small = last - first + 1 < SMALL_PIECE
+        if small and open_piece and last - joined[-1][0] + 1 <= JOINED_PIECE:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+        open_piece = small
+    return joined
+
+
+def _kind_key(graph: Graph, nodes: Sequence[Node], backward: dict, input: int | None, output: int | None) -> object:
+    """What makes two blocks equal: signatures, sizes, and who reads and writes what, by local numbers."""
+    local: dict[int, int] = {} if input is None else {input: 0}
+    if input is None:
+        local[-1] = 0
+    inside = {n.id for n in nodes}
+
+    def number(data: Sequence[int]) -> tuple:
+        return tuple((local.setdefault(d, len(local)), graph.data[d].kind, graph.data[d].nbytes) for d in data)
+
+    rows = []
+    for node in nodes:
+        back = backward.get(node.id)
+        rows.append((node.signature, node.recomputable, number(node.reads), number(node.writes)))
+        rows.append(None if back is None else (back.signature, number(back.reads), number(back.writes)))
+    fan_out = 0 if output is None else sum(output in n.reads and n.id not in inside for n in graph.nodes[: graph.loss + 1])
+    return tuple(rows), None if output is None else local[output], fan_out

@@ -1,0 +1,295 @@
+"""What a training step does to memory, seen by running it once on fake tensors: no memory, no time, real autograd.
+
+Each operation of the trace is run under FakeTensorMode with gradients; `saved_tensors_hooks` show what autograd saves for it, and
+storage identity tells views, in-place results and saved values apart without knowing any operation by name. Then the
+engine itself walks back, and the life of each gradient storage is followed through weak references to it.
+
+The steps of the backward pass are named by the operation they undo: the engine takes nodes by descending sequence number, so
+undoing operation i is one contiguous stretch, and stretches come in exactly the reverse order of the operations.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, substitute
+
+LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A piece of memory of the forward pass. `operation` is None for parameters, buffers, constants and inputs."""
+
+    id: int
+    nbytes: int
+    operation: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A storage that lives between two steps of the backward pass: born while undoing one operation, dead after another.
+
+    `born` is an operation, or the number of operations for the loss.
+    """
+
+    nbytes: int
+    born: int
+    died: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One step's memory. Tables are indexed by operation, `of_variable` by variable.
+
+    `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
+    autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
+    `stop` the index of the result whose autograd node the engine reaches first among the operation's.
+    """
+
+    storages: tuple[Storage, ...]
+    of_variable: tuple[int, ...]
+    requires_grad: tuple[bool, ...]
+    saved: tuple[tuple[int, ...], ...]
+    phantoms: tuple[tuple[int, ...], ...]
+    mutated: tuple[tuple[int, ...], ...]
+    random: tuple[bool, ...]
+    backward: tuple[bool, ...]
+    stop: tuple[int | None, ...]
+    gradients: tuple[Gradient, ...]
+    gradient_of: tuple[tuple[int, ...] | None, ...]
+
+
+def example_loss(outputs: Any) -> torch.Tensor:
+    """The loss that plans and checks are made with: logsumexp over the last dimension, averaged, summed over the outputs.
+
+    Like cross entropy or a mean squared error it needs one more tensor of the output's size in its own backward pass. `outputs` is
+    any pytree; leaves that take no gradient are left out. Returns a scalar; raises ValueError if no leaf takes a gradient.
+    """
+    leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not leaves:
+        raise ValueError("no output depends on a trainable parameter or input")
+    total: Any = 0
+    for leaf in leaves:
+        real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+        total = total + (real.logsumexp(-1).mean() if real.dim() else real)
+    return total
+
+
+def record(trace: Trace) -> Record:
+    """Runs one training step of `trace` on fake tensors."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return _Recorder(trace).run()
+
+
+@dataclass
+class _Birth:
+    nbytes: int
+    born: int
+    died: int | None = None
+    ref: Any = None
+
+
+class _Births(TorchDispatchMode):
+    """Follows every storage allocated while the engine walks back."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self.recorder.at_node(node._sequence_nr())
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.recorder.see(tensor)
+        return out
+
+
+@dataclass
+class _Recorder:
+    trace: Trace
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    storages: list[Storage] = field(default_factory=list)
+    of_storage: dict[int, int] = field(default_factory=dict)  # _cdata -> storage id; storages are kept alive by `tensors`
+    of_variable: dict[int, int] = field(default_factory=dict)
+    grads: dict[int, bool] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+    births: dict[int, _Birth] = field(default_factory=dict)
+    finished: list[_Birth] = field(default_factory=list)
+    reached: set[int] = field(default_factory=set)
+    first_reached: dict[int, int] = field(default_factory=dict)
+    gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    step: int = 0
+
+    def run(self) -> Record:
+        for variable in self.trace.variables:
+            if variable.origin is not Origin.RESULT:
+                self._given(variable)
+        self.starts = [torch.autograd._get_sequence_nr()]
+        rows = [self._operation(op) for op in self.trace.operations]
+        stops = [self._sequence_numbers(op) for op in self.trace.operations]
+        self._backward()
+        count = len(self.trace.operations)
+        return Record(
+            tuple(self.storages),
+            tuple(self.of_variable[v.id] for v in self.trace.variables),
+            tuple(self.grads[v.id] for v in self.trace.variables),
+            tuple(r["saved"] for r in rows),
+            tuple(r["phantoms"] for r in rows),
+            tuple(r["mutated"] for r in rows),
+            tuple(_is_random(op) for op in self.trace.operations),
+            tuple(i in self.reached for i in range(count)),
+            tuple(stops[i].get(self.first_reached.get(i, -1)) for i in range(count)),
+            tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
+            tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
+        )
+
+    def _given(self, variable: Variable) -> None:
+        tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device=variable.device)
+        tensor.requires_grad_(variable.requires_grad)
+        if variable.requires_grad:
+            tensor.grad = torch.zeros_like(tensor)  # so that gradients of leaves are accumulated in place, as in a long run
+        self._adopt(variable.id, tensor, None)
+
+    def _adopt(self, variable: int, tensor: torch.Tensor, operation: int | None) -> None:
+        key = tensor.untyped_storage()._cdata
+        if key not in self.of_storage:
+            self.of_storage[key] = len(self.storages)
+            self.storages.append(Storage(len(self.storages), tensor.untyped_storage().nbytes(), operation))
+        self.tensors[variable] = tensor
+        self.of_variable[variable] = self.of_storage[key]
+        self.grads[variable] = tensor.requires_grad
+
+    def _operation(self, op: Operation) -> dict[str, tuple[int, ...]]:
+        packed: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            packed.append(tensor.detach())
+            return packed[-1]
+
+        def unpack(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+        args = substitute(op.args, self.tensors)
+        kwargs = substitute(dict(op.kwargs), self.tensors)
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        versions = [t._version for t in given]
+        with torch.set_grad_enabled(op.grad_enabled), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            out = op.target(*args, **kwargs)
+        self.starts.append(torch.autograd._get_sequence_nr())
+        for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
+            if variable is not None:
+                self._adopt(variable, tensor, op.id)
+        mutated = {self.of_storage[t.untyped_storage()._cdata] for t, v in zip(given, versions, strict=True) if t._version != v}
+        mutated |= {self.of_storage[t.untyped_storage()._cdata] for t in _written_arguments(op, args, kwargs)}
+        saved, phantoms = self._classify(packed)
+        return {"saved": saved, "phantoms": phantoms, "mutated": tuple(sorted(mutated))}
+
+    def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        saved, phantoms = [], {}
+        for tensor in packed:
+            key = tensor.untyped_storage()._cdata
+            if key in self.of_storage:
+                saved.append(self.of_storage[key])
+            else:
+                phantoms[key] = tensor.untyped_storage().nbytes()
+        return tuple(dict.fromkeys(saved)), tuple(phantoms.values())
+
+    def _sequence_numbers(self, op: Operation) -> dict[int, int]:
+        """The sequence number of each result's autograd node -> the result's position."""
+        numbers: dict[int, int] = {}
+        for position, variable in enumerate(op.results):
+            node = None if variable is None else self.tensors[variable].grad_fn
+            if node is not None:
+                numbers.setdefault(node._sequence_nr(), position)
+        return numbers
+
+    # ------------------------------------------------------------------ the backward pass
+
+    def _backward(self) -> None:
+        outputs = [self.tensors[ref.variable] for ref in self.trace.outputs if isinstance(ref, Ref)]
+        self.step = len(self.trace.operations)
+        forward_only = dict(self.of_storage)
+        kept_forward = list(self.tensors.values())
+        handles = [h for op in self.trace.operations for h in self._watch(op)]
+        with _Births(self):
+            loss = example_loss(outputs)
+            self.of_storage = forward_only
+            loss.backward()
+            del loss
+        for handle in handles:
+            handle.remove()
+        del kept_forward
+        # What is never freed is a leaf's own .grad; single numbers are the seeds of the backward pass.
+        self.finished = [b for b in self.finished if b.died is not None and b.died != b.born and b.nbytes > 16]
+        self.finished.sort(key=lambda b: -b.born)
+
+    def _watch(self, op: Operation) -> Iterator[Any]:
+        """Notes the strides of the gradient that each result of a step receives."""
+        for variable in op.results:
+            tensor = None if variable is None else self.tensors[variable]
+            if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None:
+                yield tensor.register_hook(lambda grad, v=variable: self._note(v, grad))
+
+    def _note(self, variable: int, grad: torch.Tensor | None) -> None:
+        if grad is not None:
+            self.gradient_shapes[variable] = tuple(grad.stride())
+
+    def at_node(self, sequence: int) -> None:
+        if sequence >= LEAF_SEQUENCE:
+            return
+        if sequence >= self.starts[-1]:
+            self.step = len(self.trace.operations)
+            return
+        self.step = bisect.bisect_right(self.starts, sequence) - 1
+        self.reached.add(self.step)
+        self.first_reached.setdefault(self.step, sequence)
+
+    def see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.of_storage or key in self.births or not storage.nbytes():
+            return
+        birth = _Birth(storage.nbytes(), self.step)
+
+        def dead(_: Any, birth: _Birth = birth, key: int = key) -> None:
+            birth.died = self.step
+            self.births.pop(key, None)
+            self.finished.append(birth)
+
+        birth.ref = weakref.ref(storage, dead)
+        self.births[key] = birth
+
+
+def _written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an operation's schema says it writes."""
+    for position, argument in enumerate(op.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+def _is_random(op: Operation) -> bool:
+    """Whether an operation may draw from the device's generator."""
+    if torch.Tag.nondeterministic_seeded in op.target.tags:
+        return True
+    return any(a.name in ("dropout_p", "dropout") and _argument(op, i, a) for i, a in enumerate(op.target._schema.arguments))
+
+
+def _argument(op: Operation, position: int, argument: Any) -> Any:
+    return op.args[position] if position < len(op.args) else dict(op.kwargs).get(argument.name, argument.default_value)
+
+

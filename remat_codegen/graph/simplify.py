@@ -1,0 +1,286 @@
+"""From operations to compute nodes and data nodes (rk-GB, appendix A.3 and A.6).
+
+Three steps. *Groups*: each operation that allocates starts one, and the views, in-place operations and sizes that follow join it.
+*Merging*: a group whose result is only wanted by the next one joins it, where keeping the later result is never worse
+than keeping the earlier. *Nodes*: each group becomes a forward node, and a backward node where autograd goes back through it; what
+they read and write comes from the record of a step.
+
+Groups are contiguous in the order of the trace, so their backward steps are contiguous in the order of the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from remat_codegen.graph.blocks import cut_into_blocks
+from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
+from remat_codegen.graph.record import Record
+from remat_codegen.trace import Operation, Ref, Trace, refs, substitute
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a forward node consists of. `operations` are consecutive; `values` and `phantom` are its data nodes."""
+
+    operations: tuple[int, ...]
+    values: tuple[int, ...]
+    phantom: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A traced model with its graph: `bodies` by forward node, `data_of` the data node that holds each variable (None for what is given)."""
+
+    trace: Trace
+    record: Record
+    graph: Graph
+    bodies: tuple[Body, ...]
+    data_of: tuple[int | None, ...]
+
+
+def simplify(trace: Trace, record: Record) -> Model:
+    """The graph of a traced model."""
+    groups = merge_groups(trace, record, group_operations(trace, record))
+    return _Builder(trace, record, groups).build()
+
+
+def allocates(record: Record, operation: Operation) -> bool:
+    """Whether an operation owns memory, rather than looking at or changing what exists."""
+    owned = {record.storages[record.of_variable[v]].operation for v in operation.results if v is not None}
+    return operation.id in owned or bool(record.phantoms[operation.id])
+
+
+def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
+    """Consecutive operations, the first of which allocates (leading views belong to the first group)."""
+    groups: list[list[int]] = []
+    pending: list[int] = []
+    for operation in trace.operations:
+        if allocates(record, operation):
+            groups.append([*pending, operation.id])
+            pending = []
+        elif groups:
+            groups[-1].append(operation.id)
+        else:
+            pending.append(operation.id)
+    if pending:
+        groups.append(pending)
+    return _join_mutations(trace, record, [tuple(g) for g in groups])
+
+
+def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """An in-place operation belongs to the group that owns the memory, if nothing stands between."""
+    joined: list[tuple[int, ...]] = []
+    for group in groups:
+        owners = {record.storages[s].operation for op in group for s in record.mutated[op]} - {None}
+        if joined and any(o in joined[-1] for o in owners):
+            joined[-1] = (*joined[-1], *group)
+        else:
+            joined.append(group)
+    return joined
+
+
+class _Uses:
+    """Who reads what, by storage: the groups that read it in the forward pass, and the operations whose backward needs it."""
+
+    def __init__(self, trace: Trace, record: Record, groups: Sequence[tuple[int, ...]]) -> None:
+        self.trace, self.record = trace, record
+        self.group_of = {op: g for g, ops in enumerate(groups) for op in ops}
+        self.readers: list[set[int]] = [set() for _ in record.storages]
+        self.savers: list[set[int]] = [set() for _ in record.storages]
+        for operation in trace.operations:
+            if not is_view(record, operation):
+                for variable in refs((operation.args, dict(operation.kwargs))):
+                    self.readers[record.of_variable[variable]].add(self.group_of[operation.id])
+            for storage in record.saved[operation.id]:
+                self.savers[storage].add(operation.id)
+        self.outputs = {record.of_variable[r.variable] for r in trace.outputs if isinstance(r, Ref)}
+
+    def owned(self, group: Sequence[int]) -> list[int]:
+        """The storages that a group allocates."""
+        return [s.id for s in self.record.storages if s.operation in group]
+
+
+def is_view(record: Record, operation: Operation) -> bool:
+    """Whether an operation only looks at memory that exists."""
+    return not allocates(record, operation) and not record.mutated[operation.id]
+
+
+def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Joins a group with its successor where that loses nothing.
+
+    The result u of the first must be read by the second only, be needed by no backward step, be no output, and be at
+    least as large as everything the second makes: then whoever would keep u keeps the second's result instead,
+    which costs no more memory and saves a recomputation.
+    """
+    uses = _Uses(trace, record, groups)
+    owned_by = [[] for _ in groups]
+    for storage in record.storages:
+        if storage.operation is not None:
+            owned_by[uses.group_of[storage.operation]].append(storage.id)
+    merged: list[tuple[int, ...]] = []
+    last_made = 0
+    for index, group in enumerate(groups):
+        made = sum(record.storages[s].nbytes for s in owned_by[index]) + sum(sum(record.phantoms[op]) for op in group)
+        previous = owned_by[index - 1] if index else []
+        private = bool(previous) and all(
+            uses.readers[s] == {index} and not uses.savers[s] and s not in uses.outputs for s in previous
+        )
+        clean = not any(record.mutated[op] for op in (*group, *groups[index - 1]))
+        if private and clean and sum(record.storages[s].nbytes for s in previous) >= made:
+            merged[-1] = (*merged[-1], *group)
+        else:
+            merged.append(group)
+        last_made = made
+    del last_made
+    return merged
+
+
+class _Builder:
+    """Turns groups into the graph's nodes and data."""
+
+    def __init__(self, trace: Trace, record: Record, groups: Sequence[tuple[int, ...]]) -> None:
+        self.trace, self.record, self.groups = trace, record, groups
+        self.uses = _Uses(trace, record, groups)
+        self.data: list[Data] = []
+        self.of_storage: dict[int, int] = {}
+        self.bodies: list[Body] = []
+        self.owned: list[list[int]] = [[] for _ in groups]
+        for storage in record.storages:
+            if storage.operation is not None:
+                self.owned[self.uses.group_of[storage.operation]].append(storage.id)
+
+    def build(self) -> Model:
+        for index, group in enumerate(self.groups):
+            self._add_data(index, group)
+        grad_writes, grad_reads = self._gradients()
+        forward = [self._forward_node(i, group) for i, group in enumerate(self.groups)]
+        loss = len(forward)
+        outputs = self._outputs()
+        nodes = [*forward, Node(loss, "loss", Phase.LOSS, outputs, tuple(grad_writes.get(loss, ())), None, False, "loss")]
+        for index in reversed(range(len(self.groups))):
+            if self._goes_back(index):
+                nodes.append(self._backward_node(len(nodes), index, grad_reads, grad_writes))
+        graph = Graph(tuple(nodes), tuple(self.data), loss, outputs)
+        graph = replace(graph, blocks=cut_into_blocks(graph))
+        validate(graph)
+        data_of = tuple(self.of_storage.get(s) for s in self.record.of_variable)
+        return Model(self.trace, self.record, graph, tuple(self.bodies), data_of)
+
+    def _new_data(self, name: str, kind: Kind, nbytes: int) -> int:
+        self.data.append(Data(len(self.data), name, kind, nbytes))
+        return len(self.data) - 1
+
+    def _add_data(self, index: int, group: tuple[int, ...]) -> None:
+        values = []
+        for storage in self.owned[index]:
+            outside = self.uses.readers[storage] - {index}
+            if outside or self.uses.savers[storage] or storage in self.uses.outputs:
+                self.of_storage[storage] = self._new_data(self._name(index), Kind.VALUE, self.record.storages[storage].nbytes)
+                values.append(self.of_storage[storage])
+        nbytes = sum(sum(self.record.phantoms[op]) for op in group)
+        phantom = self._new_data(f"{self._name(index)} phantom", Kind.PHANTOM, nbytes) if nbytes else None
+        self.bodies.append(Body(group, tuple(values), phantom))
+
+    def _name(self, index: int) -> str:
+        """After the last operation of a group that allocates."""
+        last = [op for op in self.groups[index] if allocates(self.record, self.trace.operations[op])] or self.groups[index]
+        operation = self.trace.operations[last[-1]]
+        results = [v for v in operation.results if v is not None]
+        return self.trace.variables[results[0]].name if results else f"op_{operation.id}"
+
+    def _goes_back(self, index: int) -> bool:
+        return any(self.record.backward[op] for op in self.groups[index])
+
+    def _outputs(self) -> tuple[int, ...]:
+        found = [self.of_storage[s] for s in sorted(self.uses.outputs) if s in self.of_storage]
+        return tuple(dict.fromkeys(found))
+
+    def _gradients(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Gradient data that live from one backward step to a later one: written and read by group (len(groups) is the loss)."""
+        writes: dict[int, list[int]] = {}
+        reads: dict[int, list[int]] = {}
+        count = len(self.trace.operations)
+        for gradient in self.record.gradients:
+            born = len(self.groups) if gradient.born >= count else self.uses.group_of[gradient.born]
+            died = len(self.groups) if gradient.died >= count else self.uses.group_of[gradient.died]
+            if born == died:
+                continue
+            name = f"gradient {len(self.data)} of {self._name(died)}"
+            data = self._new_data(name, Kind.GRADIENT, gradient.nbytes)
+            writes.setdefault(born, []).append(data)
+            reads.setdefault(died, []).append(data)
+        return writes, reads
+
+    def _forward_node(self, index: int, group: tuple[int, ...]) -> Node:
+        body = self.bodies[index]
+        read = set()
+        for op in group:
+            operation = self.trace.operations[op]
+            if not is_view(self.record, operation):
+                storages = [self.record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))]
+                read.update(self.of_storage[s] for s in storages if s in self.of_storage)
+        writes = (*body.values, *(() if body.phantom is None else (body.phantom,)))
+        reads = tuple(sorted(read - set(writes)))
+        name, recomputable = self._name(index), self._recomputable(index)
+        return Node(index, name, Phase.FORWARD, reads, writes, None, recomputable, self._signature(group))
+
+    def _recomputable(self, index: int) -> bool:
+        """Whether running a group again gives the same, and changes nothing that outlives it."""
+        own = set(self.owned[index])
+        for op in self.groups[index]:
+            for storage in self.record.mutated[op]:
+                if storage not in own:
+                    return False
+            operation = self.trace.operations[op]
+            for variable in refs((operation.args, dict(operation.kwargs))):
+                storage = self.record.of_variable[variable]
+                if storage not in own and self._changed_later(storage):
+                    return False
+        return True
+
+    def _changed_later(self, storage: int) -> bool:
+        """Whether another group than its owner changes a storage in place: then its readers may have seen what is gone."""
+        owner = self.record.storages[storage].operation
+        home = None if owner is None else self.uses.group_of[owner]
+        return any(
+            storage in self.record.mutated[op] and self.uses.group_of[op] != home for op in range(len(self.trace.operations))
+        )
+
+    def _backward_node(self, id: int, index: int, grad_reads: dict, grad_writes: dict) -> Node:
+        body = self.bodies[index]
+        saved = {self.of_storage[s] for op in self.groups[index] for s in self.record.saved[op] if s in self.of_storage}
+        phantom = set() if body.phantom is None else {body.phantom}
+        reads = tuple(sorted(saved | phantom | set(grad_reads.get(index, ()))))
+        writes = tuple(sorted(grad_writes.get(index, ())))
+        forward = self._forward_node_signature(index)
+        return Node(id, f"{self._name(index)} backward", Phase.BACKWARD, reads, writes, index, False, f"{forward} backward")
+
+    def _forward_node_signature(self, index: int) -> str:
+        return self._signature(self.groups[index])
+
+    def _signature(self, group: Sequence[int]) -> str:
+        return signature(self.trace, self.record, group)
+
+
+def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
+    """What a group computes, with the layout of every tensor it touches but without names: equal signatures cost the same."""
+    number: dict[int, int] = {}
+
+    def describe(variable: int) -> str:
+        v = trace.variables[variable]
+        layout = f"{v.dtype}{list(v.shape)}{list(v.stride)}@{v.device}"
+        known = variable in number
+        place = number.setdefault(variable, len(number))
+        grads = f"g{int(record.requires_grad[variable])}"
+        return f"%{place}" if known else f"%{place}:{v.origin[0]}{layout}{grads}"
+
+    lines = []
+    for op in group:
+        operation = trace.operations[op]
+        table = {v: describe(v) for v in refs((operation.args, dict(operation.kwargs)))}
+        args = substitute((operation.args, dict(operation.kwargs)), table)
+        results = [None if v is None else (describe(v), record.gradient_of[v]) for v in operation.results]
+        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]

@@ -1,0 +1,360 @@
+"""From a module and its inputs to a flat list of operations (rk-GB, appendix A.2), by torch.export in training mode.
+
+    Trace     = variables, operations, outputs
+    Variable  = parameter | buffer | constant | input | result
+    Operation = target(args, kwargs) -> results, with the user's source line and module path
+
+Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about memory or gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from remat_codegen.errors import TraceError, UnsupportedError
+
+
+class Origin(StrEnum):
+    """Where a variable's tensor comes from."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor argument: the index of a variable."""
+
+    variable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A tensor of the trace. `path` is a parameter's or buffer's name in `state_dict`, or an input's name.
+
+    `aliases` are the other names of a tied parameter or buffer.
+    """
+
+    id: int
+    name: str
+    origin: Origin
+    path: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's model. `stack` lists the lines that led to it, outermost first, as (file, line, text)."""
+
+    file: str
+    line: int
+    text: str
+    stack: tuple[tuple[str, int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a tensor or unused."""
+
+    id: int
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    results: tuple[int | None, ...]
+    many: bool
+    module_path: str
+    module_type: str
+    source: Source | None
+    grad_enabled: bool = True
+
+    @property
+    def name(self) -> str:
+        """The operation in ATen's spelling, such as aten.linear.default."""
+        return str(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf is no tensor.
+
+    `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
+    `constants` are the tensors that the model holds as plain attributes, by variable.
+    """
+
+    variables: tuple[Variable, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[int | None, ...]
+    outputs: tuple[Any, ...]
+    output_spec: Any
+    constants: tuple[tuple[int, torch.Tensor], ...] = ()
+
+    def results(self) -> tuple[Variable, ...]:
+        """The variables that operations create."""
+        return tuple(v for v in self.variables if v.origin is Origin.RESULT)
+
+
+def refs(value: Any) -> tuple[int, ...]:
+    """The variables that an argument structure mentions, in order."""
+    return tuple(leaf.variable for leaf in _leaves(value) if isinstance(leaf, Ref))
+
+
+def substitute(value: Any, tensors: Any) -> Any:
+    """The argument structure with each Ref replaced by `tensors[variable]`."""
+    if isinstance(value, Ref):
+        return tensors[value.variable]
+    if isinstance(value, (list, tuple)):
+        return type(value)(substitute(v, tensors) for v in value)
+    if isinstance(value, dict):
+        return {k: substitute(v, tensors) for k, v in value.items()}
+    return value
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in _leaves(v)]
+    if isinstance(value, dict):
+        return [leaf for v in value.values() for leaf in _leaves(v)]
+    return [value]
+
+
+def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+    """The operations of `module(*args, **kwargs)`.
+
+    Raises TraceError where the forward pass fails, or decides something by a tensor's value (naming the line).
+    """
+    try:
+        exported = torch.export.export(module, args, kwargs, strict=False)
+    except Exception as error:  # whatever torch.export raises, the user gets one line
+        raise _trace_error(error) from error
+    return _Reader(exported, module).read()
+
+
+def _trace_error(error: Exception) -> TraceError:
+    text = str(error)
+    where = _user_frame(error) or _quoted_frame(text)
+    if isinstance(error, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) or "data-dependent" in text:
+        return TraceError(
+            "the model decides something by the value of a tensor, which a plan cannot follow",
+            where=where,
+            hint="compute it with torch.where or masks, or move the decision out of the model",
+        )
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path
+
+
+def _user_frame(error: BaseException | None) -> str | None:
+    """The innermost line of the user's own code in an exception's traceback."""
+    found = None
+    while error is not None:
+        frame = error.__traceback__
+        while frame is not None:
+            path = frame.tb_frame.f_code.co_filename
+            if not _is_library(path):
+                found = f"{_short(path)}:{frame.tb_lineno}"
+            frame = frame.tb_next
+        error = error.__cause__
+    return found
+
+
+def _quoted_frame(text: str) -> str | None:
+    found = [f"{_short(path)}:{line}" for path, line in _FRAME.findall(text) if not _is_library(path)]
+    return found[-1] if found else None
+
+
+def _short(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def location(source: Source | None) -> str | None:
+    """A source line as messages print it: file.py:12."""
+    return None if source is None else f"{_short(source.file)}:{source.line}"
+
+
+class _Reader:
+    """Reads one exported program into a Trace."""
+
+    def __init__(self, exported: torch.export.ExportedProgram, module: torch.nn.Module) -> None:
+        self.exported = exported
+        self.parameters = dict(module.named_parameters(remove_duplicate=False))
+        self.names = _names_by_identity(module)
+        self.variables: list[Variable] = []
+        self.operations: list[Operation] = []
+        self.of_node: dict[torch.fx.Node, Any] = {}
+        self.inputs: list[int | None] = []
+        self.constants: list[tuple[int, torch.Tensor]] = []
+
+    def read(self) -> Trace:
+        graph = self.exported.graph
+        specs = {spec.arg.name: spec for spec in self.exported.graph_signature.input_specs}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, specs[node.name])
+        outputs = self._body(self.exported.graph_module, grad_enabled=True)
+        kept = self._user_outputs(outputs)
+        return Trace(
+            tuple(self.variables),
+            tuple(self.operations),
+            tuple(self.inputs),
+            tuple(kept),
+            self.exported.call_spec.out_spec,
+            tuple(self.constants),
+        )
+
+    def _user_outputs(self, outputs: Any) -> list[Any]:
+        specs = self.exported.graph_signature.output_specs
+        user = torch.export.graph_signature.OutputKind.USER_OUTPUT
+        return [out for out, spec in zip(outputs, specs, strict=True) if spec.kind is user]
+
+    def _placeholder(self, node: torch.fx.Node, spec: Any) -> None:
+        kinds = torch.export.graph_signature.InputKind
+        value = node.meta.get("val")
+        origin = {
+            kinds.PARAMETER: Origin.PARAMETER,
+            kinds.BUFFER: Origin.BUFFER,
+            kinds.USER_INPUT: Origin.INPUT,
+            kinds.CONSTANT_TENSOR: Origin.CONSTANT,
+        }.get(spec.kind)
+        if origin is None:
+            raise UnsupportedError(f"the model holds a {spec.kind.name.lower()}, which is not supported")
+        if not isinstance(value, torch.Tensor):
+            self.of_node[node] = getattr(spec.arg, "value", value)
+            if origin is Origin.INPUT:
+                self.inputs.append(None)
+            return
+        path = spec.target or node.name
+        grad = origin is Origin.PARAMETER and self.parameters[path].requires_grad or bool(
+            origin is Origin.INPUT and value.requires_grad
+        )
+        aliases = tuple(n for n in self.names.get(path, ()) if n != path)
+        variable = self._variable(node.name, origin, path, value, grad, aliases)
+        self.of_node[node] = Ref(variable)
+        if origin is Origin.INPUT:
+            self.inputs.append(variable)
+        if origin is Origin.CONSTANT:
+            self.constants.append((variable, self.exported.constants[path]))
+
+    def _variable(
+        self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()
+    ) -> int:
+        shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+        device = str(value.device)
+        new = Variable(len(self.variables), name, origin, path, shape, stride, value.dtype, device, grad, aliases)
+        self.variables.append(new)
+        return new.id
+
+    def _body(self, graph_module: torch.fx.GraphModule, grad_enabled: bool) -> Any:
+        """Reads a graph's operations, and those of the regions inside it; returns its outputs."""
+        for node in graph_module.graph.nodes:
+            if node.op == "output":
+                return tuple(self._argument(a) for a in node.args[0])
+            if node.op == "get_attr":
+                self.of_node[node] = getattr(graph_module, node.target)
+            elif node.op == "call_function":
+                self._call(node, grad_enabled)
+        raise TraceError("the traced graph has no output")
+
+    def _call(self, node: torch.fx.Node, grad_enabled: bool) -> None:
+        if node.target is operator.getitem:
+            self.of_node[node] = self.of_node[node.args[0]][node.args[1]]
+        elif str(node.target) == "wrap_with_set_grad_enabled":
+            self.of_node[node] = self._region(node.args[1], node.args[2:], bool(node.args[0]))
+        elif isinstance(node.target, torch._ops.OpOverload):
+            self.of_node[node] = self._operation(node, grad_enabled)
+        elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
+            self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
+        else:
+            raise UnsupportedError(f"operation {node.target} is not supported", where=location(_source(node)))
+
+    def _region(self, body: torch.fx.Node, args: tuple[Any, ...], grad_enabled: bool) -> Any:
+        graph_module = self.of_node[body]
+        inner = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        for placeholder, arg in zip(inner, args, strict=True):
+            self.of_node[placeholder] = self._argument(arg)
+        return self._body(graph_module, grad_enabled)
+
+    def _operation(self, node: torch.fx.Node, grad_enabled: bool) -> Any:
+        value = node.meta.get("val")
+        many = isinstance(value, (list, tuple))
+        values = tuple(value) if many else (value,)
+        names = [f"{node.name}_{i}" for i in range(len(values))] if many else [node.name]
+        results = tuple(
+            self._variable(name, Origin.RESULT, "", v) if isinstance(v, torch.Tensor) else None
+            for name, v in zip(names, values, strict=True)
+        )
+        path, kind = _module(node)
+        self.operations.append(
+            Operation(
+                len(self.operations),
+                node.target,
+                tuple(self._argument(a) for a in node.args),
+                tuple((k, self._argument(v)) for k, v in node.kwargs.items()),
+                results,
+                many,
+                path,
+                kind,
+                _source(node),
+                grad_enabled,
+            )
+        )
+        returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))
+        return returned if many else returned[0]
+
+    def _argument(self, value: Any) -> Any:
+        return pytree.tree_map(lambda a: self.of_node[a] if isinstance(a, torch.fx.Node) else a, _plain(value))
+
+
+def _names_by_identity(module: torch.nn.Module) -> dict[str, list[str]]:
+    """For each name of a parameter or buffer, all names of the same tensor."""
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors:
+        groups.setdefault(id(tensor), []).append(name)
+    return {name: groups[id(tensor)] for name, tensor in tensors}
+
+
+def _plain(value: Any) -> Any:
+    """fx's immutable lists and dicts as ordinary ones."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value] if isinstance(value, list) else tuple(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _module(node: torch.fx.Node) -> tuple[str, str]:
+    """The path and the type of the innermost module that a node was traced in."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return (stack[-1][0], str(stack[-1][1])) if stack else ("", "")
+
+
+_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+
+
+def _source(node: torch.fx.Node) -> Source | None:
+    frames = tuple((f, int(n), t.strip()) for f, n, t in _STACK_LINE.findall(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return None
+    own = [f for f in frames if not _is_library(f[0])] or list(frames)
+    return Source(*own[-1], stack=frames)
