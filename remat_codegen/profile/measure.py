@@ -1,0 +1,242 @@
+"""Measures each distinct compute node on the device, one at a time (rk-GB, appendix A.6).
+
+A node is run on random inputs of the layout it has in the model: forward for its time and memory, backward for its
+time and memory with the gradients' layout. Never more than one node's tensors exist. Nodes of equal signature are measured once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from remat_codegen.graph.ir import Kind, Node, Phase
+from remat_codegen.graph.record import example_loss
+from remat_codegen.graph.simplify import Model
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.trace import Origin, Ref, Variable, refs, substitute
+
+MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
+MOST_RUNS = 15
+LEAST_RUNS = 3
+
+
+def measure(
+    model: Model, device: str, cache: Cache, advance: Callable[[int, int, str], None] | None = None
+) -> Profile:
+    """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress."""
+    graph = model.graph
+    distinct = {node.signature: node for node in reversed(graph.nodes) if node.phase is not Phase.BACKWARD}
+    costs: dict[str, tuple[int, int]] = {}
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        torch.manual_seed(0)
+        for done, (signature, node) in enumerate(distinct.items()):
+            if advance is not None:
+                advance(done, len(distinct), node.name)
+            costs |= _node_costs(model, node, signature, device, cache)
+    time_ns = tuple(costs[n.signature][0] for n in graph.nodes)
+    workspace = tuple(max(0, costs[n.signature][1] - _written_bytes(model, n)) for n in graph.nodes)
+    return Profile(time_ns, workspace, device)
+
+
+def _written_bytes(model: Model, node: Node) -> int:
+    return sum(model.graph.data[d].nbytes for d in node.writes)
+
+
+def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Cache) -> dict[str, tuple[int, int]]:
+    """Time and peak of a forward node and of its backward node, by signature."""
+    if node.phase is Phase.LOSS:
+        key = "loss:" + repr([_layout(model, d) for d in node.reads])
+        stored = cache.get(key)
+        if stored is None:
+            stored = _measure_loss(model, device)
+            cache.put(key, stored)
+        return {signature: (stored[0], stored[1])}
+    stored = cache.get(signature)
+    if stored is None:
+        stored = _Bench(model, node, device).run()
+        cache.put(signature, stored)
+    return {signature: (stored[0], stored[1]), f"{signature} backward": (stored[2], stored[3])}
+
+
+def _layout(model: Model, data: int) -> Any:
+    return [(v.shape, v.dtype) for v, d in zip(model.trace.variables, model.data_of, strict=True) if d == data]
+
+
+def median_ns(work: Callable[[], Any], device: str) -> int:
+    """The median time of several runs of `work`, after one to warm up, in nanoseconds."""
+    runs: list[int] = []
+    work()
+    while len(runs) < LEAST_RUNS or (sum(runs) < MEASURED_SECONDS * 1e9 and len(runs) < MOST_RUNS):
+        _synchronize(device)
+        begin = time.perf_counter_ns()
+        work()
+        _synchronize(device)
+        runs.append(time.perf_counter_ns() - begin)
+    return int(statistics.median(runs))
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _measure_loss(model: Model, device: str) -> list[int]:
+    """The example loss on tensors like the model's outputs: time and peak, gradient of the outputs included."""
+    outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
+    leaves = [
+        random_tensor(v, device).requires_grad_()
+        for v in outputs
+        if model.record.requires_grad[v.id]
+    ]
+    if not leaves:
+        return [0, 0]
+
+    def work() -> None:
+        held: list[Any] = []
+        example_loss([_Swallow.apply(t, held) for t in leaves]).backward()
+
+    return [median_ns(work, device), peak_bytes(work, device)]
+
+
+def random_tensor(variable: Variable, device: str) -> torch.Tensor:
+    """A tensor of a variable's layout: normal numbers, or zeros and ones where it is not floating."""
+    size = 1 + sum((s - 1) * st for s, st in zip(variable.shape, variable.stride, strict=True) if s > 0)
+    if 0 in variable.shape:
+        size = 0
+    if variable.dtype.is_floating_point or variable.dtype.is_complex:
+        base = torch.randn(size, dtype=variable.dtype, device=device)
+    else:
+        base = torch.randint(0, 2, (size,), device=device).to(variable.dtype)
+    return base.as_strided(variable.shape, variable.stride)
+
+
+class _Swallow(torch.autograd.Function):
+    """Stands before a node's inputs: takes their gradients as the engine made them, and holds them until the step is over."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, held: list[Any]) -> torch.Tensor:
+        ctx.held = held
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.held.extend(grads)
+        return None, None
+
+
+class _Seed(torch.autograd.Function):
+    """Stands after a node's outputs: hands over gradients that nobody else holds, as in the middle of a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, grads: list[Any], *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.grads = grads
+        return torch.zeros((), requires_grad=True)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        grads, ctx.grads = list(ctx.grads), None
+        return None, *grads
+
+
+class _Bench:
+    """One node with its inputs, ready to be run forward and backward."""
+
+    def __init__(self, model: Model, node: Node, device: str) -> None:
+        self.model, self.device = model, device
+        self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
+        made = {v for op in self.operations for v in op.results if v is not None}
+        mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
+        self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
+        self.outputs = [v for v in sorted(made) if self._leaves(v)]
+        back = any(n.forward == node.id for n in model.graph.backward_nodes)
+        self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
+
+    def _input(self, variable: int) -> torch.Tensor:
+        v = self.model.trace.variables[variable]
+        tensor = random_tensor(v, self.device)
+        if self.model.record.requires_grad[variable]:
+            tensor.requires_grad_()
+            if v.origin in (Origin.PARAMETER, Origin.INPUT):
+                tensor.grad = torch.zeros_like(tensor)
+        return tensor
+
+    def _leaves(self, variable: int) -> bool:
+        """Whether a result is used outside the node."""
+        inside = {op.id for op in self.operations}
+        trace = self.model.trace
+        if any(isinstance(r, Ref) and r.variable == variable for r in trace.outputs):
+            return True
+        return any(variable in refs((op.args, dict(op.kwargs))) for op in _users(self.model, variable) if op.id not in inside)
+
+    def forward(self, held: list[Any] | None = None) -> dict[int, torch.Tensor]:
+        tensors: dict[int, torch.Tensor] = {}
+        for v, tensor in self.given.items():
+            if held is not None and tensor.requires_grad and tensor.grad is None:
+                tensor = _Swallow.apply(tensor, held)
+            tensors[v] = tensor
+        for op in self.operations:
+            with torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()):
+                out = op.target(*substitute(op.args, tensors), **substitute(dict(op.kwargs), tensors))
+            for variable, value in zip(op.results, out if op.many else (out,), strict=True):
+                if variable is not None:
+                    tensors[variable] = value
+        return {v: tensors[v] for v in self.outputs}
+
+    def run(self) -> list[int]:
+        """Forward time, forward peak, backward time, backward peak (0, 0 where there is none)."""
+        forward_ns = median_ns(self.forward, self.device)
+        held: list[Any] = []
+
+        def forward() -> None:
+            held.append(self.forward())
+
+        forward_peak = peak_bytes(forward, self.device)
+        held.clear()
+        if not self.goes_back:
+            return [forward_ns, forward_peak, 0, 0]
+        backward_ns, backward_peak = self._measure_backward()
+        return [forward_ns, forward_peak, backward_ns, backward_peak]
+
+    def _prepare(self) -> tuple[torch.Tensor, list[Any]]:
+        held: list[Any] = []
+        outputs = self.forward(held)
+        record = self.model.record
+        roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.gradient_of[v] is not None]
+        grads = [self._gradient(v) for v in roots]
+        root = _Seed.apply(grads, *[outputs[v] for v in roots])
+        held.append({v: t.detach() for v, t in outputs.items()})
+        return root, held
+
+    def _gradient(self, variable: int) -> torch.Tensor:
+        stride = self.model.record.gradient_of[variable]
+        v = self.model.trace.variables[variable]
+        from dataclasses import replace
+
+        return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
+
+    def _measure_backward(self) -> tuple[int, int]:
+        runs: list[int] = []
+        for _ in range(MOST_RUNS):
+            root, held = self._prepare()
+            _synchronize(self.device)
+            begin = time.perf_counter_ns()
+            root.backward()
+            _synchronize(self.device)
+            runs.append(time.perf_counter_ns() - begin)
+            del root, held
+            if len(runs) > LEAST_RUNS and sum(runs[1:]) > MEASURED_SECONDS * 1e9:
+                break
+        root, held = self._prepare()
+        peak = peak_bytes(lambda: root.backward(), self.device)
+        return int(statistics.median(runs[1:])), peak
+
+
+def _users(model: Model, variable: int) -> list[Any]:
+    return [op for op in model.trace.operations if variable in refs((op.args, dict(op.kwargs)))]

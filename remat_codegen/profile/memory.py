@@ -1,0 +1,42 @@
+"""The most memory that a piece of work holds at once, over what was held before it: the allocator's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(work: Callable[[], Any], device: str = "cpu") -> int:
+    """Bytes, exact on the CPU; on CUDA as the caching allocator counts them (blocks rounded to 512 bytes)."""
+    if torch.device(device).type == "cuda":
+        return _cuda_peak(work, device)
+    return max(0, 0, *running_total(cpu_events(work)))
+
+
+def _cuda_peak(work: Callable[[], Any], device: str) -> int:
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def cpu_events(work: Callable[[], Any]) -> list[int]:
+    """Every allocation (positive) and release (negative) of the CPU allocator during `work`, in bytes, in order."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        work()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+
+
+def running_total(changes: Sequence[int]) -> list[int]:
+    """What is held after each change."""
+    totals, held = [], 0
+    for change in changes:
+        held += change
+        totals.append(held)
+    return totals
