@@ -94,6 +94,7 @@ class Trace:
 
     `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
     `constants` are the tensors that the model holds as plain attributes, by variable.
+    `containers` are the paths of modules that are indexed by number.
     """
 
     variables: tuple[Variable, ...]
@@ -102,6 +103,7 @@ class Trace:
     outputs: tuple[Any, ...]
     output_spec: Any
     constants: tuple[tuple[int, torch.Tensor], ...] = ()
+    containers: frozenset[str] = frozenset()
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
@@ -199,6 +201,8 @@ class _Reader:
         self.exported = exported
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.names = _names_by_identity(module)
+        indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+        self.containers = frozenset(path for path, m in module.named_modules() if isinstance(m, indexed))
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
@@ -220,6 +224,7 @@ class _Reader:
             tuple(kept),
             self.exported.call_spec.out_spec,
             tuple(self.constants),
+            self.containers,
         )
 
     def _user_outputs(self, outputs: Any) -> list[Any]:

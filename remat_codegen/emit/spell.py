@@ -1,0 +1,120 @@
+"""Spells an operation as people write it; what has no name of its own is called through torch.ops, which is always exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remat_codegen.trace import Operation, Ref
+
+Tensor = Callable[[int], str]  # the expression for a variable
+
+_FUNCTIONAL = {
+    name: f"F.{name}"
+    for name in (
+        "linear layer_norm gelu silu relu softplus embedding batch_norm conv1d conv2d conv3d max_pool2d avg_pool2d group_norm "
+        "adaptive_avg_pool2d mish hardswish hardsigmoid leaky_relu elu one_hot pad normalize"
+    ).split()
+}
+# Operations whose F. spelling orders or names its arguments differently go by torch.ops below.
+_FUNCTIONAL = {k: v for k, v in _FUNCTIONAL.items() if k in ("linear", "layer_norm", "gelu", "silu", "relu", "conv1d", "conv2d", "conv3d", "mish", "hardswish", "hardsigmoid", "softplus")}
+_TORCH = set(
+    "matmul bmm exp log sqrt rsqrt tanh sigmoid tril triu bitwise_not logical_not where sin cos abs neg mm cat stack erf log1p cumsum".split()
+)
+_METHODS = set("view transpose permute reshape contiguous split chunk unsqueeze squeeze flatten expand masked_fill unbind t".split())
+_BINARY = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@"}
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
+
+
+def spell(operation: Operation, tensor: Tensor, training: str | None) -> str:
+    """A Python expression for `operation`. `training` is the expression for its module's training flag, if it has to follow it."""
+    base = operation.target._schema.name.removeprefix("aten::")
+    overload = operation.target._overloadname
+    values = [literal(a, tensor) for a in operation.args]
+    keywords = _keywords(operation, tensor)
+    position = _TRAINING_ARGUMENT.get(base)
+    if training is not None and position is not None and position < len(values):
+        values[position] = training
+    simple = _simple(operation, base, overload, values, keywords)
+    if simple is not None:
+        return simple
+    call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
+    return f"torch.ops.{operation.target._schema.name.replace('::', '.')}.{overload or 'default'}({call})"
+
+
+def _simple(op: Operation, base: str, overload: str, values: list[str], keywords: list[tuple[str, str]]) -> str | None:
+    first_is_tensor = bool(op.args) and isinstance(op.args[0], Ref)
+    call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
+    if f"{base}.{overload}" in _BINARY and len(values) == 2 and not keywords:
+        return f"({values[0]} {_BINARY[f'{base}.{overload}']} {values[1]})"
+    if base in _COMPARE and len(values) == 2 and not keywords:
+        return f"({values[0]} {_COMPARE[base]} {values[1]})"
+    if base == "bitwise_not":
+        return f"(~{values[0]})"
+    if base == "dropout" and len(values) == 3:
+        return f"F.dropout({call})"
+    if base == "layer_norm":
+        return f"F.layer_norm({', '.join(_without_defaults(values[:5], ['', '', 'None', 'None', '1e-05']))})"
+    if base == "embedding":
+        return f"F.embedding({values[1]}, {values[0]})" if len(values) == 2 else None
+    if base == "softmax" and overload == "int":
+        return f"F.softmax({call})"
+    if base == "scaled_dot_product_attention":
+        names = ["attn_mask", "dropout_p", "is_causal"]
+        given = [*values[:3], *(f"{n}={v}" for n, v in zip(names, values[3:], strict=False) if v not in ("None", "0.0", "False"))]
+        return f"F.scaled_dot_product_attention({', '.join([*given, *(f'{k}={v}' for k, v in keywords)])})"
+    if base in _FUNCTIONAL:
+        return f"{_FUNCTIONAL[base]}({call})"
+    if base in ("arange", "ones", "zeros", "full", "empty") and "memory_format" not in dict(keywords):
+        return f"torch.{base}({call})"
+    if base in _TORCH and overload in ("default", "self", ""):
+        return f"torch.{base}({call})"
+    if base in _METHODS and first_is_tensor and base != "where" and overload in ("default", "int", "Tensor", "Scalar", "dim", "using_ints"):
+        return f"{values[0]}.{base}({', '.join([*_spread(base, values[1:]), *(f'{k}={v}' for k, v in keywords)])})"
+    return None
+
+
+def _spread(base: str, values: list[str]) -> list[str]:
+    """Shapes as separate arguments: x.view(8, 256), not x.view([8, 256])."""
+    if base in ("view", "permute", "reshape", "expand") and len(values) >= 1 and values[0].startswith("["):
+        inner = values[0][1:-1]
+        return [inner, *values[1:]] if inner else ["()", *values[1:]]
+    return values
+
+
+def _without_defaults(values: list[str], defaults: list[str]) -> list[str]:
+    while values and values[-1] == defaults[len(values) - 1]:
+        values = values[:-1]
+    return values
+
+
+def _keywords(operation: Operation, tensor: Tensor) -> list[tuple[str, str]]:
+    """Keyword arguments, without those that say the default."""
+    defaults = {a.name: a.default_value for a in operation.target._schema.arguments if a.has_default_value()}
+    given = [(k, v) for k, v in operation.kwargs if not (k == "pin_memory" and not v)]
+    return [(k, literal(v, tensor)) for k, v in given if not (k in defaults and defaults[k] == v and type(defaults[k]) is type(v))]
+
+
+def literal(value: Any, tensor: Tensor) -> str:
+    """A Python expression that evaluates to `value`; exact for non-finite and complex numbers."""
+    if isinstance(value, Ref):
+        return tensor(value.variable)
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else f'float("{value}")'
+    if isinstance(value, complex):
+        return f"complex({literal(value.real, tensor)}, {literal(value.imag, tensor)})"
+    if isinstance(value, list):
+        return f"[{', '.join(literal(v, tensor) for v in value)}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(literal(v, tensor) for v in value)}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.device):
+        return f'"{value}"'
+    if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
+        return str(value)
+    raise TypeError(f"cannot print a {type(value).__name__}")

@@ -1,0 +1,239 @@
+"""What a generated file needs while it runs. The emitter copies these definitions into the file; tests run them from here.
+
+The first forward pass builds PyTorch's own autograd graph, so gradients flow, accumulate and reach parameters exactly as in the
+original. Only what autograd *saves* is looked after: a value that the plan forgets is saved as a reference to a
+`Slot`, everything that one operation saves can be a `Group`; forgetting empties them, rebuilding fills them again.
+The backward program is a generator that runs beside autograd: at each `yield` it waits until autograd is about to go back
+through the value named there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+
+import torch
+
+
+class Slot:
+    """Where autograd finds a value that is forgotten and rebuilt between its forward and its backward."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def view(self, dtype, size, stride, offset):
+        """A saved view of the value, from its geometry."""
+        if self.value.dtype == dtype:
+            return self.value.as_strided(size, stride, offset)
+        return self.value.new_empty(0, dtype=dtype).set_(self.value.untyped_storage(), offset, size, stride)
+
+
+class Group:
+    """All that autograd saved for one operation, in order: tensors, or views of slots."""
+
+    def __init__(self):
+        self.saved = []
+        self.next = 0
+
+
+class Stop:
+    """A place on autograd's way back where the backward program has something to do."""
+
+    passed = False
+
+
+class Kept:
+    """What one block of one training step keeps under names: slots, groups, generator states, values to rebuild from."""
+
+    def __init__(self, step):
+        self.step = step
+        self.values, self.slots, self.groups, self.draws_from, self.stops = {}, {}, {}, {}, {}
+
+    def slot(self, name, value):
+        """From here on, what autograd saves of `value` is looked up under `name`."""
+        slot = Slot(value.detach())
+        self.slots[name] = weakref.ref(slot)
+        key = value.untyped_storage()._cdata
+        self.step.live[key] = slot
+        group = self.groups.get(name, lambda: None)()
+        if group is not None:  # the operation saved its own result
+            group.saved = [_reference(s, slot) if _is_view_of(s, key) else s for s in group.saved]
+
+    @contextlib.contextmanager
+    def saves(self, name):
+        """What autograd saves in here can be forgotten under `name`; run again, it is saved anew in its old places."""
+        group = self.groups[name]() if name in self.groups else Group()
+        if group is not None:
+            self.groups[name] = weakref.ref(group)
+            group.next = 0
+        self.step.group = group
+        try:
+            yield
+        finally:
+            self.step.group = None
+
+    @contextlib.contextmanager
+    def draws(self, name, device):
+        """Random numbers in here are the same each time, and the generator ends where the first time left it."""
+        if name not in self.draws_from:
+            self.draws_from[name] = _generator_state(device)
+            yield
+            return
+        present = _generator_state(device)
+        _set_generator_state(device, self.draws_from[name])
+        try:
+            yield
+        finally:
+            _set_generator_state(device, present)
+
+    def keep(self, name, value):
+        """Holds a value for a rebuild."""
+        self.values[name] = value.detach(), value.requires_grad
+
+    def get(self, name):
+        """A kept value."""
+        value, requires_grad = self.values[name]
+        return value.detach().requires_grad_(requires_grad)
+
+    def take(self, name):
+        """A kept value that no later rebuild wants."""
+        value, requires_grad = self.values.pop(name)
+        return value.requires_grad_(requires_grad)
+
+    def forget(self, *names):
+        """Frees values and what operations saved."""
+        for name in names:
+            self.values.pop(name, None)
+            slot = self.slots.get(name, lambda: None)()
+            if slot is not None:
+                self.step.live.pop(slot.value.untyped_storage()._cdata, None)
+                slot.value = None
+
+    def forget_saved(self, *names):
+        """Frees what autograd saved for operations."""
+        for name in names:
+            group = self.groups[name]()
+            if group is not None:
+                group.saved = [None if torch.is_tensor(s) else s for s in group.saved]
+
+    def rebuild(self, name, value):
+        """Puts a value back that was forgotten."""
+        slot = self.slots[name]()
+        if slot is not None:
+            slot.value = value.detach()
+
+    def stop(self, name, value):
+        """Lets the backward program run up to `at(name)` just before autograd goes back through `value`."""
+        stop = self.stops[name] = Stop()
+        value.grad_fn.register_prehook(lambda grads, step=self.step: step.reach(stop))
+
+    def at(self, name):
+        """For the backward program: wait here until autograd reaches the stop."""
+        return self.stops[name]
+
+
+class Step:
+    """One training step: what its blocks keep, and how far its backward program has come."""
+
+    def __init__(self):
+        self.live, self.blocks, self.group = {}, {}, None
+        self.program, self.awaited, self.finished = None, None, False
+        kind = torch.get_autocast_dtype
+        self.autocasts = [(d, kind(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
+
+    def __getitem__(self, block):
+        return self.blocks.setdefault(block, Kept(self))
+
+    @contextlib.contextmanager
+    def forward(self, backward_program):
+        """The first forward pass; afterwards autograd drives `backward_program`."""
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+            yield self
+        self.live.clear()
+        self.program = backward_program
+
+    def pack(self, saved):
+        """What autograd holds instead of a tensor it wants to save."""
+        slot = self.live.get(saved.untyped_storage()._cdata)
+        held = (saved if saved.is_leaf else saved.detach(), saved._version) if slot is None else _reference(saved, slot)
+        if self.group is None:
+            return held
+        self.group.saved.append(held if slot is not None else held[0])
+        return self.group, len(self.group.saved) - 1
+
+    def unpack(self, held):
+        """The tensor that autograd saved; brings the backward program this far if it was not."""
+        if isinstance(held[0], Group):
+            while held[0].saved[held[1]] is None:
+                self.go_on()
+            held = held[0].saved[held[1]]
+            if torch.is_tensor(held):
+                return held
+        if isinstance(held[0], Slot):
+            while held[0].value is None:
+                self.go_on()
+            return held[0].view(*held[1:])
+        tensor, version = held
+        if tensor._version != version:
+            raise RuntimeError("a tensor needed for the backward pass was changed in place after the forward pass")
+        return tensor
+
+    @contextlib.contextmanager
+    def rebuilding(self):
+        """Operations in here run as in the first forward pass, but only what they save into groups is held."""
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._refill, lambda held: held):
+            yield
+
+    def _refill(self, saved):
+        group = self.group
+        if group is not None:
+            if torch.is_tensor(group.saved[group.next]) or group.saved[group.next] is None:
+                group.saved[group.next] = saved.detach()
+            group.next += 1
+
+    def reach(self, stop):
+        """Autograd is about to pass `stop`."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("double backward (create_graph=True) through a rematerialized step is not supported")
+        while not stop.passed:
+            self.go_on()
+
+    def go_on(self):
+        """Runs the backward program up to its next `yield`."""
+        if self.finished:
+            raise RuntimeError("a rematerialized step frees its activations as it goes: backward can run only once")
+        if self.awaited is not None:
+            self.awaited.passed = True
+        with contextlib.ExitStack() as as_in_forward:
+            as_in_forward.enter_context(torch.no_grad())
+            for device, dtype, enabled in self.autocasts:
+                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            self.awaited = next(self.program, None)
+        self.finished = self.awaited is None
+
+
+def _reference(saved, slot):
+    return slot, saved.dtype, saved.size(), saved.stride(), saved.storage_offset()
+
+
+def _is_view_of(saved, key):
+    return torch.is_tensor(saved) and saved.untyped_storage()._cdata == key
+
+
+def _generator_state(device):
+    return torch.cuda.get_rng_state(device) if torch.device(device).type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(device, state):
+    torch.cuda.set_rng_state(state, device) if torch.device(device).type == "cuda" else torch.set_rng_state(state)
+
+
+def check_call(model, frozen, expected, given):
+    """A plan is made for one set of inputs and of trainable parameters; anything else gets a clear error."""
+    for name, (shape, dtype), tensor in zip(expected, expected.values(), given, strict=True):
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            found = f"{tensor.dtype}{list(tensor.shape)}"
+            raise ValueError(f"{name} is {found}, but this file was planned for {dtype}{list(shape)}: generate it for these inputs")
+    changed = [n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)]
+    if changed:
+        raise ValueError(f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again")
