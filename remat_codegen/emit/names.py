@@ -39,12 +39,12 @@ def wishes(trace: Trace) -> dict[int, str]:
     for operation in trace.operations:
         statement = _statement(operation.source)
         if statement is not None:
-            last_of_statement[statement.key(operation.source)] = operation.id
+            last_of_statement[_occurrence(operation, statement)] = operation.id
     found: dict[int, str] = {}
     for operation in trace.operations:
         statement = _statement(operation.source)
         targets = statement.targets if statement is not None else ()
-        ends = statement is not None and last_of_statement[statement.key(operation.source)] == operation.id
+        ends = statement is not None and last_of_statement[_occurrence(operation, statement)] == operation.id
         for position, variable in enumerate(operation.results):
             if variable is None:
                 continue
@@ -66,10 +66,13 @@ class _Statement:
     def __init__(self, first: int, last: int, targets: tuple[str, ...]) -> None:
         self.first, self.last, self.targets = first, last, targets
 
-    def key(self, source: Source | None) -> tuple:
-        """Tells apart the times that the same statement ran (in another layer)."""
-        assert source is not None
-        return (source.file, self.first, tuple(source.stack[:-1]) if source.stack else ())
+
+def _occurrence(operation: Operation, statement: _Statement) -> tuple[str, int, str]:
+    """Tells apart the times that the same statement ran, by the user's module that it ran in."""
+    assert operation.source is not None
+    library = operation.module_type.startswith("torch.nn.")
+    owner = operation.module_path.rpartition(".")[0] if library else operation.module_path
+    return operation.source.file, statement.first, owner
 
 
 def _statement(source: Source | None) -> _Statement | None:
