@@ -10,6 +10,7 @@ through the value named there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 
 import torch
@@ -46,8 +47,8 @@ class Kept:
     """What one block of one training step keeps under names: slots, groups, generator states, values to rebuild from."""
 
     def __init__(self, step):
-        self.step = step
-        self.values, self.slots, self.groups, self.draws_from, self.stops = {}, {}, {}, {}, {}
+        self.step = weakref.proxy(step)
+        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
 
     def slot(self, name, value):
         """From here on, what autograd saves of `value` is looked up under `name`."""
@@ -55,8 +56,8 @@ class Kept:
         self.slots[name] = weakref.ref(slot)
         key = value.untyped_storage()._cdata
         self.step.live[key] = slot
-        group = self.groups.get(name, lambda: None)()
-        if group is not None:  # the operation saved its own result
+        group = self.step.last_group
+        if group is not None:  # the operation may have saved its own result
             group.saved = [_reference(s, slot) if _is_view_of(s, key) else s for s in group.saved]
 
     @contextlib.contextmanager
@@ -66,7 +67,7 @@ class Kept:
         if group is not None:
             self.groups[name] = weakref.ref(group)
             group.next = 0
-        self.step.group = group
+        self.step.group = self.step.last_group = group
         try:
             yield
         finally:
@@ -75,16 +76,24 @@ class Kept:
     @contextlib.contextmanager
     def draws(self, name, device):
         """Random numbers in here are the same each time, and the generator ends where the first time left it."""
-        if name not in self.draws_from:
-            self.draws_from[name] = _generator_state(device)
+        if name not in self.generators:
+            self.generators[name] = _generator_state(device)
             yield
             return
         present = _generator_state(device)
-        _set_generator_state(device, self.draws_from[name])
+        _set_generator_state(device, self.generators[name])
         try:
             yield
         finally:
             _set_generator_state(device, present)
+
+    def hand(self, name, value):
+        """Gives a value to the function that `receive`s it, which can then free it."""
+        self.values[name] = value
+
+    def receive(self, name):
+        """A value that was handed over."""
+        return self.values.pop(name)
 
     def keep(self, name, value):
         """Holds a value for a rebuild."""
@@ -93,28 +102,25 @@ class Kept:
     def get(self, name):
         """A kept value."""
         value, requires_grad = self.values[name]
-        return value.detach().requires_grad_(requires_grad)
+        return _Alive.apply(_anchor(), value) if requires_grad else value
 
     def take(self, name):
         """A kept value that no later rebuild wants."""
         value, requires_grad = self.values.pop(name)
-        return value.requires_grad_(requires_grad)
+        return _Alive.apply(_anchor(), value) if requires_grad else value
 
-    def forget(self, *names):
-        """Frees values and what operations saved."""
-        for name in names:
-            self.values.pop(name, None)
-            slot = self.slots.get(name, lambda: None)()
-            if slot is not None:
-                self.step.live.pop(slot.value.untyped_storage()._cdata, None)
-                slot.value = None
+    def forget(self, name):
+        """Frees a value that autograd saved; it is rebuilt before autograd wants it."""
+        slot = self.slots[name]()
+        if slot is not None and slot.value is not None:
+            self.step.live.pop(slot.value.untyped_storage()._cdata, None)
+            slot.value = None
 
-    def forget_saved(self, *names):
-        """Frees what autograd saved for operations."""
-        for name in names:
-            group = self.groups[name]()
-            if group is not None:
-                group.saved = [None if torch.is_tensor(s) else s for s in group.saved]
+    def forget_saved(self, name):
+        """Frees what autograd saved under `saves(name)`; it is rebuilt before autograd wants it."""
+        group = self.groups[name]()
+        if group is not None:
+            group.saved = [None if torch.is_tensor(s) else s for s in group.saved]
 
     def rebuild(self, name, value):
         """Puts a value back that was forgotten."""
@@ -125,7 +131,7 @@ class Kept:
     def stop(self, name, value):
         """Lets the backward program run up to `at(name)` just before autograd goes back through `value`."""
         stop = self.stops[name] = Stop()
-        value.grad_fn.register_prehook(lambda grads, step=self.step: step.reach(stop))
+        value.grad_fn.register_prehook(functools.partial(_reach, self.step.itself(), stop))
 
     def at(self, name):
         """For the backward program: wait here until autograd reaches the stop."""
@@ -136,21 +142,25 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.group = {}, {}, None
+        self.live, self.blocks, self.group, self.last_group = {}, {}, None, None
         self.program, self.awaited, self.finished = None, None, False
-        kind = torch.get_autocast_dtype
-        self.autocasts = [(d, kind(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
+        self.autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self))
 
+    def itself(self):
+        """The step, for those that hold only a weak reference to it."""
+        return self
+
     @contextlib.contextmanager
-    def forward(self, backward_program):
+    def forward(self, backward_program, *args):
         """The first forward pass; afterwards autograd drives `backward_program`."""
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield self
         self.live.clear()
-        self.program = backward_program
+        self.last_group = None
+        self.program = backward_program(weakref.proxy(self), *args)  # autograd owns the step, and nothing else does
 
     def pack(self, saved):
         """What autograd holds instead of a tensor it wants to save."""
@@ -180,7 +190,7 @@ class Step:
 
     @contextlib.contextmanager
     def rebuilding(self):
-        """Operations in here run as in the first forward pass, but only what they save into groups is held."""
+        """Operations in here run as in the first forward pass, but autograd holds nothing of them: what they save goes to groups."""
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._refill, lambda held: held):
             yield
 
@@ -190,13 +200,6 @@ class Step:
             if torch.is_tensor(group.saved[group.next]) or group.saved[group.next] is None:
                 group.saved[group.next] = saved.detach()
             group.next += 1
-
-    def reach(self, stop):
-        """Autograd is about to pass `stop`."""
-        if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) through a rematerialized step is not supported")
-        while not stop.passed:
-            self.go_on()
 
     def go_on(self):
         """Runs the backward program up to its next `yield`."""
@@ -208,8 +211,33 @@ class Step:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
                 as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            self.awaited = next(self.program, None)
+            self.awaited = next((stop for stop in self.program if not stop.passed), None)
         self.finished = self.awaited is None
+
+
+class _Alive(torch.autograd.Function):
+    """Makes autograd record what happens to a value, as it did the first time, without holding the value."""
+
+    @staticmethod
+    def forward(ctx, anchor, value):
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None
+
+
+def _anchor():
+    with torch.enable_grad():
+        return torch.empty(0, requires_grad=True)
+
+
+def _reach(step, stop, grads):
+    """Autograd is about to pass `stop`."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("double backward (create_graph=True) through a rematerialized step is not supported")
+    while not stop.passed and not step.finished:
+        step.go_on()
 
 
 def _reference(saved, slot):

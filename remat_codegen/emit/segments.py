@@ -2,7 +2,7 @@
 
     Program = forward segments, backward segments
     Segment = a block's steps in one stretch: its first forward, its way back with what is rebuilt in between, or a rebuild of its own
-    Lives   = for each data node, its copies: where created, where forgotten, who reads it
+    Copy    = one life of a data node: where created, where forgotten, who reads it
 
 Only what the schedule forgets and rebuilds gets a name at run time. Everything else is plain PyTorch.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from remat_codegen.graph.ir import Graph, Kind, Phase
+from remat_codegen.graph.ir import Graph, Kind, Node, Phase
 from remat_codegen.schedule import Compute, Forget, Schedule
 
 
@@ -21,7 +21,7 @@ class Role(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    REBUILD = "rebuild"
+    REBUILD = "again"
 
 
 @dataclass(slots=True)
@@ -46,61 +46,71 @@ class Copy:
 class Program:
     """A schedule, divided into segments, with what must be named.
 
-    `slots` are values that autograd must find again after they were rebuilt, `groups` are forward nodes whose saved tensors are, `kept`
-    tells for each value the copies that a later segment's rebuild reads.
+    `slots` are values that autograd must find again after they were rebuilt, `groups` the forward nodes whose saved tensors are.
+    `again` are the positions at which a forward node runs once more, `next_back` gives the backward node that follows a position.
     """
 
     graph: Graph
     schedule: Schedule
     block_of: tuple[int, ...]
-    forward: list[Segment]
-    backward: list[Segment]
+    segments: list[Segment]
     copies: dict[int, list[Copy]]
-    slots: set[int]
-    groups: set[int]
-    segment_of: dict[int, int]
     again: set[int]
+    next_back: list[int | None]
+    slots: set[int] = field(default_factory=set)
+    groups: set[int] = field(default_factory=set)
+    segment_of: dict[int, Segment] = field(default_factory=dict)
+
+    def node_at(self, position: int) -> Node | None:
+        """The node that a step runs; None for a Forget."""
+        step = self.schedule.steps[position]
+        return self.graph.nodes[step.node] if isinstance(step, Compute) else None
 
     def copy_at(self, data: int, position: int) -> Copy:
-        """The copy of a data node that a step at `position` reads."""
+        """The copy of a data node that a step at `position` reads or forgets."""
         return next(c for c in reversed(self.copies[data]) if c.created < position)
 
-    def rebuild_readers(self, data: int, copy: Copy) -> list[int]:
-        """The steps of other segments that rebuild something from this copy."""
+    def copy_made(self, data: int, position: int) -> Copy:
+        """The copy of a data node that the step at `position` creates."""
+        return next(c for c in self.copies[data] if c.created == position)
+
+    def block_at(self, position: int) -> int:
+        """The block of the node that a step runs."""
+        return self.segment_of[position].block
+
+    def wanted_by_autograd(self, copy: Copy) -> bool:
+        """Whether a backward node reads this copy."""
+        return any((node := self.node_at(r)) is not None and node.phase is Phase.BACKWARD for r in copy.readers)
+
+    def comes_back(self, data: int, copy: Copy) -> bool:
+        """Whether autograd will read a later copy of a data node, so that this one has to be emptied when it is forgotten."""
+        return any(c.created > copy.created and self.wanted_by_autograd(c) for c in self.copies[data])
+
+    def keepers(self, data: int, copy: Copy, block: int) -> list[int]:
+        """The steps of other segments, all of `block`, that run again and read this copy."""
         home = self.segment_of[copy.created]
-        return [r for r in copy.readers if self.is_rebuild(r) and self.segment_of[r] != home]
-
-    def is_rebuild(self, position: int) -> bool:
-        """Whether a step runs a forward node again."""
-        step = self.schedule.steps[position]
-        return isinstance(step, Compute) and self.graph.nodes[step.node].phase is Phase.FORWARD and position in self.again
-
-
-
-    def is_backward(self, position: int) -> bool:
-        """Whether a step is a backward node."""
-        step = self.schedule.steps[position]
-        return isinstance(step, Compute) and self.graph.nodes[step.node].phase is Phase.BACKWARD
+        own = [r for r in copy.readers if r in self.again and self.block_at(r) == block]
+        return [r for r in own if self.segment_of[r] is not home]
 
 
 def divide(graph: Graph, schedule: Schedule) -> Program:
     """The program of a valid schedule."""
     block_of = tuple(b.id for b in graph.blocks for _ in range(b.first, b.last + 1))
-    again = _again(graph, schedule)
-    forward, backward = _segments(graph, schedule, block_of, again)
-    segment_of = {p: i for i, s in enumerate([*forward, *backward]) for p in s.positions}
-    copies = _copies(graph, schedule)
-    program = Program(graph, schedule, block_of, forward, backward, copies, set(), set(), segment_of, again)
-    for data, lives in copies.items():
-        rebuilt = any(program.is_backward(r) for c in lives[1:] for r in c.readers)
-        if rebuilt and graph.data[data].kind is Kind.VALUE:
-            program.slots.add(data)
-        if rebuilt and graph.data[data].kind is Kind.PHANTOM:
-            program.groups.add(graph.producers()[data][0])
+    again = _again(schedule)
+    next_back = _next_back(graph, schedule)
+    segments = _segments(graph, schedule, block_of, again, next_back)
+    program = Program(graph, schedule, block_of, segments, _copies(graph, schedule), again, next_back)
+    program.segment_of = {p: s for s in segments for p in s.positions}
+    for data, lives in program.copies.items():
+        if any(program.wanted_by_autograd(c) for c in lives[1:]):
+            if graph.data[data].kind is Kind.VALUE:
+                program.slots.add(data)
+            if graph.data[data].kind is Kind.PHANTOM:
+                program.groups.add(graph.producers()[data][0])
     return program
 
 
-def _again(graph: Graph, schedule: Schedule) -> set[int]:
+def _again(schedule: Schedule) -> set[int]:
     seen: set[int] = set()
     found = set()
     for position, step in enumerate(schedule.steps):
@@ -127,42 +137,45 @@ def _copies(graph: Graph, schedule: Schedule) -> dict[int, list[Copy]]:
     return copies
 
 
+def _next_back(graph: Graph, schedule: Schedule) -> list[int | None]:
+    """For each position, the backward node that runs next after it."""
+    upcoming: int | None = None
+    table: list[int | None] = []
+    for step in reversed(schedule.steps):
+        table.append(upcoming)
+        if isinstance(step, Compute) and graph.nodes[step.node].phase is Phase.BACKWARD:
+            upcoming = step.node
+    return table[::-1]
+
+
 def _segments(
-    graph: Graph, schedule: Schedule, block_of: tuple[int, ...], again: set[int]
-) -> tuple[list[Segment], list[Segment]]:
+    graph: Graph, schedule: Schedule, block_of: tuple[int, ...], again: set[int], next_back: list[int | None]
+) -> list[Segment]:
     """Steps by block. Forgets stay with what runs before them; a rebuild belongs to the backward of its block that follows it."""
-    forward: list[Segment] = []
-    backward: list[Segment] = []
-    next_back = _next_backward_block(graph, schedule, block_of)
+    segments: list[Segment] = []
     passed_loss = False
     for position, step in enumerate(schedule.steps):
-        segments = backward if passed_loss else forward
         if isinstance(step, Forget):
-            if segments:
-                segments[-1].positions.append(position)
+            segments[-1].positions.append(position)
             continue
         node = graph.nodes[step.node]
         if node.phase is Phase.LOSS:
             passed_loss = True
+            segments.append(Segment(Role.BACKWARD, len(graph.blocks), [position]))
             continue
         block = block_of[node.id if node.forward is None else node.forward]
-        role = Role.FORWARD if not passed_loss else Role.BACKWARD
-        if position in again and (not passed_loss or next_back[position] != block):
-            role = Role.REBUILD
-        if not segments or segments[-1].block != block or segments[-1].role is not role:
+        role = Role.BACKWARD if passed_loss else Role.FORWARD
+        if position in again:
+            follower = next_back[position]
+            if follower is None or block_of[_forward(graph, follower)] != block:
+                role = Role.REBUILD
+        if segments[-1:] == [] or segments[-1].block != block or segments[-1].role is not role:
             segments.append(Segment(role, block))
         segments[-1].positions.append(position)
-    return forward, backward
+    return segments
 
 
-def _next_backward_block(graph: Graph, schedule: Schedule, block_of: tuple[int, ...]) -> dict[int, int | None]:
-    upcoming: int | None = None
-    table: dict[int, int | None] = {}
-    for position in reversed(range(len(schedule.steps))):
-        step = schedule.steps[position]
-        table[position] = upcoming
-        if isinstance(step, Compute) and graph.nodes[step.node].phase is Phase.BACKWARD:
-            forward = graph.nodes[step.node].forward
-            assert forward is not None
-            upcoming = block_of[forward]
-    return table
+def _forward(graph: Graph, backward_node: int) -> int:
+    forward = graph.nodes[backward_node].forward
+    assert forward is not None
+    return forward

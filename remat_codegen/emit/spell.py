@@ -27,7 +27,7 @@ _TORCH = set(
 _METHODS = set("view transpose permute reshape contiguous split chunk unsqueeze squeeze flatten expand masked_fill unbind t".split())
 _BINARY = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
+TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
 
 
 def spell(operation: Operation, tensor: Tensor, training: str | None) -> str:
@@ -36,7 +36,7 @@ def spell(operation: Operation, tensor: Tensor, training: str | None) -> str:
     overload = operation.target._overloadname
     values = [literal(a, tensor) for a in operation.args]
     keywords = _keywords(operation, tensor)
-    position = _TRAINING_ARGUMENT.get(base)
+    position = TRAINING_ARGUMENT.get(base)
     if training is not None and position is not None and position < len(values):
         values[position] = training
     simple = _simple(operation, base, overload, values, keywords)
