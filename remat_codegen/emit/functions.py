@@ -1,0 +1,414 @@
+"""Writes one segment of a program as the lines of a function.
+
+    forward   def NAME_forward(m, kept, x):   the block as traced; names what will be forgotten or rebuilt
+    again     def NAME_again(m, kept):        forward nodes run once more
+    backward  def NAME_backward(m, kept):     a generator that waits for autograd, rebuilds, forgets
+
+The walk over a segment's steps is the same for all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from remat_codegen.emit.lines import Line, inline, prune
+from remat_codegen.emit.scope import Scope, has_training_flag
+from remat_codegen.emit.segments import Program, Role, Segment
+from remat_codegen.emit.spell import spell
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.graph.ir import Kind, Node, Phase
+from remat_codegen.graph.simplify import Model
+from remat_codegen.schedule import Compute
+from remat_codegen.trace import Operation, Origin, refs
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function's text, but for its name. `arguments` are the variables it takes and `returns` those it gives back."""
+
+    role: Role
+    lines: tuple[str, ...]
+    arguments: tuple[int, ...]
+    returns: tuple[int, ...]
+    handed: tuple[int, ...]
+    uses_kept: bool
+    argument_names: tuple[str, ...]
+    about: str
+
+
+@dataclass
+class Plumbing:
+    """What functions of different segments agree on. `stops` are the backward nodes that the backward program waits for."""
+
+    program: Program
+    model: Model
+    scopes: Sequence[Scope]
+    owner_of: dict[int, int]
+    stops: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def of(program: Program, model: Model, wishes: dict[int, str]) -> Plumbing:
+        """The plumbing of a program; nothing is waited for yet."""
+        owners: dict[int, int] = {}
+        for variable, data in enumerate(model.data_of):
+            if data is not None:
+                owners.setdefault(data, variable)
+        scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
+        return Plumbing(program, model, scopes, owners)
+
+    def waiting_point(self, position: int) -> int | None:
+        """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""
+        node = self.program.next_back[position]
+        if node is None:
+            return None
+        while self.stop_variable(node) is None:  # autograd does not show this node: an earlier one will do
+            node -= 1
+        if node <= self.program.graph.loss:
+            raise UnsupportedError("the backward pass of the model's last operation cannot be waited for")
+        self.stops.add(node)
+        return node
+
+    def stop_variable(self, backward_node: int) -> int | None:
+        """The result whose way back is the first thing autograd goes through of a backward node."""
+        forward = self.program.graph.nodes[backward_node].forward
+        if forward is None:
+            return None
+        for op in reversed(self.model.bodies[forward].operations):
+            if self.model.record.backward[op]:
+                stop = self.model.record.stop[op]
+                return None if stop is None else self.model.trace.operations[op].results[stop]
+        return None
+
+    def stop_name(self, backward_node: int) -> tuple[int, str]:
+        """The block that a backward node belongs to, and the name of its stop there."""
+        variable = self.stop_variable(backward_node)
+        forward = self.program.graph.nodes[backward_node].forward
+        assert variable is not None and forward is not None
+        block = self.program.block_of[forward]
+        return block, self.scopes[block].names[variable]
+
+    def outside_of(self, data: int, block: int) -> list[int]:
+        """The variables under which another block's function knows a piece of data."""
+        return [v for v in self.scopes[block].outside() if self.model.data_of[v] == data]
+
+
+def write_function(plumbing: Plumbing, segment: Segment) -> Function:
+    """The function of a segment. A backward segment in which nothing happens has no lines."""
+    return _Writer(plumbing, segment).write()
+
+
+class _Writer:
+    def __init__(self, plumbing: Plumbing, segment: Segment) -> None:
+        self.plumbing, self.segment = plumbing, segment
+        self.program, self.model = plumbing.program, plumbing.model
+        self.trace, self.record = self.model.trace, self.model.record
+        self.scope = plumbing.scopes[segment.block]
+        self.lines: list[Line] = []
+        self.depth = 0
+        self.local: dict[int, bool] = {}  # variables that have a value in the function; True if only this function holds it
+        self.inputs: dict[int, None] = {}
+        self.handed: list[int] = []
+        self.waited = segment.role is not Role.BACKWARD
+        self.rebuilding = False
+        self.last_compute = max((p for p in segment.positions if self.program.node_at(p)), default=-1)
+
+    def write(self) -> Function:
+        arguments = self._arguments() if self.segment.role is Role.FORWARD else []
+        for position in self.segment.positions:
+            node = self.program.node_at(position)
+            if node is None:
+                self._forget(position)
+            elif node.phase is Phase.BACKWARD:
+                self._close_chunk()
+                self.waited = False
+            else:
+                self._compute(position, node)
+        returns = self._returns()
+        values = [self._fetch(v, self.last_compute) for v in returns]
+        self._close_chunk()
+        if values:
+            self._line(f"return {', '.join(values)}")
+        given = [v for v in arguments if v not in self.handed] + [v for v in self.inputs if v not in arguments]
+        given.sort(key=lambda v: self.trace.variables[v].origin is Origin.RESULT)
+        lines = [line.render() for line in inline(prune(self.lines))]
+        uses_kept = any("kept" in text for text in lines)
+        names = tuple(self.scope.names[v] for v in given)
+        return Function(
+            self.segment.role,
+            tuple(lines),
+            tuple(given),
+            tuple(returns),
+            tuple(self.handed),
+            uses_kept,
+            names,
+            self._about(),
+        )
+
+    # ------------------------------------------------------------------ what goes in and out
+
+    def _arguments(self) -> list[int]:
+        """The first forward takes what it reads from outside, and keeps what its rebuilds will read."""
+        found = self.scope.outside()
+        for variable in found:
+            self.local[variable] = False
+            if self._freed_inside(variable):
+                self.handed.append(variable)
+                self.local[variable] = True
+                name = self.scope.names[variable]
+                self._line(f"{name} = kept.receive({name!r})")
+        for variable in found:
+            data = self.model.data_of[variable]
+            if data is not None and self.program.keepers(data, self.program.copies[data][0], self.segment.block):
+                self._keep(variable)
+        return found
+
+    def _freed_inside(self, variable: int) -> bool:
+        """Whether the schedule frees an argument before this function ends; whoever called would hold it."""
+        data = self.model.data_of[variable]
+        if data is None:
+            return False
+        first = self.program.copies[data][0]
+        return first.forgotten < self.last_compute and self.program.segment_of[first.forgotten] is self.segment
+
+    def _returns(self) -> list[int]:
+        """What later blocks read of what this segment computes."""
+        if self.segment.role is Role.BACKWARD:
+            return []
+        found: dict[int, None] = {}
+        for data, copy_end in self._made():
+            for block in range(self.segment.block + 1, len(self.plumbing.scopes)):
+                if self.segment.role is Role.REBUILD and not self._read_again(data, copy_end, block):
+                    continue
+                found.update(dict.fromkeys(self.plumbing.outside_of(data, block)))
+        if self.segment.role is Role.FORWARD:
+            found.update(dict.fromkeys(v for v in refs(self.trace.outputs) if self.scope.own(v)))
+        own = [v for v in found if self.scope.own(v) or self.segment.role is Role.FORWARD]
+        return own
+
+    def _made(self) -> list[tuple[int, int]]:
+        made = []
+        for position in self.segment.positions:
+            node = self.program.node_at(position)
+            made += [] if node is None else [(d, position) for d in node.writes if self._is_value(d)]
+        return made
+
+    def _read_again(self, data: int, created: int, block: int) -> bool:
+        return bool(self.program.keepers(data, self.program.copy_made(data, created), block))
+
+    def _is_value(self, data: int) -> bool:
+        return self.program.graph.data[data].kind is Kind.VALUE
+
+    # ------------------------------------------------------------------ computing
+
+    def _compute(self, position: int, node: Node) -> None:
+        again = position in self.program.again
+        if again:
+            self._open_chunk(position)
+        body = self.model.bodies[node.id]
+        with self._context(position, node, again):
+            for op in body.operations:
+                self._statement(position, self.trace.operations[op])
+                self._name_results(position, node, op, again)
+        for data in body.values:
+            copy = self.program.copy_made(data, position)
+            if self.program.keepers(data, copy, self.segment.block):
+                self._keep(self.plumbing.owner_of[data])
+
+    @contextmanager
+    def _context(self, position: int, node: Node, again: bool) -> Iterator[None]:
+        """What has to stand around a node's statements so that they can be forgotten and run again."""
+        managers = []
+        name = self._node_name(node)
+        if self._group(node) and (not again or self._refills(position, node)):
+            managers.append(f"kept.saves({name!r})")
+        devices = self._random_devices(node)
+        if devices and self._runs_again(node):
+            managers += [f"kept.draws({name!r}, {device!r})" for device in devices]
+        if not managers:
+            yield
+            return
+        self._line(f"with {', '.join(managers)}:")
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def _group(self, node: Node) -> bool:
+        """Whether what autograd saves for a node has to be found again: phantoms that are rebuilt, results it saves itself."""
+        if node.id in self.program.groups:
+            return True
+        body = self.model.bodies[node.id]
+        slots = set(body.values) & self.program.slots
+        data_of = {s: self.model.data_of[v] for v, s in enumerate(self.record.of_variable)}
+        return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
+
+    def _refills(self, position: int, node: Node) -> bool:
+        phantom = self.model.bodies[node.id].phantom
+        return phantom is not None and self.program.wanted_by_autograd(self.program.copy_made(phantom, position))
+
+    def _runs_again(self, node: Node) -> bool:
+        return any(self.program.node_at(p) is node for p in self.program.again)
+
+    def _random_devices(self, node: Node) -> list[str]:
+        found = {}
+        for op in self.model.bodies[node.id].operations:
+            if self.record.random[op]:
+                results = [v for v in self.trace.operations[op].results if v is not None]
+                found[self.trace.variables[results[0]].device if results else "cpu"] = None
+        return list(found)
+
+    def _node_name(self, node: Node) -> str:
+        body = self.model.bodies[node.id]
+        variables = [v for op in body.operations for v in self.trace.operations[op].results if v is not None]
+        owner = [self.plumbing.owner_of[d] for d in body.values]
+        return self.scope.names[(owner or variables)[0]]
+
+    def _statement(self, position: int, operation: Operation) -> None:
+        for variable in refs((operation.args, dict(operation.kwargs))):
+            self._fetch(variable, position)
+        self._write_call(operation)
+
+    def _write_call(self, operation: Operation) -> None:
+        training = f"{self.scope.module(operation.module_path)}.training" if has_training_flag(operation) else None
+        text = spell(operation, self.scope.expression, training)
+        results = [v for v in operation.results if v is not None]
+        for variable in results:
+            self.local[variable] = True
+        if not results:
+            self._line(text)
+        else:
+            targets = ["_" if v is None else self.scope.names[v] for v in operation.results]
+            comma = "," if operation.many and len(targets) == 1 else ""
+            if not operation.grad_enabled:
+                self._line("with torch.no_grad():")
+                self.depth += 1
+            self._line(f"{', '.join(targets)}{comma} = {text}", tuple(t for t in targets if t != "_"))
+            if not operation.grad_enabled:
+                self.depth -= 1
+
+    def _name_results(self, position: int, node: Node, op: int, again: bool) -> None:
+        """After an operation: its stop, and the slots of what it allocated."""
+        results = self.trace.operations[op].results
+        for backward_node in () if again else self._stops_of(node):
+            variable = self.plumbing.stop_variable(backward_node)
+            if variable in results:
+                name = self.scope.names[variable]
+                self._line(f"kept.stop({name!r}, {name})")
+        for data in self.model.bodies[node.id].values:
+            variable = self.plumbing.owner_of[data]
+            if variable not in results or data not in self.program.slots:
+                continue
+            name = self.scope.names[variable]
+            if not again:
+                self._line(f"kept.slot({name!r}, {name})")
+            elif self.program.wanted_by_autograd(self.program.copy_made(data, position)):
+                self._line(f"kept.rebuild({name!r}, {name})")
+
+    def _stops_of(self, node: Node) -> list[int]:
+        return [n for n in sorted(self.plumbing.stops) if self.program.graph.nodes[n].forward == node.id]
+
+    # ------------------------------------------------------------------ where values are found
+
+    def _fetch(self, variable: int, position: int) -> str:
+        """Makes sure that a variable has a value here; returns its expression."""
+        origin = self.trace.variables[variable].origin
+        if origin in (Origin.INPUT, Origin.CONSTANT):
+            self.inputs[variable] = None
+        if origin is not Origin.RESULT or variable in self.local:
+            return self.scope.expression(variable)
+        data = self.model.data_of[variable]
+        base = not self.scope.own(variable) or (data is not None and variable == self.plumbing.owner_of[data])
+        if base and data is not None:
+            self._take(variable, data, position)
+        else:  # a view: look again
+            operation = next(op for op in self.trace.operations if variable in op.results)
+            self._statement(position, operation)
+        return self.scope.names[variable]
+
+    def _take(self, variable: int, data: int, position: int) -> None:
+        copy = self.program.copy_at(data, position)
+        later = [r for r in self.program.keepers(data, copy, self.segment.block) if r not in self.segment.positions and r > position]
+        name = self.scope.names[variable]
+        self._line(f"{name} = kept.{'get' if later else 'take'}({name!r})", (name,))
+        self.local[variable] = True
+
+    def _keep(self, variable: int) -> None:
+        name = self.scope.names[variable]
+        self._line(f"kept.keep({name!r}, {name})")
+
+    # ------------------------------------------------------------------ forgetting
+
+    def _forget(self, position: int) -> None:
+        step = self.program.schedule.steps[position]
+        assert not isinstance(step, Compute)
+        data = step.data
+        kind = self.program.graph.data[data].kind
+        if kind is Kind.GRADIENT:
+            return
+        copy = next(c for c in self.program.copies[data] if c.forgotten == position)
+        if self._must_empty(data, copy):
+            self._empty(position, data, kind)
+        if kind is Kind.VALUE:
+            self._delete(position, data)
+
+    def _must_empty(self, data: int, copy) -> bool:
+        first = copy is self.program.copies[data][0]
+        return (first or self.program.wanted_by_autograd(copy)) and self.program.comes_back(data, copy)
+
+    def _empty(self, position: int, data: int, kind: Kind) -> None:
+        producer = self.program.graph.producers()[data][0]
+        home = self.program.block_of[producer]
+        names = self.plumbing.scopes[home].names
+        name = self._node_name(self.program.graph.nodes[producer]) if home == self.segment.block else None
+        if kind is Kind.VALUE:
+            text = f"forget({names[self.plumbing.owner_of[data]]!r})"
+        else:
+            text = f"forget_saved({name!r})"
+        if not self.waited:
+            self._wait(position)
+        if home == self.segment.block:
+            self._line(f"kept.{text}")
+        else:
+            self._line(f"kept.before({self.segment.block - home}).{text}")
+
+    def _delete(self, position: int, data: int) -> None:
+        """Drops the function's own names of a piece of memory, if the function goes on."""
+        aliases = [v for v in self.local if self.model.data_of[v] == data]
+        held = [v for v in aliases if self.local[v]]
+        if held and position < self.last_compute:
+            self._line(f"del {', '.join(self.scope.names[v] for v in held)}")
+        for variable in aliases if held else ():
+            del self.local[variable]
+
+    # ------------------------------------------------------------------ the backward program
+
+    def _open_chunk(self, position: int) -> None:
+        if self.rebuilding:
+            return
+        if not self.waited:
+            self._wait(position)
+        self._line("with kept.rebuilding():")
+        self.depth += 1
+        self.rebuilding = True
+
+    def _close_chunk(self) -> None:
+        if self.rebuilding:
+            self.depth -= 1
+            self.rebuilding = False
+
+    def _wait(self, position: int) -> None:
+        self._close_chunk()
+        self.waited = True
+        node = self.plumbing.waiting_point(position)
+        if node is None:
+            return
+        block, name = self.plumbing.stop_name(node)
+        where = "kept" if block == self.segment.block else f"kept.before({self.segment.block - block})"
+        self._line(f"yield {where}.at({name!r})")
+
+    def _line(self, text: str, defines: tuple[str, ...] = ()) -> None:
+        self.lines.append(Line(self.depth, text, defines))
+
+    def _about(self) -> str:
+        return self.scope.lines()

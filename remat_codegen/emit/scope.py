@@ -1,0 +1,153 @@
+"""What things are called: the variables of one block, its modules and parameters, in that block's functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from remat_codegen.emit.names import Namer
+from remat_codegen.emit.spell import TRAINING_ARGUMENT
+from remat_codegen.graph.simplify import Model
+from remat_codegen.trace import Operation, Origin, location, refs
+
+
+def module_expression(base: str, path: str, containers: frozenset[str], root: str = "") -> str:
+    """How to reach `path` from `base`, the module at `root`: m.h[3].attn, getattr(m, "odd name")."""
+    text, here = base, root
+    rest = path[len(root) + 1 :] if root else path
+    for part in rest.split(".") if rest else ():
+        if part.isdigit() and here in containers:
+            text = f"{text}[{part}]"
+        elif part.isidentifier() and part.isascii() and not (part.startswith("__") and not part.endswith("__")):
+            text = f"{text}.{part}"
+        else:
+            text = f"getattr({text}, {part!r})"
+        here = f"{here}.{part}" if here else part
+    return text
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """The longest module path that all `paths` start with."""
+    split = [p.split(".") if p else [] for p in paths]
+    shared: list[str] = []
+    for parts in zip(*split, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
+
+
+def has_training_flag(operation: Operation) -> bool:
+    """Whether an operation behaves differently in training, and its module's flag says which."""
+    base = operation.target._schema.name.removeprefix("aten::").rstrip("_")
+    if base == "scaled_dot_product_attention":
+        position = 4
+        drops = position < len(operation.args) and operation.args[position] or dict(operation.kwargs).get("dropout_p")
+        return bool(drops) and _mentions_training(operation)
+    return base in TRAINING_ARGUMENT and _mentions_training(operation)
+
+
+def _mentions_training(operation: Operation) -> bool:
+    """torch's modules pass their own flag on; in a user's module the line has to say so."""
+    own = operation.module_type.startswith("torch.nn.")
+    return own or (operation.source is not None and "training" in operation.source.text)
+
+
+@dataclass
+class Scope:
+    """One block: which operations it holds, where its modules stand, and the name of each variable in its functions."""
+
+    model: Model
+    block: int
+    operations: tuple[int, ...]
+    names: dict[int, str] = field(default_factory=dict)
+    owners: dict[int, int] = field(default_factory=dict)
+    root: str = ""
+
+    @staticmethod
+    def of(model: Model, block: int, wishes: dict[int, str]) -> Scope:
+        """The scope of a block of `model.graph`; `wishes` are the names that a reader would expect."""
+        piece = model.graph.blocks[block]
+        operations = tuple(op for node in range(piece.first, piece.last + 1) for op in model.bodies[node].operations)
+        scope = Scope(model, block, operations)
+        scope.root = common_path(scope._paths())
+        namer = Namer()
+        for variable in dict.fromkeys([*scope.outside(), *(v for op in operations for v in model.trace.operations[op].results)]):
+            if variable is not None:
+                scope.names[variable] = namer.fresh(wishes.get(variable) or model.trace.variables[variable].path or "x")
+        return scope
+
+    def _paths(self) -> list[str]:
+        found = []
+        for op in self.operations:
+            operation = self.model.trace.operations[op]
+            for variable in self._mentioned(operation):
+                given = self.model.trace.variables[variable]
+                if given.origin in (Origin.PARAMETER, Origin.BUFFER):
+                    found.append(given.path.rpartition(".")[0])
+            if has_training_flag(operation):
+                found.append(operation.module_path)
+        return found or [""]
+
+    @staticmethod
+    def _mentioned(operation: Operation) -> tuple[int, ...]:
+        return refs((operation.args, dict(operation.kwargs)))
+
+    def outside(self) -> list[int]:
+        """The model's inputs and other blocks' results that this block reads, in order."""
+        own = {v for op in self.operations for v in self.model.trace.operations[op].results}
+        found: dict[int, None] = {}
+        for op in self.operations:
+            for variable in self._mentioned(self.model.trace.operations[op]):
+                origin = self.model.trace.variables[variable].origin
+                if origin in (Origin.INPUT, Origin.CONSTANT) or (origin is Origin.RESULT and variable not in own):
+                    found[variable] = None
+        return list(found)
+
+    def own(self, variable: int) -> bool:
+        """Whether an operation of this block makes a variable."""
+        return any(variable in self.model.trace.operations[op].results for op in self.operations)
+
+    def module(self, path: str) -> str:
+        """The expression for a module, parameter or buffer."""
+        return module_expression("m", path, self.model.trace.containers, self.root)
+
+    def expression(self, variable: int) -> str:
+        """The expression for a variable in this block's functions."""
+        v = self.model.trace.variables[variable]
+        if v.origin in (Origin.PARAMETER, Origin.BUFFER):
+            return self.module(v.path)
+        return self.names[variable]
+
+    def title(self) -> str:
+        """What to call the block: the submodule that does most of its work, else the module it stands in."""
+        children: Counter[str] = Counter()
+        for op in self.operations:
+            path = self.model.trace.operations[op].module_path
+            rest = path[len(self.root) + 1 :] if self.root and path.startswith(f"{self.root}.") else "" if self.root else path
+            children[next((p for p in rest.split(".") if p and not p.isdigit()), "")] += 1
+        most = max((count for name, count in children.items() if name), default=0)
+        best = [name for name, count in children.items() if name and count == most]
+        if best:
+            return best[-1]
+        return next((p for p in reversed(self.root.split(".")) if p and not p.isdigit()), "whole")
+
+    def lines(self) -> str:
+        """The user's source lines that the block comes from: gpt2.py:19-30, 53."""
+        found: dict[str, set[int]] = {}
+        for op in self.operations:
+            source = self.model.trace.operations[op].source
+            if source is not None:
+                found.setdefault((location(source) or "").rpartition(":")[0], set()).add(source.line)
+        return "; ".join(f"{file}:{_ranges(sorted(numbers))}" for file, numbers in found.items())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number <= parts[-1][1] + 2:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
