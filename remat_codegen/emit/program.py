@@ -1,0 +1,273 @@
+"""The schedule as a program over block functions, with runs of equal steps as loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat_codegen.emit.functions import Function, Plumbing, write_function
+from remat_codegen.emit.names import Namer
+from remat_codegen.emit.scope import Scope, module_expression
+from remat_codegen.emit.segments import Program, Role, Segment
+from remat_codegen.graph.simplify import Model
+from remat_codegen.trace import Origin, refs
+
+LONGEST_PERIOD = 64  # statements in the body of a loop
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A function with its name and the block it was first written for."""
+
+    name: str
+    function: Function
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """All that a program becomes: functions, and the lines of run_forward and run_backward (empty if nothing has to be done)."""
+
+    functions: tuple[Named, ...]
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    outputs: dict[int, str]
+
+
+def write_program(program: Program, model: Model, wishes: dict[int, str], namer: Namer, given: dict[int, str]) -> Written:
+    """Writes every segment. `given` names the model's inputs and constants, `namer` owns the module's names."""
+    plumbing = Plumbing.of(program, model, wishes)
+    backwards = [(s, write_function(plumbing, s)) for s in program.segments if _is_late(s, program)]
+    _plan_waits(plumbing, backwards)
+    forwards = [(s, write_function(plumbing, s)) for s in program.segments if s.role is Role.FORWARD]
+    names = _Library(plumbing, namer)
+    pairs = sorted([*forwards, *backwards], key=lambda p: (p[0].block, list(Role).index(p[0].role)))
+    for segment, function in pairs:
+        names.add(segment, function)
+    main = _Main(plumbing, names, given)
+    forward = main.forward(forwards)
+    backward = main.backward(backwards)
+    return Written(tuple(names.ordered()), tuple(forward), tuple(backward), main.names)
+
+
+def _is_late(segment: Segment, program: Program) -> bool:
+    return segment.role is not Role.FORWARD and segment.block < len(program.graph.blocks)
+
+
+def _plan_waits(plumbing: Plumbing, backwards: Sequence[tuple[Segment, Function]]) -> None:
+    """A rebuild of its own waits in the main program."""
+    for segment, _ in backwards:
+        if segment.role is Role.REBUILD:
+            plumbing.waiting_point(segment.positions[0])
+
+
+class _Library:
+    """The functions by text: equal ones are written once."""
+
+    def __init__(self, plumbing: Plumbing, namer: Namer) -> None:
+        self.plumbing, self.namer = plumbing, namer
+        self.by_text: dict[tuple, Named] = {}
+        self.of_segment: dict[int, Named] = {}
+
+    def add(self, segment: Segment, function: Function) -> None:
+        if not function.lines:
+            return
+        key = (function.role, function.lines, function.argument_names, function.uses_kept)
+        if key not in self.by_text:
+            title = self.plumbing.scopes[segment.block].title()
+            name = self.namer.fresh(f"{title}_{segment.role}")
+            self.by_text[key] = Named(name, function, segment.block)
+        self.of_segment[id(segment)] = self.by_text[key]
+
+    def ordered(self) -> list[Named]:
+        return list(self.by_text.values())
+
+
+class _Main:
+    """Writes run_forward and run_backward."""
+
+    def __init__(self, plumbing: Plumbing, library: _Library, given: dict[int, str]) -> None:
+        self.plumbing, self.library = plumbing, library
+        self.model = plumbing.model
+        self.names = dict(given)
+        self.namer = Namer()
+        self.namer.taken.update(given.values())
+        self.last_reader = self._last_readers()
+
+    def _last_readers(self) -> dict[int, int]:
+        last = {v: s.block for s in self.plumbing.scopes for v in s.outside()}
+        return last | {v: len(self.plumbing.scopes) for v in refs(self.model.trace.outputs)}
+
+    def _call(self, segment: Segment, function: Function) -> str:
+        named = self.library.of_segment[id(segment)]
+        scope = self.plumbing.scopes[segment.block]
+        arguments = [mark(self._module(scope))]
+        if function.uses_kept:
+            arguments.append(f"step[{number(segment.block)}]")
+        arguments += [self.names[v] for v in function.arguments]
+        return f"{named.name}({', '.join(arguments)})"
+
+    def _module(self, scope: Scope) -> str:
+        return module_expression("m", scope.root, self.model.trace.containers)
+
+    def forward(self, pairs: Sequence[tuple[Segment, Function]]) -> list[str]:
+        lines: list[str] = []
+        for segment, function in pairs:
+            for variable in function.handed:
+                self._hand(lines, segment, variable)
+            call = self._call(segment, function)
+            dying = [v for v in function.arguments if self._dies(v, segment.block)]
+            targets = self._targets(function, dying)
+            lines.append(f"{', '.join(targets)} = {call}" if targets else call)
+            gone = [self.names[v] for v in dying if self.names[v] not in targets]
+            if gone and segment is not pairs[-1][0]:
+                lines.append(f"del {', '.join(gone)}")
+        return compress(lines)
+
+    def _dies(self, variable: int, block: int) -> bool:
+        result = self.model.trace.variables[variable].origin is Origin.RESULT
+        return result and self.last_reader[variable] == block
+
+    def _targets(self, function: Function, dying: Sequence[int]) -> list[str]:
+        free = [self.names[v] for v in dying]
+        targets = []
+        for variable, wish in zip(function.returns, self._wishes(function), strict=True):
+            name = free.pop(0) if free and len(function.returns) == 1 else self.namer.fresh(wish)
+            self.names[variable] = name
+            targets.append(name)
+        return targets
+
+    def _wishes(self, function: Function) -> list[str]:
+        scopes = self.plumbing.scopes
+        home = {v: next(s for s in scopes if s.own(v)) for v in function.returns}
+        return [home[v].names[v] for v in function.returns]
+
+    def _hand(self, lines: list[str], segment: Segment, variable: int) -> None:
+        """Gives an argument away, so that the function can free it."""
+        name = self.names[variable]
+        inside = self.plumbing.scopes[segment.block].names[variable]
+        hand = f"step[{number(segment.block)}].hand({inside!r}, "
+        if lines and lines[-1].startswith(f"{name} = "):
+            lines[-1] = f"{hand}{lines[-1].removeprefix(f'{name} = ')})"
+        else:
+            lines += [f"{hand}{name})", f"del {name}"]
+
+    def backward(self, pairs: Sequence[tuple[Segment, Function]]) -> list[str]:
+        lines: list[str] = []
+        waited = None
+        for segment, function in pairs:
+            if not function.lines:
+                continue
+            if segment.role is Role.BACKWARD:
+                lines.append(f"yield from {self._call(segment, function)}")
+                continue
+            node = self.plumbing.waiting_point(segment.positions[0])
+            if node is not None and node != waited:
+                block, name = self.plumbing.stop_name(node)
+                lines.append(f"yield step[{number(block)}].at({name!r})")
+            waited = node
+            lines += self._rebuild(segment, function)
+        return compress(lines)
+
+    def _rebuild(self, segment: Segment, function: Function) -> list[str]:
+        call = self._call(segment, function)
+        if not function.returns:
+            return [call]
+        keeps = []
+        for variable in function.returns:
+            for block in range(segment.block + 1, len(self.plumbing.scopes)):
+                if variable in self.plumbing.scopes[block].names and self._keeps(segment, variable, block):
+                    name = self.plumbing.scopes[block].names[variable]
+                    keeps.append((f"step[{number(block)}].keep({name!r}, ", variable))
+        if len(keeps) == 1 == len(function.returns):
+            return [f"{keeps[0][0]}{call})"]
+        local = {v: f"again_{i}" for i, v in enumerate(function.returns)}
+        lines = [f"{', '.join(local.values())} = {call}"]
+        lines += [f"{text}{local[v]})" for text, v in keeps]
+        return [*lines, f"del {', '.join(local.values())}"]
+
+    def _keeps(self, segment: Segment, variable: int, block: int) -> bool:
+        data = self.model.data_of[variable]
+        assert data is not None
+        program = self.plumbing.program
+        made = [c for c in program.copies[data] if c.created in segment.positions]
+        return any(program.keepers(data, c, block) for c in made)
+
+
+# ------------------------------------------------------------------ loops
+
+
+def number(value: int) -> str:
+    """A number that may become an expression in a loop's variable."""
+    return f"\x00{value}\x00"
+
+
+def mark(text: str) -> str:
+    """Marks the indices in a module's expression."""
+    return re.sub(r"\[(\d+)\]", lambda found: f"[{number(int(found[1]))}]", text)
+
+
+def compress(lines: Sequence[str]) -> list[str]:
+    """The lines, with repetitions whose numbers change evenly written as loops."""
+    split = [re.split("\x00", line) for line in lines]
+    shapes = [tuple(parts[::2]) for parts in split]
+    numbers = [tuple(map(int, parts[1::2])) for parts in split]
+    done: list[str] = []
+    at = 0
+    while at < len(lines):
+        period, count = _best_loop(shapes, numbers, at)
+        if count < 2:
+            done.append(_plain(shapes[at], numbers[at]))
+            at += 1
+            continue
+        done.append(f"for i in range({count}):")
+        for k in range(at, at + period):
+            steps = [b - a for a, b in zip(numbers[k], numbers[k + period], strict=True)]
+            done.append("    " + _join(shapes[k], [affine(a, s, count) for a, s in zip(numbers[k], steps, strict=True)]))
+        at += period * count
+    return done
+
+
+def _best_loop(shapes: Sequence[tuple], numbers: Sequence[tuple[int, ...]], at: int) -> tuple[int, int]:
+    best, saved = (1, 1), 1
+    for period in range(1, min(LONGEST_PERIOD, (len(shapes) - at) // 2) + 1):
+        count = _repeats(shapes, numbers, at, period)
+        gain = period * (count - 1) - 1
+        if count > 1 and gain >= saved:
+            best, saved = (period, count), gain + 1
+    return best
+
+
+def _repeats(shapes: Sequence[tuple], numbers: Sequence[tuple[int, ...]], at: int, period: int) -> int:
+    """How many times the next `period` statements follow each other with evenly changing numbers."""
+    count = 1
+    while at + (count + 1) * period <= len(shapes):
+        for k in range(at, at + period):
+            here, there = k + (count - 1) * period, k + count * period
+            if shapes[there] != shapes[k]:
+                return count
+            if count > 1 and any(
+                c - b != b2 - a for a, b2, b, c in zip(numbers[k], numbers[k + period], numbers[here], numbers[there], strict=True)
+            ):
+                return count
+        count += 1
+    return count
+
+
+def _plain(shape: tuple, values: tuple[int, ...]) -> str:
+    return _join(shape, [str(v) for v in values])
+
+
+def _join(shape: tuple, values: Sequence[str]) -> str:
+    return "".join(part for pair in zip(shape, [*values, ""], strict=True) for part in pair)
+
+
+def affine(start: int, step: int, count: int) -> str:
+    """start + step * i, as people write it."""
+    if step == 0:
+        return str(start)
+    scaled = "i" if abs(step) == 1 else f"{abs(step)} * i"
+    if step > 0:
+        return scaled if start == 0 else f"{scaled} + {start}"
+    return f"{start} - {scaled}"
