@@ -46,8 +46,8 @@ class Stop:
 class Kept:
     """What one block of one training step keeps under names: slots, groups, generator states, values to rebuild from."""
 
-    def __init__(self, step):
-        self.step = weakref.proxy(step)
+    def __init__(self, step, number):
+        self.step, self.number = weakref.proxy(step), number
         self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
 
     def slot(self, name, value):
@@ -133,6 +133,14 @@ class Kept:
         stop = self.stops[name] = Stop()
         value.grad_fn.register_prehook(functools.partial(_reach, self.step.itself(), stop))
 
+    def rebuilding(self):
+        """See Step.rebuilding."""
+        return self.step.rebuilding()
+
+    def before(self, blocks):
+        """What the block that stands `blocks` earlier keeps."""
+        return self.step[self.number - blocks]
+
     def at(self, name):
         """For the backward program: wait here until autograd reaches the stop."""
         return self.stops[name]
@@ -147,7 +155,7 @@ class Step:
         self.autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
     def __getitem__(self, block):
-        return self.blocks.setdefault(block, Kept(self))
+        return self.blocks.setdefault(block, Kept(self, block))
 
     def itself(self):
         """The step, for those that hold only a weak reference to it."""
@@ -258,10 +266,19 @@ def _set_generator_state(device, state):
 
 def check_call(model, frozen, expected, given):
     """A plan is made for one set of inputs and of trainable parameters; anything else gets a clear error."""
-    for name, (shape, dtype), tensor in zip(expected, expected.values(), given, strict=True):
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            found = f"{tensor.dtype}{list(tensor.shape)}"
-            raise ValueError(f"{name} is {found}, but this file was planned for {dtype}{list(shape)}: generate it for these inputs")
+    for name, wanted in expected.items():
+        found = given[name]
+        if torch.is_tensor(found):
+            found = tuple(found.shape), found.dtype, found.requires_grad
+        if found != wanted:
+            raise ValueError(f"{name} is {_describe(found)}, but this file was planned for {_describe(wanted)}: generate it again")
     changed = [n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)]
     if changed:
         raise ValueError(f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again")
+
+
+def _describe(found):
+    if not (isinstance(found, tuple) and len(found) == 3):
+        return repr(found)
+    shape, dtype, requires_grad = found
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}" + (" with gradient" if requires_grad else "")

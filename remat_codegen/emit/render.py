@@ -1,0 +1,240 @@
+"""Puts a generated file together: the user's classes, the block functions, the schedule, the helpers. Layout by Jinja2, black last.
+
+Pure: the same model, schedule and facts give the same bytes, in any process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import black
+import jinja2
+
+from remat_codegen.emit import calls, usersource
+from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
+from remat_codegen.emit.names import Namer, wishes
+from remat_codegen.emit.program import Named, Written, write_program
+from remat_codegen.emit.scope import module_expression
+from remat_codegen.emit.segments import Role, divide
+from remat_codegen.emit.spell import literal
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.graph.simplify import Model
+from remat_codegen.schedule import Schedule
+from remat_codegen.trace import Origin
+
+MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=120)
+LARGEST_LITERAL = 64  # elements of a constant tensor that is written out
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What a file is generated from. `source` is the text of the model's own file, if its class stands in one."""
+
+    target: str
+    class_name: str
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %."""
+
+    version: str
+    command: str
+    source_digest: str
+    planner: str
+    device: str
+    budget_bytes: int
+    planned_peak_bytes: int
+    unmodified_peak_bytes: int
+    overhead: float
+    bound: float | None = None
+
+
+def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:
+    """The generated file. Raises UnsupportedError, naming the user's line, for what cannot be written."""
+    return _Renderer(original, model, schedule, facts).render()
+
+
+def _templates() -> jinja2.Environment:
+    here = Path(__file__).resolve().parent.parent
+    folders = [here / "templates", here.parent / "templates"]
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+class _Renderer:
+    def __init__(self, original: Original, model: Model, schedule: Schedule, facts: Facts) -> None:
+        self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
+        self.trace = model.trace
+        self.environment = _templates()
+        self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs)
+        self.constants: dict[str, str] = {}
+
+    def render(self) -> str:
+        wraps = self._parameters() is None
+        carried = None if wraps else usersource.carry(self.original.source or "", self.original.class_name, "pass")
+        taken = carried.names if carried is not None else frozenset()
+        namer = Namer()
+        namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
+        given = self._given()
+        written = write_program(divide(self.model.graph, self.schedule), self.model, wishes(self.trace), namer, given)
+        parts = self._parts(written, given)
+        clashes = taken & (helper_names() | {"run_forward", "run_backward"})
+        parts = {name: _rename(text, clashes) for name, text in parts.items()}
+        if carried is not None:
+            carried = usersource.carry(self.original.source or "", self.original.class_name, parts["new_forward"])
+        text = self.environment.get_template("module.py.jinja").render(
+            facts=self.facts,
+            original=self.original,
+            graph_digest=self.model.graph.digest(),
+            described=self._described(),
+            carried=carried,
+            mib=lambda n: f"{n / MIB:,.1f} MiB",
+            imports=self._imports(parts, carried),
+            constants=self.constants,
+            **parts,
+        )
+        return black.format_str(text, mode=MODE)
+
+    def _parameters(self) -> str | None:
+        """The parameter list of the new forward; None where the generated class has to wrap."""
+        if self.original.source is None:
+            return None
+        if usersource.carry(self.original.source, self.original.class_name, "pass") is None:
+            return None
+        return usersource.parameters_of(self.original.source, self.original.class_name) or "self, *args, **kwargs"
+
+    # ------------------------------------------------------------------ names of what is given
+
+    def _given(self) -> dict[int, str]:
+        """Names in run_forward for inputs and constants."""
+        namer = Namer()
+        given = {}
+        for argument in self.arguments:
+            if argument.variable is not None:
+                given[argument.variable] = namer.fresh(re.sub(r"\W+", "_", argument.expression).strip("_"))
+        for variable, tensor in self.trace.constants:
+            name = f"CONSTANT_{len(self.constants)}"
+            self.constants[name] = self._constant(variable, tensor)
+            given[variable] = name
+        return given
+
+    def _constant(self, variable: int, tensor: Any) -> str:
+        if tensor.numel() > LARGEST_LITERAL:
+            name = self.trace.variables[variable].path
+            raise UnsupportedError(
+                f"the tensor {name} is neither a parameter nor a buffer", hint="register it with register_buffer(persistent=False)"
+            )
+        values = literal(tensor.tolist(), str)
+        return f"torch.tensor({values}, dtype={tensor.dtype}, device={str(tensor.device)!r})"
+
+    # ------------------------------------------------------------------ the parts
+
+    def _parts(self, written: Written, given: dict[int, str]) -> dict[str, Any]:
+        rematerializes = bool(written.backward)
+        used = [a for a in self.arguments if a.variable is not None]
+        inputs = [given[a.variable] for a in used]
+        functions = "\n\n\n".join(self._function(named) for named in written.functions)
+        uses_step = rematerializes or any("step[" in line for line in written.forward)
+        head = ["m", *(["step"] if uses_step else []), *inputs]
+        result = calls.result(self.trace, lambda v: self._output(v, written, given))
+        schedule = self.environment.get_template("schedule.py.jinja").render(
+            head=", ".join(head), forward=written.forward, backward=written.backward, result=result
+        )
+        expressions = ", ".join(["self", *(a.expression for a in used)])
+        parts = {"functions": functions, "schedule": schedule, "result": result}
+        parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
+            parameters=self._parameters() or "self, *args, **kwargs",
+            passed_on=calls.passed_on(self.original.forward) if self._parameters() else "*args, **kwargs",
+            plain="self.plain_forward" if self._parameters() else "self.original",
+            rematerializes=rematerializes,
+            step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
+            inputs=expressions,
+            given=", ".join(f"{a.expression!r}: {a.expression}" for a in self.arguments),
+            wraps=self._parameters() is None,
+        )
+        parts["expected"] = self._expected()
+        parts["frozen"] = self._frozen()
+        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | {"check_call"} | ({"Step"} if rematerializes else set()))
+        parts["helpers"] = "\n\n".join(helpers)
+        return parts
+
+    def _function(self, named: Named) -> str:
+        function = named.function
+        arguments = ["m", *(["kept"] if function.uses_kept else []), *function.argument_names]
+        return self.environment.get_template("block.py.jinja").render(
+            name=named.name, arguments=", ".join(arguments), about=self._about(named), lines=function.lines
+        )
+
+    def _about(self, named: Named) -> str:
+        verb = {Role.FORWARD: "Computes", Role.REBUILD: "Computes again", Role.BACKWARD: "Rebuilds for"}
+        if named.function.role is Role.BACKWARD:
+            return f"Goes back through {named.function.about}, and rebuilds what was forgotten."
+        return f"{verb[named.function.role]} {named.function.about}."
+
+    def _output(self, variable: int, written: Written, given: dict[int, str]) -> str:
+        found = self.trace.variables[variable]
+        if found.origin in (Origin.PARAMETER, Origin.BUFFER):
+            return module_expression("m", found.path, self.trace.containers)
+        return written.outputs.get(variable) or given[variable]
+
+    def _expected(self) -> str:
+        """What each argument has to be: (shape, dtype, requires_grad) of a tensor, or a value."""
+        rows = []
+        for argument in self.arguments:
+            if argument.variable is None:
+                text = literal(argument.value, str)
+            else:
+                v = self.trace.variables[argument.variable]
+                text = f"({v.shape!r}, {v.dtype}, {v.requires_grad})"
+            rows.append(f"    {argument.expression!r}: {text},")
+        return "{\n" + "\n".join(rows) + "\n}" if rows else "{}"
+
+    def _frozen(self) -> str:
+        paths = [n for v in self.trace.variables if v.origin is Origin.PARAMETER and not v.requires_grad for n in (v.path, *v.aliases)]
+        return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else "set()"
+
+    def _described(self) -> str:
+        parts = []
+        for argument in self.arguments:
+            if argument.variable is not None:
+                v = self.trace.variables[argument.variable]
+                parts.append(f"{argument.expression}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}")
+        return ", ".join(parts) or "no inputs"
+
+    def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[str]:
+        own = "\n".join([parts["functions"], parts["schedule"], parts["helpers"]])
+        used = names_in(own)
+        lines = [f"import {m}" for m in ("contextlib", "functools", "weakref") if m in used]
+        lines.append("import torch")
+        if carried is None:
+            lines.append("from torch import nn")
+        if "F" in used:
+            lines.append("import torch.nn.functional as F")
+        present = {line.strip() for line in (carried.imports.splitlines() if carried is not None else ())}
+        return [line for line in lines if line not in present]
+
+
+def _rename(part: Any, names: frozenset[str]) -> Any:
+    """Our own names that the user's file has taken, with an underscore."""
+    if not isinstance(part, str):
+        return part
+    for name in names:
+        part = re.sub(rf"\b{name}\b", f"{name}_", part)
+    return part
+
+
