@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from remat_codegen.emit.lines import Line, inline, prune
+from remat_codegen.emit.lines import Line, drop, tidy
 from remat_codegen.emit.scope import Scope, has_training_flag
 from remat_codegen.emit.segments import Program, Role, Segment
 from remat_codegen.emit.spell import spell
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Kind, Node, Phase
-from remat_codegen.graph.simplify import Model
+from remat_codegen.graph.simplify import Body, Model
 from remat_codegen.schedule import Compute
 from remat_codegen.trace import Operation, Origin, refs
 
@@ -132,7 +132,7 @@ class _Writer:
             self._line(f"return {', '.join(values)}")
         given = [v for v in arguments if v not in self.handed] + [v for v in self.inputs if v not in arguments]
         given.sort(key=lambda v: self.trace.variables[v].origin is Origin.RESULT)
-        lines = [line.render() for line in inline(prune(self.lines))]
+        lines = [line.render() for line in tidy(self.lines)]
         uses_kept = any("kept" in text for text in lines)
         names = tuple(self.scope.names[v] for v in given)
         return Function(
@@ -211,10 +211,22 @@ class _Writer:
             for op in body.operations:
                 self._statement(position, self.trace.operations[op])
                 self._name_results(position, node, op, again)
+        self._drop_inner(body)
         for data in body.values:
             copy = self.program.copy_made(data, position)
             if self.program.keepers(data, copy, self.segment.block):
                 self._keep(self.plumbing.owner_of[data])
+
+    def _drop_inner(self, body: Body) -> None:
+        """A node's own intermediate results end with it, as the profile says."""
+        inner = [v for v in self.local if self.model.data_of[v] is None and self._allocated_in(v, body)]
+        if inner:
+            self.lines.append(drop(self.depth, [self.scope.names[v] for v in inner]))
+        for variable in inner:
+            del self.local[variable]
+
+    def _allocated_in(self, variable: int, body: Body) -> bool:
+        return self.record.storages[self.record.of_variable[variable]].operation in body.operations
 
     @contextmanager
     def _context(self, position: int, node: Node, again: bool) -> Iterator[None]:
@@ -377,7 +389,7 @@ class _Writer:
         aliases = [v for v in self.local if self.model.data_of[v] == data]
         held = [v for v in aliases if self.local[v]]
         if held and position < self.last_compute:
-            self._line(f"del {', '.join(self.scope.names[v] for v in held)}")
+            self.lines.append(drop(self.depth, [self.scope.names[v] for v in held]))
         for variable in aliases if held else ():
             del self.local[variable]
 

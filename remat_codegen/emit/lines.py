@@ -1,4 +1,4 @@
-"""Tidies the lines of a function: what is used once, right away, is written where it is used."""
+"""Tidies the lines of a function: what is used once, right away, is written where it is used; nothing outlives its last use by a wait."""
 
 from __future__ import annotations
 
@@ -11,77 +11,135 @@ WIDEST = 110  # columns; an expression is not moved into a line that it would ma
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a function body. `defines` are the names that it assigns."""
+    """A line of a function body. `defines` are the names that it assigns, `drops` those that it deletes."""
 
     depth: int
     text: str
     defines: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
 
     def render(self) -> str:
         """The line as it stands in a function."""
         return "    " * (self.depth + 1) + self.text
 
+    def reads(self, name: str) -> int:
+        """How often the line reads a name."""
+        if self.drops:
+            return 0
+        return uses(name, self.text.partition(" = ")[2] if self.defines else self.text)
+
+
+def drop(depth: int, names: Sequence[str]) -> Line:
+    """A line that deletes names."""
+    return Line(depth, f"del {', '.join(names)}", drops=tuple(names))
+
 
 def uses(name: str, text: str) -> int:
-    """How often a name is used in a line of code."""
-    return len(re.findall(rf"(?<![\w.\"']){re.escape(name)}(?![\w\"'=])(?!\s*=[^=])", text))
+    """How often a name is used in an expression."""
+    return len(_name(name).findall(text))
 
 
-def prune(lines: Sequence[Line]) -> list[Line]:
-    """Lines without `del x` right before the function ends."""
-    kept = list(lines)
-    while kept and kept[-1].text.startswith("del "):
-        kept.pop()
-    return kept
+def _name(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.\"']){re.escape(name)}(?![\w\"'])(?!=[^=])")
+
+
+def tidy(lines: Sequence[Line]) -> list[Line]:
+    """All passes, in order."""
+    return prune(merge_drops(release(inline(lines))))
 
 
 def inline(lines: Sequence[Line]) -> list[Line]:
     """Moves `x = f(y)` into the next line where that is the only one to use x, and nothing else would be evaluated earlier for it."""
     done: list[Line] = []
-    for index, line in enumerate(lines):
+    rest = list(lines)
+    while rest:
+        line = rest.pop(0)
         while done:
-            merged = _merge(done[-1], line, lines[index + 1 :])
+            merged = _merge(done[-1], line, rest)
             if merged is None:
                 break
-            done.pop()
+            rest = _without_drop(rest, done.pop().defines[0])
             line = merged
         done.append(line)
     return done
 
 
 def _merge(first: Line, second: Line, rest: Sequence[Line]) -> Line | None:
-    if len(first.defines) != 1 or first.depth != second.depth or " = kept." in first.text:
+    if len(first.defines) != 1 or first.depth != second.depth or second.drops or " = kept." in first.text:
         return None
     name = first.defines[0]
     left, _, expression = first.text.partition(" = ")
-    if left != name or second.text.startswith(("with", "del", "yield", "kept.")) or name in _targets_kept(second):
+    if left != name or second.text.startswith(("with", "yield", "kept.")):
         return None
-    start, body = ("", second.text) if not second.defines else (second.text.partition(" = ")[0] + " = ", second.text.partition(" = ")[2])
-    if uses(name, body) != 1 or _used_later(name, second, rest):
+    start, body = second.text.split(" = ", 1) if second.defines else ("", second.text)
+    place = _name(name).search(body)
+    if place is None or uses(name, body) != 1 or _read_later(name, second, rest) or ")" in body[: place.start()]:
         return None
-    place = re.search(rf"(?<![\w.\"']){re.escape(name)}(?![\w\"'=])", body)
-    if place is None or ")" in body[: place.start()]:
-        return None
-    text = start + body[: place.start()] + expression + body[place.end() :]
-    text = _without_outer_brackets(text)
+    text = body[: place.start()] + expression + body[place.end() :]
+    text = f"{start} = {text}" if start else text
     return replace(second, text=text) if len(text) + 4 * second.depth <= WIDEST else None
 
 
-def _targets_kept(line: Line) -> tuple[str, ...]:
-    return ()
-
-
-def _used_later(name: str, second: Line, rest: Sequence[Line]) -> bool:
+def _read_later(name: str, second: Line, rest: Sequence[Line]) -> bool:
     """Whether a name is read after a line, before it is assigned again."""
     if name in second.defines:
         return False
     for line in rest:
-        if uses(name, line.text if not line.defines else line.text.partition(" = ")[2]):
+        if line.reads(name):
             return True
         if name in line.defines:
             return False
     return False
 
 
-def _without_outer_brackets(text: str) -> str:
-    return text
+def _without_drop(lines: Sequence[Line], name: str) -> list[Line]:
+    """The lines without the next `del` of a name, which is not assigned any more."""
+    found = list(lines)
+    for index, line in enumerate(found):
+        if name in line.defines:
+            break
+        if name in line.drops:
+            left = tuple(n for n in line.drops if n != name)
+            found[index : index + 1] = [drop(line.depth, left)] if left else []
+            break
+    return found
+
+
+def release(lines: Sequence[Line]) -> list[Line]:
+    """Deletes, before each `yield`, what is not read after it: a generator's variables would live on while it waits."""
+    done: list[Line] = []
+    alive: dict[str, None] = {}
+    for index, line in enumerate(lines):
+        if line.text.startswith("yield"):
+            gone = [n for n in alive if not any(later.reads(n) for later in lines[index:]) and not _dropped(n, lines[index:])]
+            done += [drop(line.depth, gone)] if gone else []
+            for name in gone:
+                del alive[name]
+        alive |= dict.fromkeys(line.defines)
+        for name in line.drops:
+            alive.pop(name, None)
+        done.append(line)
+    return done
+
+
+def _dropped(name: str, lines: Sequence[Line]) -> bool:
+    return any(name in line.drops for line in lines)
+
+
+def merge_drops(lines: Sequence[Line]) -> list[Line]:
+    """One `del` for neighbouring ones."""
+    done: list[Line] = []
+    for line in lines:
+        if line.drops and done and done[-1].drops and done[-1].depth == line.depth:
+            done[-1] = drop(line.depth, [*done[-1].drops, *line.drops])
+        else:
+            done.append(line)
+    return done
+
+
+def prune(lines: Sequence[Line]) -> list[Line]:
+    """Without what is deleted right before the function ends anyway."""
+    kept = list(lines)
+    while kept and kept[-1].drops:
+        kept.pop()
+    return kept
