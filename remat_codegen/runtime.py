@@ -63,11 +63,14 @@ class Kept:
     @contextlib.contextmanager
     def saves(self, name):
         """What autograd saves in here can be forgotten under `name`; run again, it is saved anew in its old places."""
-        group = self.groups[name]() if name in self.groups else Group()
-        if group is not None:
+        if name in self.groups:
+            group = self.groups[name]()
+        else:
+            group = self.step.last_group = Group()
             self.groups[name] = weakref.ref(group)
+        if group is not None:
             group.next = 0
-        self.step.group = self.step.last_group = group
+        self.step.group = group
         try:
             yield
         finally:

@@ -207,6 +207,8 @@ class _Writer:
         if again:
             self._open_chunk(position)
         body = self.model.bodies[node.id]
+        for op in body.operations if again else ():
+            self._fetch_bases(position, self.trace.operations[op], body)
         with self._context(position, node, again):
             for op in body.operations:
                 self._statement(position, self.trace.operations[op])
@@ -337,6 +339,15 @@ class _Writer:
             operation = next(op for op in self.trace.operations if variable in op.results)
             self._statement(position, operation)
         return self.scope.names[variable]
+
+    def _fetch_bases(self, position: int, operation: Operation, body: Body) -> None:
+        """Takes what a node reads before its own lines begin."""
+        for variable in refs((operation.args, dict(operation.kwargs))):
+            if self.trace.variables[variable].origin is not Origin.RESULT or variable in self.local:
+                continue
+            made_here = any(variable in self.trace.operations[op].results for op in body.operations)
+            if not made_here:
+                self._fetch(variable, position)
 
     def _take(self, variable: int, data: int, position: int) -> None:
         copy = self.program.copy_at(data, position)
