@@ -9,8 +9,12 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
 import re
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -140,10 +144,23 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises TraceError where the forward pass fails, or decides something by a tensor's value (naming the line).
     """
     try:
-        exported = torch.export.export(module, args, kwargs, strict=False)
+        with warnings.catch_warnings(), _silent_logs():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:  # whatever torch.export raises, the user gets one line
         raise _trace_error(error) from error
     return _Reader(exported, module).read()
+
+
+@contextlib.contextmanager
+def _silent_logs() -> Iterator[None]:
+    """torch.export logs what it raises; the user gets one line of it from us."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _trace_error(error: Exception) -> TraceError:

@@ -21,79 +21,57 @@ SMALL_SHARE = 0.01  # a value without gradient may cross a cut if it is at most 
 
 def cut_into_blocks(graph: Graph) -> tuple[Block, ...]:
     """The blocks of a graph, in order; together they hold every forward node."""
-    pieces = _join_small(_pieces(graph))
-    crossing = {last: _crossing(graph, last) for _, last in pieces}
+    cuts = _Cuts(graph)
+    pieces = _join_small(cuts.pieces())
     kinds: dict[object, int] = {}
     blocks = []
     backward = {n.forward: n for n in graph.backward_nodes}
     for index, (first, last) in enumerate(pieces):
-        entering = crossing[pieces[index - 1][1]] if index else ()
-        leaving = crossing[last] if index < len(pieces) - 1 else ()
-        input = _main(graph, entering)
-        output = _main(graph, leaving)
+        input = cuts.separator(first - 1) if index else None
+        output = cuts.separator(last) if index < len(pieces) - 1 else None
         key = _kind_key(graph, graph.forward_nodes[first : last + 1], backward, input, output)
         kind = kinds.setdefault(key, len(kinds))
         blocks.append(Block(index, first, last, input, output, kind))
     return tuple(blocks)
 
 
-def _pieces(graph: Graph) -> list[tuple[int, int]]:
-    """The finest cut into consecutive nodes."""
-    cuts = [p for p in range(graph.loss - 1) if _main(graph, _crossing(graph, p)) is not None]
-    starts = [0, *(c + 1 for c in cuts)]
-    return [(s, e - 1) for s, e in zip(starts, [*starts[1:], graph.loss], strict=True)]
+class _Cuts:
+    """Which values cross from the nodes up to p to those after p, for every forward node p."""
 
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        back = {n.forward for n in graph.backward_nodes}
+        self.differentiable = {d for n in graph.forward_nodes if n.id in back for d in n.writes}
+        largest = max((d.nbytes for d in graph.data if d.kind is Kind.VALUE), default=0)
+        self.small = largest * SMALL_SHARE
+        self.crossing = self._crossing()
 
-_TABLES: dict[int, tuple] = {}
+    def _crossing(self) -> list[list[int]]:
+        """A value crosses from its producer to the last forward node that reads it, or whose backward node does."""
+        made = {d: n.id for n in reversed(self.graph.forward_nodes) for d in n.writes}
+        last_read: dict[int, int] = {}
+        for node in self.graph.nodes:
+            place = node.id if node.id <= self.graph.loss else node.forward
+            for data in node.reads:
+                if self.graph.data[data].kind is Kind.VALUE and place is not None:
+                    last_read[data] = max(last_read.get(data, -1), place)
+        table: list[list[int]] = [[] for _ in range(self.graph.loss)]
+        for data, end in sorted(last_read.items()):
+            for position in range(made[data], min(end, self.graph.loss)):
+                table[position].append(data)
+        return table
 
+    def separator(self, position: int) -> int | None:
+        """The one value that matters among those that cross after a node, if there is just one."""
+        crossing = self.crossing[position]
+        main = [d for d in crossing if d in self.differentiable or self.graph.data[d].nbytes > self.small]
+        return main[0] if len(main) == 1 else None
 
-def _crossing(graph: Graph, last: int) -> tuple[int, ...]:
-    """The values made by nodes up to `last` and read by later forward nodes, or by their backward nodes."""
-    return _crossing_table(graph)[last]
-
-
-def _crossing_table(graph: Graph) -> list[tuple[int, ...]]:
-    cached = _TABLES.get(id(graph))
-    if cached is not None and cached[0] is graph:
-        return cached[1]
-    made = {d: n.id for n in reversed(graph.forward_nodes) for d in n.writes}
-    last_read: dict[int, int] = {}
-    for node in graph.nodes:
-        place = node.id if node.id <= graph.loss else node.forward
-        for data in node.reads:
-            if graph.data[data].kind is Kind.VALUE and place is not None:
-                last_read[data] = max(last_read.get(data, -1), place)
-    table: list[list[int]] = [[] for _ in range(graph.loss)]
-    for data, end in sorted(last_read.items()):
-        for position in range(made[data], min(end, graph.loss)):
-            table[position].append(data)
-    result = [tuple(row) for row in table]
-    _TABLES.clear()
-    _TABLES[id(graph)] = (graph, result)
-    return result
-
-
-def _main(graph: Graph, crossing: Sequence[int]) -> int | None:
-    """The one value that matters among those that cross, if there is one."""
-    largest = max((d.nbytes for d in graph.data if d.kind is Kind.VALUE), default=0)
-    differentiable = _differentiable(graph)
-    main = [d for d in crossing if d in differentiable or graph.data[d].nbytes > largest * SMALL_SHARE]
-    return main[0] if len(main) == 1 else None
-
-
-_GRADS: dict[int, tuple] = {}
-
-
-def _differentiable(graph: Graph) -> frozenset[int]:
-    """Values made by nodes that have a backward node."""
-    cached = _GRADS.get(id(graph))
-    if cached is not None and cached[0] is graph:
-        return cached[1]
-    back = {n.forward for n in graph.backward_nodes}
-    result = frozenset(d for n in graph.forward_nodes if n.id in back for d in n.writes)
-    _GRADS.clear()
-    _GRADS[id(graph)] = (graph, result)
-    return result
+    def pieces(self) -> list[tuple[int, int]]:
+        """The finest cut into consecutive nodes."""
+        cuts = [p for p in range(self.graph.loss - 1) if self.separator(p) is not None]
+        starts = [0, *(c + 1 for c in cuts)]
+        return [(s, e - 1) for s, e in zip(starts, [*starts[1:], self.graph.loss], strict=True)]
 
 
 def _join_small(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

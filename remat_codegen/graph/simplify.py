@@ -97,10 +97,6 @@ class _Uses:
                 self.savers[storage].add(operation.id)
         self.outputs = {record.of_variable[r.variable] for r in trace.outputs if isinstance(r, Ref)}
 
-    def owned(self, group: Sequence[int]) -> list[int]:
-        """The storages that a group allocates."""
-        return [s.id for s in self.record.storages if s.operation in group]
-
 
 def is_view(record: Record, operation: Operation) -> bool:
     """Whether an operation only looks at memory that exists."""
@@ -115,12 +111,11 @@ def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) ->
     which costs no more memory and saves a recomputation.
     """
     uses = _Uses(trace, record, groups)
-    owned_by = [[] for _ in groups]
+    owned_by: list[list[int]] = [[] for _ in groups]
     for storage in record.storages:
         if storage.operation is not None:
             owned_by[uses.group_of[storage.operation]].append(storage.id)
     merged: list[tuple[int, ...]] = []
-    last_made = 0
     for index, group in enumerate(groups):
         made = sum(record.storages[s].nbytes for s in owned_by[index]) + sum(sum(record.phantoms[op]) for op in group)
         previous = owned_by[index - 1] if index else []
@@ -132,8 +127,6 @@ def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) ->
             merged[-1] = (*merged[-1], *group)
         else:
             merged.append(group)
-        last_made = made
-    del last_made
     return merged
 
 
@@ -254,11 +247,8 @@ class _Builder:
         phantom = set() if body.phantom is None else {body.phantom}
         reads = tuple(sorted(saved | phantom | set(grad_reads.get(index, ()))))
         writes = tuple(sorted(grad_writes.get(index, ())))
-        forward = self._forward_node_signature(index)
+        forward = self._signature(self.groups[index])
         return Node(id, f"{self._name(index)} backward", Phase.BACKWARD, reads, writes, index, False, f"{forward} backward")
-
-    def _forward_node_signature(self, index: int) -> str:
-        return self._signature(self.groups[index])
 
     def _signature(self, group: Sequence[int]) -> str:
         return signature(self.trace, self.record, group)

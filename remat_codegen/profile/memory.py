@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +29,23 @@ def _cuda_peak(work: Callable[[], Any], device: str) -> int:
 
 def cpu_events(work: Callable[[], Any]) -> list[int]:
     """Every allocation (positive) and release (negative) of the CPU allocator during `work`, in bytes, in order."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what C++ code writes to standard error: the profiler reports its own comings and goings there."""
+    saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)
 
 
 def running_total(changes: Sequence[int]) -> list[int]:
