@@ -21,7 +21,7 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Body, Model
 from remat_codegen.schedule import Compute
-from remat_codegen.trace import Operation, Origin, refs
+from remat_codegen.trace import Operation, Origin, Ref, refs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Plumbing:
     model: Model
     scopes: Sequence[Scope]
     owner_of: dict[int, int]
+    maker: dict[int, Operation]
     stops: set[int] = field(default_factory=set)
 
     @staticmethod
@@ -56,7 +57,8 @@ class Plumbing:
             if data is not None:
                 owners.setdefault(data, variable)
         scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
-        return Plumbing(program, model, scopes, owners)
+        maker = {v: op for op in model.trace.operations for v in op.results if v is not None}
+        return Plumbing(program, model, scopes, owners, maker)
 
     def waiting_point(self, position: int) -> int | None:
         """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""
@@ -87,11 +89,20 @@ class Plumbing:
         forward = self.program.graph.nodes[backward_node].forward
         assert variable is not None and forward is not None
         block = self.program.block_of[forward]
-        return block, self.scopes[block].names[variable]
+        return block, self.scopes[block].name(variable)
 
     def outside_of(self, data: int, block: int) -> list[int]:
         """The variables under which another block's function knows a piece of data."""
         return [v for v in self.scopes[block].outside() if self.model.data_of[v] == data]
+
+
+def _changed_argument(operation: Operation) -> int | None:
+    """The variable that an in-place operation changes and returns."""
+    for position, argument in enumerate(operation.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write and position < len(operation.args):
+            value = operation.args[position]
+            return value.variable if isinstance(value, Ref) else None
+    return None
 
 
 def write_function(plumbing: Plumbing, segment: Segment) -> Function:
@@ -134,7 +145,7 @@ class _Writer:
         given.sort(key=lambda v: self.trace.variables[v].origin is Origin.RESULT)
         lines = [line.render() for line in tidy(self.lines)]
         uses_kept = any("kept" in text for text in lines)
-        names = tuple(self.scope.names[v] for v in given)
+        names = tuple(self.scope.name(v) for v in given)
         return Function(
             self.segment.role,
             tuple(lines),
@@ -156,7 +167,7 @@ class _Writer:
             if self._freed_inside(variable):
                 self.handed.append(variable)
                 self.local[variable] = True
-                name = self.scope.names[variable]
+                name = self.scope.name(variable)
                 self._line(f"{name} = kept.receive({name!r})")
         for variable in found:
             data = self.model.data_of[variable]
@@ -176,16 +187,16 @@ class _Writer:
         """What later blocks read of what this segment computes."""
         if self.segment.role is Role.BACKWARD:
             return []
-        found: dict[int, None] = {}
-        for data, copy_end in self._made():
-            for block in range(self.segment.block + 1, len(self.plumbing.scopes)):
-                if self.segment.role is Role.REBUILD and not self._read_again(data, copy_end, block):
-                    continue
-                found.update(dict.fromkeys(self.plumbing.outside_of(data, block)))
+        later = self.plumbing.scopes[self.segment.block + 1 :]
         if self.segment.role is Role.FORWARD:
-            found.update(dict.fromkeys(v for v in refs(self.trace.outputs) if self.scope.own(v)))
-        own = [v for v in found if self.scope.own(v) or self.segment.role is Role.FORWARD]
-        return own
+            wanted = [*(v for scope in later for v in scope.outside()), *refs(self.trace.outputs)]
+            return list(dict.fromkeys(v for v in wanted if self.scope.own(v)))
+        found: dict[int, None] = {}
+        for data, created in self._made():
+            for scope in later:
+                if self._read_again(data, created, scope.block):
+                    found.update(dict.fromkeys(self.plumbing.outside_of(data, scope.block)))
+        return list(found)
 
     def _made(self) -> list[tuple[int, int]]:
         made = []
@@ -223,7 +234,7 @@ class _Writer:
         """A node's own intermediate results end with it, as the profile says."""
         inner = [v for v in self.local if self.model.data_of[v] is None and self._allocated_in(v, body)]
         if inner:
-            self.lines.append(drop(self.depth, [self.scope.names[v] for v in inner]))
+            self.lines.append(drop(self.depth, [self.scope.name(v) for v in inner]))
         for variable in inner:
             del self.local[variable]
 
@@ -276,23 +287,23 @@ class _Writer:
         body = self.model.bodies[node.id]
         variables = [v for op in body.operations for v in self.trace.operations[op].results if v is not None]
         owner = [self.plumbing.owner_of[d] for d in body.values]
-        return self.scope.names[(owner or variables)[0]]
+        return self.scope.name((owner or variables)[0])
 
     def _statement(self, position: int, operation: Operation) -> None:
         for variable in refs((operation.args, dict(operation.kwargs))):
             self._fetch(variable, position)
-        self._write_call(operation)
+        self._write_call(operation, position in self.program.again)
 
-    def _write_call(self, operation: Operation) -> None:
+    def _write_call(self, operation: Operation, again: bool) -> None:
         training = f"{self.scope.module(operation.module_path)}.training" if has_training_flag(operation) else None
-        text = spell(operation, self.scope.expression, training)
+        text = spell(operation, self.scope.expression, training, again)
         results = [v for v in operation.results if v is not None]
         for variable in results:
             self.local[variable] = True
         if not results:
             self._line(text)
         else:
-            targets = ["_" if v is None else self.scope.names[v] for v in operation.results]
+            targets = ["_" if v is None else self.scope.name(v) for v in operation.results]
             comma = "," if operation.many and len(targets) == 1 else ""
             if not operation.grad_enabled:
                 self._line("with torch.no_grad():")
@@ -307,13 +318,13 @@ class _Writer:
         for backward_node in () if again else self._stops_of(node):
             variable = self.plumbing.stop_variable(backward_node)
             if variable in results:
-                name = self.scope.names[variable]
+                name = self.scope.name(variable)
                 self._line(f"kept.stop({name!r}, {name})")
         for data in self.model.bodies[node.id].values:
             variable = self.plumbing.owner_of[data]
             if variable not in results or data not in self.program.slots:
                 continue
-            name = self.scope.names[variable]
+            name = self.scope.name(variable)
             if not again:
                 self._line(f"kept.slot({name!r}, {name})")
             elif self.program.wanted_by_autograd(self.program.copy_made(data, position)):
@@ -332,13 +343,23 @@ class _Writer:
         if origin is not Origin.RESULT or variable in self.local:
             return self.scope.expression(variable)
         data = self.model.data_of[variable]
-        base = not self.scope.own(variable) or (data is not None and variable == self.plumbing.owner_of[data])
+        base = variable in self.scope.outside() or (data is not None and variable == self.plumbing.owner_of[data])
         if base and data is not None:
             self._take(variable, data, position)
-        else:  # a view: look again
-            operation = next(op for op in self.trace.operations if variable in op.results)
+        else:
+            self._look_again(variable, position)
+        return self.scope.name(variable)
+
+    def _look_again(self, variable: int, position: int) -> None:
+        """A view is taken once more; what an in-place operation returned is what it changed."""
+        operation = self.plumbing.maker[variable]
+        changed = _changed_argument(operation) if self.record.mutated[operation.id] else None
+        if changed is None:
             self._statement(position, operation)
-        return self.scope.names[variable]
+            return
+        name = self.scope.name(variable)
+        self._line(f"{name} = {self._fetch(changed, position)}", (name,))
+        self.local[variable] = self.local[changed]
 
     def _fetch_bases(self, position: int, operation: Operation, body: Body) -> None:
         """Takes what a node reads before its own lines begin."""
@@ -352,12 +373,12 @@ class _Writer:
     def _take(self, variable: int, data: int, position: int) -> None:
         copy = self.program.copy_at(data, position)
         later = [r for r in self.program.keepers(data, copy, self.segment.block) if r not in self.segment.positions and r > position]
-        name = self.scope.names[variable]
+        name = self.scope.name(variable)
         self._line(f"{name} = kept.{'get' if later else 'take'}({name!r})", (name,))
         self.local[variable] = True
 
     def _keep(self, variable: int) -> None:
-        name = self.scope.names[variable]
+        name = self.scope.name(variable)
         self._line(f"kept.keep({name!r}, {name})")
 
     # ------------------------------------------------------------------ forgetting
@@ -382,10 +403,10 @@ class _Writer:
     def _empty(self, position: int, data: int, kind: Kind) -> None:
         producer = self.program.graph.producers()[data][0]
         home = self.program.block_of[producer]
-        names = self.plumbing.scopes[home].names
+        names = self.plumbing.scopes[home].name
         name = self._node_name(self.program.graph.nodes[producer]) if home == self.segment.block else None
         if kind is Kind.VALUE:
-            text = f"forget({names[self.plumbing.owner_of[data]]!r})"
+            text = f"forget({names(self.plumbing.owner_of[data])!r})"
         else:
             text = f"forget_saved({name!r})"
         if not self.waited:
@@ -400,7 +421,7 @@ class _Writer:
         aliases = [v for v in self.local if self.model.data_of[v] == data]
         held = [v for v in aliases if self.local[v]]
         if held and position < self.last_compute:
-            self.lines.append(drop(self.depth, [self.scope.names[v] for v in held]))
+            self.lines.append(drop(self.depth, [self.scope.name(v) for v in held]))
         for variable in aliases if held else ():
             del self.local[variable]
 

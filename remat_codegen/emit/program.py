@@ -141,12 +141,12 @@ class _Main:
     def _wishes(self, function: Function) -> list[str]:
         scopes = self.plumbing.scopes
         home = {v: next(s for s in scopes if s.own(v)) for v in function.returns}
-        return [home[v].names[v] for v in function.returns]
+        return [home[v].name(v) for v in function.returns]
 
     def _hand(self, lines: list[str], segment: Segment, variable: int) -> None:
         """Gives an argument away, so that the function can free it."""
         name = self.names[variable]
-        inside = self.plumbing.scopes[segment.block].names[variable]
+        inside = self.plumbing.scopes[segment.block].name(variable)
         hand = f"step[{number(segment.block)}].hand({inside!r}, "
         if lines and lines[-1].startswith(f"{name} = "):
             lines[-1] = f"{hand}{lines[-1].removeprefix(f'{name} = ')})"
@@ -177,8 +177,8 @@ class _Main:
         keeps = []
         for variable in function.returns:
             for block in range(segment.block + 1, len(self.plumbing.scopes)):
-                if variable in self.plumbing.scopes[block].names and self._keeps(segment, variable, block):
-                    name = self.plumbing.scopes[block].names[variable]
+                if variable in self.plumbing.scopes[block].outside() and self._keeps(segment, variable, block):
+                    name = self.plumbing.scopes[block].name(variable)
                     keeps.append((f"step[{number(block)}].keep({name!r}, ", variable))
         if len(keeps) == 1 == len(function.returns):
             return [f"{keeps[0][0]}{call})"]

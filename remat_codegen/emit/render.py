@@ -155,7 +155,7 @@ class _Renderer:
         schedule = self.environment.get_template("schedule.py.jinja").render(
             head=", ".join(head), forward=written.forward, backward=written.backward, result=result
         )
-        expressions = ", ".join(["self", *(a.expression for a in used)])
+        expressions = [a.expression for a in used]
         parts = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
             parameters=self._parameters() or "self, *args, **kwargs",
@@ -164,12 +164,13 @@ class _Renderer:
             rematerializes=rematerializes,
             step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
             inputs=expressions,
+            uses_step=uses_step,
             given=", ".join(f"{a.expression!r}: {a.expression}" for a in self.arguments),
             wraps=self._parameters() is None,
         )
         parts["expected"] = self._expected()
         parts["frozen"] = self._frozen()
-        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | {"check_call"} | ({"Step"} if rematerializes else set()))
+        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | {"check_call"} | ({"Step"} if uses_step else set()))
         parts["helpers"] = "\n\n".join(helpers)
         return parts
 

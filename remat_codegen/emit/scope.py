@@ -61,8 +61,11 @@ class Scope:
     model: Model
     block: int
     operations: tuple[int, ...]
+    wishes: dict[int, str]
+    results: frozenset[int] = frozenset()
     names: dict[int, str] = field(default_factory=dict)
-    owners: dict[int, int] = field(default_factory=dict)
+    namer: Namer = field(default_factory=Namer)
+    read: list[int] = field(default_factory=list)
     root: str = ""
 
     @staticmethod
@@ -70,13 +73,20 @@ class Scope:
         """The scope of a block of `model.graph`; `wishes` are the names that a reader would expect."""
         piece = model.graph.blocks[block]
         operations = tuple(op for node in range(piece.first, piece.last + 1) for op in model.bodies[node].operations)
-        scope = Scope(model, block, operations)
+        results = [v for op in operations for v in model.trace.operations[op].results if v is not None]
+        scope = Scope(model, block, operations, wishes, frozenset(results))
         scope.root = common_path(scope._paths())
-        namer = Namer()
-        for variable in dict.fromkeys([*scope.outside(), *(v for op in operations for v in model.trace.operations[op].results)]):
-            if variable is not None:
-                scope.names[variable] = namer.fresh(wishes.get(variable) or model.trace.variables[variable].path or "x")
+        scope.read = scope._outside()
+        for variable in [*scope.read, *results]:
+            scope.name(variable)
         return scope
+
+    def name(self, variable: int) -> str:
+        """The name of an input or a result in this block's functions."""
+        if variable not in self.names:
+            wish = self.wishes.get(variable) or self.model.trace.variables[variable].path or "x"
+            self.names[variable] = self.namer.fresh(wish)
+        return self.names[variable]
 
     def _paths(self) -> list[str]:
         found = []
@@ -96,18 +106,20 @@ class Scope:
 
     def outside(self) -> list[int]:
         """The model's inputs and other blocks' results that this block reads, in order."""
-        own = {v for op in self.operations for v in self.model.trace.operations[op].results}
+        return self.read
+
+    def _outside(self) -> list[int]:
         found: dict[int, None] = {}
         for op in self.operations:
             for variable in self._mentioned(self.model.trace.operations[op]):
                 origin = self.model.trace.variables[variable].origin
-                if origin in (Origin.INPUT, Origin.CONSTANT) or (origin is Origin.RESULT and variable not in own):
+                if origin in (Origin.INPUT, Origin.CONSTANT) or (origin is Origin.RESULT and variable not in self.results):
                     found[variable] = None
         return list(found)
 
     def own(self, variable: int) -> bool:
         """Whether an operation of this block makes a variable."""
-        return any(variable in self.model.trace.operations[op].results for op in self.operations)
+        return variable in self.results
 
     def module(self, path: str) -> str:
         """The expression for a module, parameter or buffer."""
@@ -118,7 +130,7 @@ class Scope:
         v = self.model.trace.variables[variable]
         if v.origin in (Origin.PARAMETER, Origin.BUFFER):
             return self.module(v.path)
-        return self.names[variable]
+        return self.name(variable)
 
     def title(self) -> str:
         """What to call the block: the submodule that does most of its work, else the module it stands in."""

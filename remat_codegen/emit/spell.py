@@ -30,8 +30,15 @@ _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
 TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
 
 
-def spell(operation: Operation, tensor: Tensor, training: str | None) -> str:
-    """A Python expression for `operation`. `training` is the expression for its module's training flag, if it has to follow it."""
+# Operations that move statistics along: arguments that they change, though their results in training do not depend on them.
+_STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
+
+
+def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False) -> str:
+    """A Python expression for `operation`. `training` is the expression for its module's training flag, if it has to follow it.
+
+    `again` leaves the running statistics where they are: an operation that runs a second time moves copies of them.
+    """
     base = operation.target._schema.name.removeprefix("aten::")
     overload = operation.target._overloadname
     values = [literal(a, tensor) for a in operation.args]
@@ -39,6 +46,8 @@ def spell(operation: Operation, tensor: Tensor, training: str | None) -> str:
     position = TRAINING_ARGUMENT.get(base)
     if training is not None and position is not None and position < len(values):
         values[position] = training
+    for place in _STATISTICS.get(base, ()) if again else ():
+        values[place] = values[place] if values[place] == "None" else f"{values[place]}.clone()"
     simple = _simple(operation, base, overload, values, keywords)
     if simple is not None:
         return simple

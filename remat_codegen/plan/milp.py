@@ -1,0 +1,130 @@
+"""A thin layer over python-mip: 0-1 programs with a time limit and a relative gap, solved silently.
+
+HiGHS where `highspy` is installed, else CBC, which python-mip brings. Rows are sums of (variable, coefficient); a variable that
+is known beforehand may be a plain number, so that a formulation need not treat fixed cases apart. One thread: same program, same answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mip
+
+from remat_codegen.plan.result import Status
+
+Term = tuple[Any, float]  # a mip.Var or a number, and its coefficient
+TINY = 1e-6  # values this close to an integer are that integer
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a solve ended. `values` holds the incumbent by variable index, empty when there is none; `gap` is relative to it."""
+
+    status: Status
+    objective: float
+    bound: float
+    gap: float
+    values: tuple[float, ...]
+
+
+def default_solver() -> str:
+    """The name, as python-mip spells it, of the best solver that is installed."""
+    return "HIGHS" if importlib.util.find_spec("highspy") is not None else "CBC"
+
+
+class Program:
+    """A minimisation problem that is built row by row and solved once."""
+
+    def __init__(self, solver: str | None = None) -> None:
+        with _silence():
+            self.model = mip.Model(sense=mip.MINIMIZE, solver_name=solver or default_solver())
+            self.model.verbose = 0
+        self.rows = 0
+
+    def binary(self) -> mip.Var:
+        """A new 0-1 variable."""
+        return self.model.add_var(var_type=mip.BINARY)
+
+    def between(self, low: float, high: float) -> mip.Var:
+        """A new continuous variable."""
+        return self.model.add_var(lb=low, ub=high)
+
+    def at_most(self, terms: Iterable[Term], limit: float) -> None:
+        """Adds the row  sum of terms <= limit."""
+        expression = _sum(terms)
+        if expression.expr:
+            self.model.add_constr(expression <= limit)
+            self.rows += 1
+        elif expression.const > limit + TINY:
+            self._contradiction()
+
+    def equal(self, terms: Iterable[Term], value: float) -> None:
+        """Adds the row  sum of terms = value."""
+        expression = _sum(terms)
+        if expression.expr:
+            self.model.add_constr(expression == value)
+            self.rows += 1
+        elif abs(expression.const - value) > TINY:
+            self._contradiction()
+
+    def _contradiction(self) -> None:
+        """A row without variables that cannot hold makes the program infeasible, not the caller wrong."""
+        never = self.model.add_var(lb=0, ub=1)
+        self.model.add_constr(never >= 2)
+
+    def minimise(self, terms: Iterable[Term], time_limit_s: float, gap: float) -> Result:
+        """Solves. A solve that runs out of time with an incumbent is TIME_LIMIT; without one it is TIME_LIMIT with no values."""
+        self.model.objective = mip.minimize(_sum(terms))
+        self.model.max_mip_gap = gap
+        self.model.max_mip_gap_abs = 1e-9
+        self.model.threads = 1
+        self.model.seed = 1
+        with _silence():
+            found = self.model.optimize(max_seconds=time_limit_s)
+        return self._result(found)
+
+    def _result(self, found: mip.OptimizationStatus) -> Result:
+        if found in (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE):
+            return Result(Status.INFEASIBLE, float("inf"), float("inf"), 0.0, ())
+        if not self.model.num_solutions:
+            return Result(Status.TIME_LIMIT, float("inf"), 0.0, float("inf"), ())
+        status = Status.OPTIMAL if found is mip.OptimizationStatus.OPTIMAL else Status.TIME_LIMIT
+        objective, bound = float(self.model.objective_value), float(self.model.objective_bound)
+        gap = max(0.0, objective - bound) / max(abs(objective), TINY)
+        return Result(status, objective, bound, gap, tuple(float(v.x) for v in self.model.vars))
+
+
+def _sum(terms: Iterable[Term]) -> mip.LinExpr:
+    variables, coefficients, constant = [], [], 0.0
+    for factor, coefficient in terms:
+        if isinstance(factor, mip.Var):
+            variables.append(factor)
+            coefficients.append(coefficient)
+        else:
+            constant += factor * coefficient
+    return mip.LinExpr(variables, coefficients, constant)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Sends file descriptors 1 and 2 to nowhere: solvers written in C print past sys.stdout."""
+    kept: list[tuple[int, int]] = []
+    with open(os.devnull, "w") as nowhere:
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+            with contextlib.suppress(OSError):
+                kept.append((number, os.dup(number)))
+                os.dup2(nowhere.fileno(), number)
+        try:
+            yield
+        finally:
+            for number, copy in kept:
+                os.dup2(copy, number)
+                os.close(copy)
