@@ -19,7 +19,7 @@ from remat_codegen.emit.segments import Program, Role, Segment
 from remat_codegen.emit.spell import spell
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Kind, Node, Phase
-from remat_codegen.graph.simplify import Body, Model
+from remat_codegen.graph.simplify import Body, Model, is_view
 from remat_codegen.schedule import Compute
 from remat_codegen.trace import Operation, Origin, Ref, refs
 
@@ -218,10 +218,13 @@ class _Writer:
         if again:
             self._open_chunk(position)
         body = self.model.bodies[node.id]
-        for op in body.operations if again else ():
-            self._fetch_bases(position, self.trace.operations[op], body)
+        operations = body.operations
+        if again:  # views are taken when somebody asks for them
+            operations = tuple(op for op in operations if not is_view(self.record, self.trace.operations[op]))
+            for op in operations:
+                self._fetch_bases(position, self.trace.operations[op], body)
         with self._context(position, node, again):
-            for op in body.operations:
+            for op in operations:
                 self._statement(position, self.trace.operations[op])
                 self._name_results(position, node, op, again)
         self._drop_inner(body)

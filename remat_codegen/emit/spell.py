@@ -46,6 +46,8 @@ def spell(operation: Operation, tensor: Tensor, training: str | None, again: boo
     position = TRAINING_ARGUMENT.get(base)
     if training is not None and position is not None and position < len(values):
         values[position] = training
+    if training is not None and base == "scaled_dot_product_attention" and len(values) > 4:
+        values[4] = f"({values[4]} if {training} else 0.0)"
     for place in _STATISTICS.get(base, ()) if again else ():
         values[place] = values[place] if values[place] == "None" else f"{values[place]}.clone()"
     simple = _simple(operation, base, overload, values, keywords)
