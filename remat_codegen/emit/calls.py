@@ -16,26 +16,35 @@ from remat_codegen.trace import Ref, Trace
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A leaf of what the model was called with: its expression in forward's parameters, and its variable or its value."""
+    """A leaf of what the model was called with: what to call it, its expression in forward, and its variable or its value."""
 
+    name: str
     expression: str
     variable: int | None
     value: Any
 
 
-def arguments(trace: Trace, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:
-    """The leaves of a call `forward(*args, **kwargs)`, forward's other parameters with their defaults included."""
+def arguments(
+    trace: Trace, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], bound: str | None = None
+) -> list[Argument]:
+    """The leaves of a call `forward(*args, **kwargs)`, forward's other parameters with their defaults included.
+
+    `bound` is the expression for a dictionary of forward's parameters, where they are not at hand by name.
+    """
     parameters = list(inspect.signature(forward).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
     found = []
     for (path, value), variable in zip(leaves, trace.inputs, strict=True):
-        found.append(Argument(_expression(path, parameters, positional, named), variable, value))
+        parameter, rest = _place(path, parameters, positional, named)
+        expression = parameter if bound is None else f"{bound}[{parameter!r}]"
+        found.append(Argument(parameter + rest, expression + rest, variable, value))
     given = {p.name for p in positional[: len(args)]} | set(kwargs)
     for parameter in parameters:
         if parameter.name not in given and parameter.default is not parameter.empty and _is_plain(parameter.default):
-            found.append(Argument(parameter.name, None, parameter.default))
+            expression = parameter.name if bound is None else f"{bound}[{parameter.name!r}]"
+            found.append(Argument(parameter.name, expression, None, parameter.default))
     return found
 
 
@@ -43,18 +52,17 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _expression(path: Sequence[Any], parameters: list, positional: list, named: set[str]) -> str:
+def _place(path: Sequence[Any], parameters: list, positional: list, named: set[str]) -> tuple[str, str]:
+    """The parameter that a leaf arrives in, and how to reach it from there."""
     where, first, *rest = path
+    inside = "".join(_access(key) for key in rest)
+    if where.idx == 0 and first.idx < len(positional):
+        return positional[first.idx].name, inside
     if where.idx == 0:
-        if first.idx < len(positional):
-            text = positional[first.idx].name
-        else:
-            text = f"{_variadic(parameters, inspect.Parameter.VAR_POSITIONAL)}[{first.idx - len(positional)}]"
-    elif first.key in named:
-        text = first.key
-    else:
-        text = f"{_variadic(parameters, inspect.Parameter.VAR_KEYWORD)}[{first.key!r}]"
-    return text + "".join(_access(key) for key in rest)
+        return _variadic(parameters, inspect.Parameter.VAR_POSITIONAL), f"[{first.idx - len(positional)}]{inside}"
+    if first.key in named:
+        return first.key, inside
+    return _variadic(parameters, inspect.Parameter.VAR_KEYWORD), f"[{first.key!r}]{inside}"
 
 
 def _variadic(parameters: list, kind: Any) -> str:
@@ -75,8 +83,8 @@ def passed_on(forward: Callable[..., Any]) -> str:
     """The arguments that hand forward's own parameters to another function with the same ones."""
     parts = []
     for p in inspect.signature(forward).parameters.values():
-        prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**", p.KEYWORD_ONLY: f"{p.name}="}.get(p.kind, "")
-        parts.append(prefix + p.name)
+        prefixes = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**", p.KEYWORD_ONLY: f"{p.name}="}
+        parts.append(prefixes.get(p.kind, "") + p.name)
     return ", ".join(parts)
 
 
@@ -89,9 +97,8 @@ def result(trace: Trace, tensor: Callable[[int], str]) -> str:
 def _assemble(spec: Any, leaves: Any) -> str:
     if spec.is_leaf():
         return next(leaves)
-    parts = [_assemble(child, leaves) for child in spec.children()] if callable(getattr(spec, "children", None)) else [
-        _assemble(child, leaves) for child in spec.children_specs
-    ]
+    children = spec.children() if hasattr(spec, "children") else spec.children_specs
+    parts = [_assemble(child, leaves) for child in children]
     if spec.type is tuple:
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
     if spec.type is list:

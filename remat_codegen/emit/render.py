@@ -81,7 +81,8 @@ class _Renderer:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
         self.environment = _templates()
-        self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs)
+        bound = "given" if self._parameters() is None else None
+        self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
@@ -126,7 +127,7 @@ class _Renderer:
         given = {}
         for argument in self.arguments:
             if argument.variable is not None:
-                given[argument.variable] = namer.fresh(re.sub(r"\W+", "_", argument.expression).strip("_"))
+                given[argument.variable] = namer.fresh(re.sub(r"\W+", "_", argument.name).strip("_"))
         for variable, tensor in self.trace.constants:
             name = f"CONSTANT_{len(self.constants)}"
             self.constants[name] = self._constant(variable, tensor)
@@ -165,7 +166,7 @@ class _Renderer:
             step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
             inputs=expressions,
             uses_step=uses_step,
-            given=", ".join(f"{a.expression!r}: {a.expression}" for a in self.arguments),
+            given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             wraps=self._parameters() is None,
         )
         parts["expected"] = self._expected()
@@ -202,7 +203,7 @@ class _Renderer:
             else:
                 v = self.trace.variables[argument.variable]
                 text = f"({v.shape!r}, {v.dtype}, {v.requires_grad})"
-            rows.append(f"    {argument.expression!r}: {text},")
+            rows.append(f"    {argument.name!r}: {text},")
         return "{\n" + "\n".join(rows) + "\n}" if rows else "{}"
 
     def _frozen(self) -> str:
@@ -214,7 +215,7 @@ class _Renderer:
         for argument in self.arguments:
             if argument.variable is not None:
                 v = self.trace.variables[argument.variable]
-                parts.append(f"{argument.expression}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}")
+                parts.append(f"{argument.name}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}")
         return ", ".join(parts) or "no inputs"
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[str]:
@@ -223,7 +224,7 @@ class _Renderer:
         lines = [f"import {m}" for m in ("contextlib", "functools", "weakref") if m in used]
         lines.append("import torch")
         if carried is None:
-            lines.append("from torch import nn")
+            lines = ["import inspect", *lines, "from torch import nn"]
         if "F" in used:
             lines.append("import torch.nn.functional as F")
         present = {line.strip() for line in (carried.imports.splitlines() if carried is not None else ())}

@@ -1,0 +1,290 @@
+"""The whole way from a request to a verified file: each stage takes what the one before it made, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remat_codegen import __version__, planfile, verify as comparing
+from remat_codegen.budget import format_bytes, parse_budget
+from remat_codegen.emit.render import Facts, Original, render
+from remat_codegen.errors import BudgetError, TargetError
+from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.graph.ir import Graph
+from remat_codegen.graph.record import record
+from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.plan import rockmate
+from remat_codegen.plan.result import Plan
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.measure import measure
+from remat_codegen.report import Progress, Report, Row, Verification
+from remat_codegen.request import Request
+from remat_codegen.schedule import Schedule, simulate, without_recomputation
+from remat_codegen.target import Target, load_target
+from remat_codegen.trace import Origin, trace
+
+GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
+SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
+VERIFY_STEPS = 2
+
+PLANNERS: dict[str, Callable[..., Plan]] = {"rockmate": rockmate.plan}
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A target with its graph."""
+
+    target: Target
+    model: Model
+
+    @property
+    def graph(self) -> Graph:
+        """The target's graph."""
+        return self.model.graph
+
+
+def generate(request: Request, progress: Progress) -> Report:
+    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
+    output = request.output_path
+    for path in (output, request.save_plan):
+        if path is not None:
+            check_writable(path)
+    traced = _trace(request, progress)
+    plan = _load_plan(request, traced) if request.plan is not None else _make_plan(request, traced, progress)
+    schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
+    with progress.stage("emit"):
+        text = emit(traced, schedule, plan, request)
+        write_atomically(output, text)
+        if request.save_plan is not None:
+            write_atomically(request.save_plan, plan.dumps())
+    verification = None
+    if request.verify:
+        with progress.stage("verify"):
+            verification = _verify(output, traced.target, request.device, request.seed, VERIFY_STEPS, progress)
+    return _report(plan, traced.graph, output, verification, progress)
+
+
+def verify(
+    file: Path,
+    target: str,
+    *,
+    init: str = "",
+    inputs: str | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    steps: int = VERIFY_STEPS,
+    progress: Progress,
+) -> Verification:
+    """Runs a generated file against the model it came from, over several steps of an optimizer."""
+    with progress.stage("load"):
+        found = load_target(target, init=init, inputs=inputs, device=device, seed=seed)
+    with progress.stage("verify"):
+        return _verify(file, found, device, seed, steps, progress)
+
+
+# ---------------------------------------------------------------------------------------------- stages
+
+
+def _trace(request: Request, progress: Progress) -> Traced:
+    with progress.stage("load"):
+        target = load_target(
+            request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed
+        )
+    with progress.stage("trace"):
+        traced = trace(target.module, target.args, target.kwargs)
+    with progress.stage("graph"):
+        try:
+            model = simplify(traced, record(traced))
+        except ValueError as error:
+            raise TargetError(str(error), where=target.label, hint="nothing here can be trained") from error
+    return Traced(target, model)
+
+
+def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPlan:
+    assert request.budget is not None
+    budget = parse_budget(request.budget)
+    with progress.stage("profile"):
+        cache = Cache(request.device, enabled=request.cache)
+        profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
+        cache.save()
+    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
+    with progress.stage("plan"):
+        plan = _plan_within(request, traced, profile, limit, progress)
+    assert plan.schedule is not None
+    again = _generator_states(traced, plan.schedule)
+    return SavedPlan(
+        graph=traced.graph.digest(),
+        planner=plan.planner,
+        status=str(plan.status),
+        budget=request.budget,
+        budget_bytes=limit,
+        planned_peak_bytes=plan.peak_bytes + again,
+        unmodified_peak_bytes=plain.peak_bytes,
+        overhead=round(plan.time_ns / max(1, plain.time_ns) - 1, 4),
+        bound=None if plan.bound_ns is None else round(plan.bound_ns / max(1, plain.time_ns) - 1, 4),
+        device=request.device,
+        order=planfile.order_of(plan.schedule),
+        notes=plan.notes,
+    )
+
+
+def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress) -> Plan:
+    """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none."""
+    reserve = _most_generator_states(traced) + SLACK_BYTES
+    planner = PLANNERS[request.planner]
+
+    def advance(what: str, done: int, total: int) -> None:
+        progress.update(done, total)
+
+    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    room = limit if plain.peak_bytes + SLACK_BYTES <= limit else limit - reserve
+    plan = planner(traced.graph, profile, room, progress=advance)
+    if plan.schedule is None:
+        smallest = "" if plan.minimum_bytes is None else format_bytes(plan.minimum_bytes + reserve)
+        hint = f"the smallest budget that works is {smallest} ({plan.minimum_bytes + reserve} bytes)" if smallest else None
+        raise BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
+    return plan
+
+
+def _generator_states(traced: Traced, schedule: Schedule) -> int:
+    """Bytes of generator states that a schedule's file keeps: one for each random node that runs again."""
+    order = planfile.order_of(schedule)
+    again = {n for n in order if order.count(n) > 1}
+    return sum(GENERATOR_STATE_BYTES for n in again if _is_random(traced, n) and not _on_cuda(traced))
+
+
+def _most_generator_states(traced: Traced) -> int:
+    random = [n for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id)]
+    return 0 if _on_cuda(traced) else (len(random) + 1) * GENERATOR_STATE_BYTES if random else 0
+
+
+def _is_random(traced: Traced, node: int) -> bool:
+    return any(traced.model.record.random[op] for op in traced.model.bodies[node].operations) if node < traced.graph.loss else False
+
+
+def _on_cuda(traced: Traced) -> bool:
+    results = [v for v in traced.model.trace.variables if v.origin is Origin.RESULT]
+    return any(v.device.startswith("cuda") for v in results)
+
+
+def _load_plan(request: Request, traced: Traced) -> SavedPlan:
+    assert request.plan is not None
+    plan = planfile.load(request.plan)
+    return plan if request.budget is None else replace(plan, budget=plan.budget)
+
+
+# ---------------------------------------------------------------------------------------------- emission
+
+
+def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) -> str:
+    """The generated file's text: a pure function of the traced model, the plan and the request's words."""
+    target = traced.target
+    source = _own_source(target)
+    original = Original(
+        target=portable(request.target),
+        class_name=target.class_name,
+        forward=target.module.forward,
+        args=target.args,
+        kwargs=target.kwargs,
+        source=source,
+    )
+    facts = Facts(
+        version=__version__,
+        command=command(request, plan),
+        source_digest=hashlib.sha256(target.source.encode()).hexdigest(),
+        planner=plan.planner,
+        device=plan.device,
+        budget_bytes=plan.budget_bytes,
+        planned_peak_bytes=plan.planned_peak_bytes,
+        unmodified_peak_bytes=plan.unmodified_peak_bytes,
+        overhead=plan.overhead,
+        bound=plan.bound,
+    )
+    return render(original, traced.model, schedule, facts)
+
+
+def _own_source(target: Target) -> str | None:
+    """The text of the file that was named, if the model's class comes from it."""
+    try:
+        file = inspect.getsourcefile(type(target.module))
+    except TypeError:  # a class that was made in an interactive session
+        return None
+    return target.source if file is not None and Path(file).resolve() == target.path.resolve() else None
+
+
+def portable(target: str) -> str:
+    """A target without what belongs to one machine: an absolute path becomes the file's name."""
+    place, _, name = target.rpartition(":")
+    return f"{Path(place).name}:{name}" if Path(place).is_absolute() else target
+
+
+def command(request: Request, plan: SavedPlan) -> str:
+    """The command that regenerates a file, with what differs from the defaults."""
+    words = ["remat-codegen", portable(request.target), "--budget", plan.budget]
+    words += ["--init", request.init] if request.init else []
+    words += ["--inputs", request.inputs] if request.inputs is not None else []
+    words += ["--device", plan.device] if plan.device != "cpu" else []
+    words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
+    words += ["--seed", str(request.seed)] if request.seed else []
+    words += ["-o", request.output_path.name]
+    return shlex.join(words)
+
+
+# ---------------------------------------------------------------------------------------------- verification
+
+
+def _verify(file: Path, target: Target, device: str, seed: int, steps: int, progress: Progress) -> Verification:
+    generated = comparing.load_generated(file)
+    result = comparing.compare(
+        target.module,
+        generated.rematerialize,
+        target.args,
+        target.kwargs,
+        steps=steps,
+        seed=seed,
+        device=device,
+        advance=progress.update,
+    )
+    exact = result
+    if not result.identical:
+        generated.check_call = lambda *given: None  # the same file in double precision
+        module, args, kwargs = comparing.in_float64(target.module, target.args, target.kwargs)
+        exact = comparing.compare(module, generated.rematerialize, args, kwargs, steps=steps, seed=seed, device=device)
+    rows = [_row(what, found, exact.of(what)) for what, found in result.differences.items()]
+    measured, budget = result.measured_peak_bytes, generated.BUDGET_BYTES
+    rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
+    return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget)
+
+
+def _row(what: str, found: Any, in_double: Any) -> Row:
+    if found.worst is None:
+        return Row(what, True, f"{found.compared} bit-identical")
+    if in_double.worst is None or in_double.worst < comparing.ROUNDING:
+        return Row(what, True, f"{found.compared} equal up to rounding ({found.worst:.1e}; in float64 {in_double.worst or 0:.1e})")
+    return Row(what, False, f"{found.where} differs by {found.worst:.1e} (in float64 by {in_double.worst:.1e})")
+
+
+def _report(plan: SavedPlan, graph: Graph, output: Path, verification: Verification | None, progress: Progress) -> Report:
+    return Report(
+        planner=plan.planner,
+        status=plan.status,
+        budget_bytes=plan.budget_bytes,
+        planned_peak_bytes=plan.planned_peak_bytes,
+        unmodified_peak_bytes=plan.unmodified_peak_bytes,
+        overhead=plan.overhead,
+        bound=plan.bound,
+        blocks=len(graph.blocks),
+        kinds=len({b.kind for b in graph.blocks}),
+        seconds=dict(progress.seconds),
+        output=output,
+        notes=plan.notes,
+        verify=verification,
+    )

@@ -1,0 +1,91 @@
+"""From a model and an order of its nodes to a generated module that has been run against the original."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import zoo
+
+from remat_codegen.emit.render import Facts, Original, render
+from remat_codegen.graph.ir import Graph, Kind
+from remat_codegen.graph.record import record
+from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.schedule import Schedule, validate, with_forgets
+from remat_codegen.trace import trace
+from remat_codegen.verify import Comparison, compare
+
+FACTS = Facts("0", "remat-codegen model.py:Model", "0" * 64, "test", "cpu", 2**30, 2**20, 2**20, 0.0)
+
+
+def model_of(module, args, kwargs) -> Model:
+    """The graph of a module."""
+    traced = trace(module.train(), args, kwargs)
+    return simplify(traced, record(traced))
+
+
+@cache
+def zoo_model(name: str):
+    """module, args, kwargs, Model of a member of the zoo."""
+    module, args, kwargs = zoo.build(name)
+    return module, args, kwargs, model_of(module, args, kwargs)
+
+
+def droppable(graph: Graph) -> list[int]:
+    """Values and phantoms that can be rebuilt."""
+    return [d for n in graph.forward_nodes if n.recomputable for d in n.writes if d not in graph.outputs]
+
+
+def rebuilding(graph: Graph, dropped: set[int]) -> Schedule:
+    """A schedule that forgets `dropped` before the backward pass and rebuilds each just in time."""
+    producers = graph.producers()
+    order = [n.id for n in graph.nodes[: graph.loss + 1]]
+    alive = {d for n in graph.nodes[: graph.loss + 1] for d in n.writes} - dropped
+
+    def need(data: int) -> None:
+        if data in alive:
+            return
+        node = graph.nodes[producers[data][0]]
+        for read in node.reads:
+            need(read)
+        order.append(node.id)
+        alive.update(node.writes)
+
+    for node in graph.backward_nodes:
+        for read in node.reads:
+            if graph.data[read].kind is not Kind.GRADIENT:
+                need(read)
+        order.append(node.id)
+        alive.update(node.writes)
+    schedule = with_forgets(graph, order)
+    validate(graph, schedule)
+    return schedule
+
+
+def emit(module, args, kwargs, model: Model, schedule: Schedule, source: str | None) -> str:
+    """The generated file's text."""
+    name = type(module).__name__
+    return render(Original(f"zoo.py:{name}", name, module.forward, args, kwargs, source), model, schedule, FACTS)
+
+
+def load(text: str, folder: Path, name: str = "generated") -> ModuleType:
+    """Imports generated text."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_zoo(name: str, dropped: set[int], folder: Path, wraps: bool = False) -> Comparison:
+    """Emits a member of the zoo with `dropped` rebuilt, and trains it beside the original."""
+    module, args, kwargs, model = zoo_model(name)
+    source = None if wraps else Path(zoo.__file__).read_text()
+    text = emit(module, args, kwargs, model, rebuilding(model.graph, dropped), source)
+    return compare(module, load(text, folder).rematerialize, args, kwargs)
