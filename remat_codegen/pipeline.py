@@ -261,7 +261,7 @@ def _verify(file: Path, target: Target, device: str, seed: int, steps: int, prog
     rows = [_row(what, found, exact.of(what)) for what, found in result.differences.items()]
     measured, budget = result.measured_peak_bytes, generated.BUDGET_BYTES
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget)
+    return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
 
 
 def _row(what: str, found: Any, in_double: Any) -> Row:
@@ -284,7 +284,7 @@ def _report(plan: SavedPlan, graph: Graph, output: Path, verification: Verificat
         blocks=len(graph.blocks),
         kinds=len({b.kind for b in graph.blocks}),
         seconds=dict(progress.seconds),
-        output=output,
+        output=str(output),
         notes=plan.notes,
         verify=verification,
     )

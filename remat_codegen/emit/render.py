@@ -81,13 +81,13 @@ class _Renderer:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
         self.environment = _templates()
-        bound = "given" if self._parameters() is None else None
+        self.parameters = self._parameters()
+        bound = "given" if self.parameters is None else None
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
-        wraps = self._parameters() is None
-        carried = None if wraps else usersource.carry(self.original.source or "", self.original.class_name, "pass")
+        carried = None if self.parameters is None else usersource.carry(self.original.source or "", self.original.class_name, "pass")
         taken = carried.names if carried is not None else frozenset()
         namer = Namer()
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
@@ -159,15 +159,15 @@ class _Renderer:
         expressions = [a.expression for a in used]
         parts = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
-            parameters=self._parameters() or "self, *args, **kwargs",
-            passed_on=calls.passed_on(self.original.forward) if self._parameters() else "*args, **kwargs",
-            plain="self.plain_forward" if self._parameters() else "self.original",
+            parameters=self.parameters or "self, *args, **kwargs",
+            passed_on=calls.passed_on(self.original.forward) if self.parameters else "*args, **kwargs",
+            plain="self.plain_forward" if self.parameters else "self.original",
             rematerializes=rematerializes,
             step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
             inputs=expressions,
             uses_step=uses_step,
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
-            wraps=self._parameters() is None,
+            wraps=self.parameters is None,
         )
         parts["expected"] = self._expected()
         parts["frozen"] = self._frozen()

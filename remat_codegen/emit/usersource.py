@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import libcst as cst
 
@@ -30,8 +31,7 @@ def carry(source: str, class_name: str, new_forward: str) -> Carried | None:
 
     None where the class is not defined at the top of the file, or something it needs comes from another package.
     """
-    module = cst.parse_module(source)
-    statements = [_Statement(s) for s in module.body]
+    module, statements = _read(source)
     target = next((s for s in statements if isinstance(s.node, cst.ClassDef) and s.node.name.value == class_name), None)
     if target is None:
         return None
@@ -47,12 +47,18 @@ def carry(source: str, class_name: str, new_forward: str) -> Carried | None:
 
 def parameters_of(source: str, class_name: str) -> str | None:
     """The parameter list of a class's own forward, as it is written; None where it inherits its forward."""
-    module = cst.parse_module(source)
-    for statement in module.body:
-        if isinstance(statement, cst.ClassDef) and statement.name.value == class_name:
-            forward = _method(statement, "forward")
+    module, statements = _read(source)
+    for statement in statements:
+        if isinstance(statement.node, cst.ClassDef) and statement.node.name.value == class_name:
+            forward = _method(statement.node, "forward")
             return None if forward is None else module.code_for_node(forward.params)
     return None
+
+
+@lru_cache(maxsize=8)
+def _read(source: str) -> tuple[cst.Module, list[_Statement]]:
+    module = cst.parse_module(source)
+    return module, [_Statement(s) for s in module.body]
 
 
 class _Statement:

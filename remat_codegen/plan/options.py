@@ -6,17 +6,16 @@ Pieces that are equal have equal options, so a family is solved once for each di
 
 The family: for a few peaks from the most that a step needs to the least that any order needs, and for each peak, budgets for what
 is kept from all to nothing. The epsilon step (the next budget is the next one below what the last solution used) skips the
-budgets that are answered already; dominated options are dropped. Pieces too large for the ILP take the greedy orders instead.
+budgets that are answered already; dominated options are dropped. Pieces too large for the ILP take the orders of a heuristic instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from remat_codegen.graph.ir import Block, Data, Graph, Kind, Node, Phase
+from remat_codegen.graph.ir import Block, Data, Graph, Node
 from remat_codegen.plan import checkmate
-from remat_codegen.plan.greedy import greedy_orders
 from remat_codegen.plan.result import Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, simulate, with_forgets
@@ -57,35 +56,38 @@ class Piece:
 class Option:
     """A way to run a piece forward and backward, with its input outside.
 
-    `forward` and `backward` are node ids of the piece; `again` are the forward nodes worth running when the block is run for the second
-    time. `saved_bytes` is kept between the two beside the output; `forward_peak_bytes` includes the output,
-    `backward_peak_bytes` the gradients that come in.
+    `backward` are node ids of the piece, from its loss on. `saved_bytes` is kept between the two beside the output;
+    `forward_peak_bytes` includes the output, `backward_peak_bytes` the gradients that come in. When the block runs forward a second
+    time, nodes that nothing needs are left out: `again_ns` if its output is wanted, `alone_ns` if not.
     """
 
-    forward: tuple[int, ...]
-    again: tuple[int, ...]
     backward: tuple[int, ...]
     forward_ns: int
     again_ns: int
+    alone_ns: int
     backward_ns: int
     saved_bytes: int
     forward_peak_bytes: int
     backward_peak_bytes: int
 
-    @property
-    def time_ns(self) -> int:
-        """Both directions."""
-        return self.forward_ns + self.backward_ns
+    def beats(self, other: Option) -> bool:
+        """Whether it is at least as good in every respect."""
+        return all(a <= b for a, b in zip(self._merits(), other._merits(), strict=True))
+
+    def _merits(self) -> tuple[int, ...]:
+        total, again, alone = self.backward_ns, self.again_ns + self.backward_ns, self.alone_ns + self.backward_ns
+        return total, again, alone, self.saved_bytes, self.forward_peak_bytes, self.backward_peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The options of a piece, cheapest first; `pass_*` is its forward run that keeps only the output (F-null in the paper)."""
+    """The options of a piece, cheapest first; `pass_*` is its forward run that keeps only the output (F-null in the paper).
+
+    `solves` counts the integer programs that it took, `timed_out` says whether one was stopped early.
+    """
 
     piece: Piece
     options: tuple[Option, ...]
-    pass_nodes: tuple[int, ...]
-    pass_again: tuple[int, ...]
     pass_ns: int
     pass_again_ns: int
     pass_peak_bytes: int
@@ -171,27 +173,146 @@ def _next_backward(graph: Graph, first: int) -> int:
     return next((n.id for n in graph.backward_nodes if n.forward is not None and n.forward < first), len(graph.nodes))
 
 
-def solve_family(piece: Piece, grid: Grid, advance: Callable[[], None] | None = None) -> Family:
-    """The options of a piece."""
-    graph = piece.graph
-    search = _Search(piece, grid, advance)
-    natural = tuple(range(len(graph.nodes)))
-    search.add(natural)
-    if len(graph.backward_nodes) and graph.loss > grid.largest:
-        for order in greedy_orders(graph, piece.profile):
+Heuristic = Callable[[Graph, Profile], Sequence[tuple[int, ...]]]
+
+
+def solve_family(piece: Piece, grid: Grid, heuristic: Heuristic) -> Family:
+    """The options of a piece: by the ILP, or by `heuristic` (orders of a graph, whatever their peaks) where the piece is large."""
+    graph, profile = piece.graph, piece.profile
+    search = _Search(piece, grid)
+    search.add(tuple(range(len(graph.nodes))))
+    if graph.backward_nodes and graph.loss > grid.largest:
+        for order in heuristic(graph, profile):
             search.add(order)
-    elif len(graph.backward_nodes):
+    elif graph.backward_nodes:
         search.run()
-    keep_nothing = _needed_for(graph, range(graph.loss), graph.nodes[graph.loss].reads)
-    peaks = simulate(graph, piece.profile, with_forgets(graph, natural[: graph.loss + 1]))
-    return Family(
-        piece,
-        _undominated(search.options),
-        natural[: graph.loss],
-        keep_nothing,
-        _time(piece.profile, natural[: graph.loss]),
-        _time(piece.profile, keep_nothing),
-        _pass_peak(piece),
-        search.solves,
-        search.timed_out,
+    forward = tuple(range(graph.loss + 1))
+    during = simulate(graph, profile, schedule := with_forgets(graph, forward)).during_bytes
+    peak = max(during[: schedule.steps.index(Compute(graph.loss))], default=0)
+    again_ns = _time(profile, _needed(graph, forward, True))
+    options = _undominated(search.options)
+    return Family(piece, options, _time(profile, forward[:-1]), again_ns, peak, search.solves, search.timed_out)
+
+
+class _Search:
+    """Walks the grid of budgets; remembers what was asked, so that nothing is asked twice."""
+
+    def __init__(self, piece: Piece, grid: Grid) -> None:
+        self.piece, self.grid = piece, grid
+        self.options: list[Option] = []
+        self.answers: list[tuple[int, int, Option | None]] = []  # peak and saved budget, and the fastest option within them
+        self.solves = 0
+        self.timed_out = False
+
+    def add(self, order: tuple[int, ...]) -> Option:
+        """Takes an order in; returns it as an option."""
+        option = option_of(self.piece, order)
+        if option not in self.options:
+            self.options.append(option)
+        return option
+
+    def run(self) -> None:
+        """All the budgets."""
+        most = self.options[0]
+        highest = max(most.forward_peak_bytes, most.backward_peak_bytes)
+        self.answers.append((highest, most.saved_bytes, most))
+        lowest = self._least_peak(highest, most.saved_bytes, highest)
+        steps = max(self.grid.peak_levels - 1, 1)
+        for level in range(self.grid.peak_levels):
+            least_saved = self._row(highest - (highest - lowest) * level // steps, most.saved_bytes)
+            if level == 0 and least_saved is not None:
+                self._least_peak(highest, least_saved, highest)
+
+    def _row(self, peak: int, saved: int) -> int | None:
+        """The epsilon walk at one peak, from keeping all to keeping least; returns the least that can be kept."""
+        least: int | None = None
+        levels = [saved * i // max(self.grid.saved_levels - 1, 1) for i in reversed(range(self.grid.saved_levels))]
+        for level in levels:
+            if least is not None and least <= level:
+                continue
+            option = self._ask(peak, level)
+            if option is None:
+                break
+            least = option.saved_bytes
+        return least
+
+    def _ask(self, peak: int, saved: int) -> Option | None:
+        for asked_peak, asked_saved, option in self.answers:
+            if option is None and peak <= asked_peak and saved <= asked_saved:
+                return None
+            if option is not None and peak <= asked_peak and saved <= asked_saved and _fits(option, peak, saved):
+                return option
+        found = self._solve(peak, saved, False)
+        option = None if found is None else self.add(found)
+        self.answers.append((peak, saved, option))
+        return option
+
+    def _least_peak(self, peak: int, saved: int, otherwise: int) -> int:
+        """The least peak while at most `saved` bytes are kept."""
+        order = self._solve(peak, saved, True)
+        if order is None:
+            return otherwise
+        option = self.add(order)
+        return max(option.forward_peak_bytes, option.backward_peak_bytes)
+
+    def _solve(self, peak: int, saved: int, minimise_peak: bool) -> tuple[int, ...] | None:
+        self.solves += 1
+        limit, gap = self.grid.time_limit_s, self.grid.gap
+        graph, profile = self.piece.graph, self.piece.profile
+        found = checkmate.solve(graph, profile, peak, saved, minimise_peak=minimise_peak, time_limit_s=limit, gap=gap)
+        self.timed_out |= found.status is Status.TIME_LIMIT
+        return found.order
+
+
+def _fits(option: Option, peak: int, saved: int) -> bool:
+    return max(option.forward_peak_bytes, option.backward_peak_bytes) <= peak and option.saved_bytes <= saved
+
+
+def option_of(piece: Piece, order: tuple[int, ...]) -> Option:
+    """What an order of a piece costs, by the simulator."""
+    graph, profile = piece.graph, piece.profile
+    schedule = with_forgets(graph, order)
+    during = simulate(graph, profile, schedule).during_bytes
+    boundary = schedule.steps.index(Compute(graph.loss))
+    where = order.index(graph.loss)
+    return Option(
+        order[where:],
+        _time(profile, order[:where]),
+        _time(profile, _needed(graph, order, True)),
+        _time(profile, _needed(graph, order, False)),
+        _time(profile, order[where:]),
+        checkmate.saved_bytes(graph, order),
+        max(during[:boundary], default=0),
+        max(during[boundary:]),
     )
+
+
+def _needed(graph: Graph, order: Sequence[int], output: bool) -> list[int]:
+    """The forward nodes before the loss that have to run if earlier runs left nothing but the block's input."""
+    wanted: set[int] = set()
+    needed: list[int] = []
+    before = False
+    for node in (graph.nodes[i] for i in reversed(order)):
+        before |= node.id == graph.loss
+        if before and node.id != graph.loss and not wanted.intersection(node.writes):
+            continue
+        wanted -= set(node.writes)
+        if node.id != graph.loss or output:
+            wanted |= set(node.reads)
+        if before and node.id != graph.loss:
+            needed.append(node.id)
+    return needed
+
+
+def _time(profile: Profile, nodes: Sequence[int]) -> int:
+    return sum(profile.time_ns[i] for i in nodes)
+
+
+def _undominated(options: Sequence[Option]) -> tuple[Option, ...]:
+    """The options that no other one beats, cheapest first."""
+    ranked = sorted(options, key=lambda o: (o.backward_ns, o.saved_bytes, o.backward_peak_bytes, o.forward_peak_bytes))
+    kept: list[Option] = []
+    for option in ranked:
+        if not any(other.beats(option) for other in kept):
+            kept.append(option)
+    return tuple(kept)

@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CASES ?= 100
+SEED ?= 0
+
+.PHONY: demo test test-slow lint format type golden bench fuzz clean
+
+demo: $(STAMP)
+	mkdir -p build
+	$(BIN)/remat-codegen examples/gpt2.py:GPT2 --budget 1GiB -o build/gpt2_remat.py --verify
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/black --check --quiet .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/black --quiet .
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+# Writes the committed outputs anew; look at the difference before committing it.
+golden: $(STAMP)
+	$(BIN)/python -m pytest tests/golden --update-golden
+
+bench: $(STAMP)
+	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+fuzz: $(STAMP)
+	CASES=$(CASES) SEED=$(SEED) $(BIN)/python -m pytest tests/property
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The environment is installed anew where what it is made from is newer.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,highs]' -c constraints.txt
+	touch $@

@@ -1,0 +1,318 @@
+"""The command line: one function per verb. Nothing heavy is imported before a verb has read its options.
+
+Exit codes: 0 done; 1 a verification failed; 2 anything the user can put right, an interruption, or a fault of ours.
+Each error is one line on standard error. Results go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from remat_codegen import __version__
+from remat_codegen.budget import parse_budget
+from remat_codegen.errors import RematError
+from remat_codegen.files import check_writable
+from remat_codegen.request import PLANNERS, Request
+
+NAME = "remat-codegen"
+DEFAULT_VERB = "generate"
+FILE = click.Path(path_type=Path)
+
+EXAMPLES = """\b
+Examples:
+  remat-codegen model.py:GPT2 --budget 1GiB -o gpt2_remat.py
+  remat-codegen model.py:GPT2 --budget 40% --init "layers=24, dropout=0.0" --verify
+  remat-codegen my.package:build --budget 800MiB --inputs "idx=int64[4,512]<50257; mask=bool[4,512]"
+  remat-codegen model.py:GPT2 --budget 1GiB --save-plan plan.json
+  remat-codegen model.py:GPT2 --plan plan.json -o again.py
+  remat-codegen verify gpt2_remat.py model.py:GPT2
+"""
+
+
+class _Interrupted(Exception):
+    """Ctrl-C, kept from click, which would print an empty line."""
+
+
+class CommandLine(click.Group):
+    """A group whose verb may be left out: what is not the name of a verb is a target to generate for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts the default verb in front where none is named."""
+        own = {"--help", "-h", "--version"}
+        if args and args[0] not in own and args[0] not in self.commands:
+            self._check_verb(args[0])
+            args = [DEFAULT_VERB, *args]
+        elif not args:
+            raise click.UsageError("no target; write it like model.py:Name, and see remat-codegen --help")
+        return super().parse_args(ctx, args)
+
+    def _check_verb(self, word: str) -> None:
+        close = difflib.get_close_matches(word, self.commands, n=1)
+        if close and ":" not in word:
+            raise click.UsageError(f"{word!r} is neither a verb nor a target; did you mean {close[0]}?")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The default verb's usage first: it is what most people want."""
+        formatter.write_usage(NAME, "TARGET --budget BUDGET [-o FILE] [OPTIONS]")
+        formatter.write_usage(NAME, "VERB [ARGS] [OPTIONS]", prefix=" " * len("Usage: "))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The default verb's options, then the verbs."""
+        default = self.commands[DEFAULT_VERB]
+        shown = [
+            record
+            for p in default.get_params(ctx)
+            if isinstance(p, click.Option) and (record := p.get_help_record(ctx)) is not None
+        ]
+        shown.append(("--version", "Show the version and exit."))
+        with formatter.section("Options"):
+            formatter.write_dl(shown)
+        self.format_commands(ctx, formatter)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
+        """Runs a command line and leaves the process with its exit code."""
+        args = list(sys.argv[1:] if args is None else args)
+        with _one_line_errors(show_traceback="--traceback" in args), _silence():
+            extra["standalone_mode"] = False
+            sys.exit(super().main(args, prog_name or NAME, **extra) or 0)
+
+
+def _fail(text: str) -> NoReturn:
+    print(f"{NAME}: {' '.join(text.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def _one_line_errors(show_traceback: bool) -> Iterator[None]:
+    """Whatever goes wrong is one line and exit code 2."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of standard output has gone; nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(2)
+    except (_Interrupted, KeyboardInterrupt, click.Abort):
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # ends the line that holds the ^C
+        _fail("interrupted")
+    except click.ClickException as error:
+        _fail(f"error: {error.format_message()}")
+    except Exception as error:
+        if show_traceback:
+            traceback.print_exc()
+        if isinstance(error, RematError):
+            _fail(f"error: {error.line()}")
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            _fail(f"error: out of memory: {_first_line(error)}")
+        hint = "" if show_traceback else "; run it again with --traceback to see where"
+        _fail(f"internal error: {type(error).__name__}: {_first_line(error)}{hint}")
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "no message")[:300]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps libraries' warnings off the terminal, and what the user's model prints off standard output."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------------
+
+
+def _seed(ctx: click.Context, option: click.Parameter, value: int) -> int:
+    if not 0 <= value < 2**63:
+        raise click.BadParameter(f"{value} is not a seed; it goes from 0 to 2**63 - 1", ctx, option)
+    return value
+
+
+def _model_options(command: Callable) -> Callable:
+    """Options of every verb that constructs a model."""
+    options = (
+        click.option("--init", default="", metavar="ARGS", help='Constructor arguments, like "layers=24, dropout=0.0".'),
+        click.option(
+            "--inputs",
+            metavar="INPUTS",
+            help='Inputs, like "idx=int64[4,512]<50257; mask=bool[4,512]", or file.py:function. Otherwise example_inputs() '
+            "beside the model or on its class.",
+        ),
+        click.option(
+            "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where the model trains: cpu, cuda, cuda:1."
+        ),
+        click.option(
+            "--seed", default=0, show_default=True, metavar="N", callback=_seed, type=int, help="Seeds weights and inputs."
+        ),
+    )
+    return _with(command, options)
+
+
+def _output_options(command: Callable) -> Callable:
+    """Options of every verb."""
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output."),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and the JSON object)."),
+        click.option("--traceback", is_flag=True, help="Show where an error comes from."),
+    )
+    return _with(command, options)
+
+
+def _with(command: Callable, options: Sequence[Callable]) -> Callable:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+# --- verbs -----------------------------------------------------------------------------------------------------------------
+
+
+@click.group(
+    cls=CommandLine, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Writes PyTorch source code that trains a model within a memory budget, by recomputing what it forgets.
+
+    TARGET names a model: file.py:Name or package.module:Name, where Name is a class of modules, a function that returns a
+    module, or a module.
+    """
+
+
+@cli.command(DEFAULT_VERB, short_help="Write the rematerialized model (the verb may be left out).", epilog=EXAMPLES)
+@click.argument("target")
+@click.option(
+    "--budget", metavar="BUDGET", help="Memory of a training step: 1GiB, 800MiB, 1.5GB, bytes, or 40% of the unmodified peak."
+)
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write.  [default: <name>_remat.py]")
+@_model_options
+@click.option(
+    "--planner", type=click.Choice(PLANNERS), default=PLANNERS[0], show_default=True, help="Who decides what is recomputed."
+)
+@click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")
+@click.option(
+    "--verify", is_flag=True, help="Train the file and the original side by side and compare; exit code 1 on any difference."
+)
+@click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
+@_output_options
+def generate(
+    no_cache: bool,
+    as_json: bool,
+    quiet: bool,
+    traceback: bool,
+    budget: str | None,
+    output: Path | None,
+    plan: Path | None,
+    **options: Any,
+) -> int:
+    """Writes the rematerialized model for TARGET."""
+    if (budget is None) == (plan is None):
+        raise click.UsageError(
+            "give either --budget or --plan" if budget is None else "--plan brings its own budget; leave out --budget"
+        )
+    if budget is not None:
+        parse_budget(budget)
+    request = Request(budget=budget, output=output, plan=plan, cache=not no_cache, **options)
+    _check_files(request)
+    with _captured(as_json, quiet) as (progress, show):
+        from remat_codegen import pipeline, report
+
+        result = pipeline.generate(request, progress)
+        tables = [report.report_table(result)]
+        if result.verify is not None:
+            tables.append(report.verification_table(result.verify))
+        show(result.to_json(), *tables)
+    return _exit_code(result.verify)
+
+
+@cli.command(short_help="Run a generated file against its original.")
+@click.argument("file", type=FILE)
+@click.argument("target")
+@_model_options
+@click.option(
+    "--steps", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Optimizer steps to compare."
+)
+@_output_options
+def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
+    """Trains FILE and the original TARGET side by side: outputs, gradients, buffers, random state, and the measured peak."""
+    with _captured(as_json, quiet) as (progress, show):
+        from remat_codegen import pipeline, report
+
+        result = pipeline.verify(file, target, progress=progress, **options)
+        show(result.to_json(), report.verification_table(result))
+    return _exit_code(result)
+
+
+def _check_files(request: Request) -> None:
+    """What can be known of the files before minutes of work."""
+    written = [p for p in (request.output_path, request.save_plan) if p is not None]
+    read = [Path(request.target.rpartition(":")[0]), request.plan]
+    for path in written:
+        check_writable(path)
+    for position, path in enumerate(written):
+        others = [*written[:position], *(p for p in read if p is not None)]
+        if any(_same_file(path, other) for other in others):
+            raise click.UsageError(f"{path} would be overwritten, which is read or written under another option, too")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+@contextlib.contextmanager
+def _captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., None]]]:
+    """Progress for a verb, and a function that shows its result: an object, or tables."""
+    from rich.console import Console
+
+    from remat_codegen.report import Progress
+
+    stdout = sys.stdout
+
+    def show(result: dict[str, Any], *tables: Any) -> None:
+        if as_json:
+            print(json.dumps(result), file=stdout, flush=True)
+        elif not quiet:
+            console = Console(file=stdout)
+            for table in tables:
+                console.print(table)
+
+    with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
+        yield Progress(None if quiet else Console(file=sys.stderr)), show
+
+
+def _exit_code(verification: Any) -> int:
+    if verification is None or verification.ok:
+        return 0
+    print(f"{NAME}: verification failed: {verification.failures()}", file=sys.stderr)
+    return 1
+
+
+def main() -> NoReturn:
+    """The console script."""
+    cli.main()

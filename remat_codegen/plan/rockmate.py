@@ -1,0 +1,320 @@
+"""Rockmate: exact options for each kind of block, and a dynamic program over the chain (Zhao et al., ICML 2023, algorithm 1).
+
+    pinned data, pieces -> a family of options per distinct piece (rk-Checkmate) -> a table over memory (rk-Rotor)
+    -> the fastest of its sequences whose schedule, by the simulator, fits the budget
+
+The table does not depend on the budget and its sizes round up, so a schedule from m slots needs less than m. The largest m whose
+schedule fits is found by bisection, on the simulated peak: rounding, and data that are freed earlier than the
+dynamic program assumes, thus cost nothing. A few of the smallest m are always tried; the least peak among them is `minimum_bytes`.
+
+A graph of one block is solved exactly within the budget, or by `greedy_orders` where it is too large for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from remat_codegen.graph.ir import Block, Graph
+from remat_codegen.plan import checkmate
+from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
+from remat_codegen.plan.result import Plan, Status
+from remat_codegen.plan.rotor import Backward, Link, Operation, Table
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import Compute, Forget, Schedule, Timeline, simulate, validate, with_forgets, without_recomputation
+
+Progress = Callable[[str, int, int], None]
+
+SLOTS = 2000  # memory slots in the need of a step without recomputation
+TIGHTEST = 12  # how many of the smallest memories are always tried
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule of the whole step, as the simulator sees it."""
+
+    schedule: Schedule
+    time_ns: int
+    peak_bytes: int
+
+
+def plan(
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    slots: int = SLOTS,
+    time_limit: float = 10.0,
+    grid: Grid | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The fastest schedule that Rockmate finds within the budget. `time_limit` is for one integer program, in seconds.
+
+    `progress(what, done, total)` is called as the work goes on. Same inputs, same plan, unless a program runs out of time (TIME_LIMIT).
+    """
+    grid = replace(grid or Grid(), time_limit_s=time_limit)
+    plain = judge(graph, profile, without_recomputation(graph))
+    if plain.peak_bytes <= budget_bytes:
+        return _plan(Status.OPTIMAL, plain, ("the step fits the budget without recomputation",), profile)
+    if is_chain(graph):
+        return _plan_chain(graph, profile, budget_bytes, plain, slots, grid, progress)
+    return _plan_whole(graph, profile, budget_bytes, plain, grid, progress)
+
+
+def judge(graph: Graph, profile: Profile, schedule: Schedule) -> Candidate:
+    """What a schedule costs; raises ValueError if it is none, or if the emitter could not write it."""
+    validate(graph, schedule)
+    restrict(graph, schedule)
+    timeline = simulate(graph, profile, schedule)
+    return Candidate(schedule, timeline.time_ns, timeline.peak_bytes)
+
+
+def restrict(graph: Graph, schedule: Schedule) -> None:
+    """Raises ValueError unless every node up to the loss runs once, in order, before the loss: what the emitter can write."""
+    runs = [s.node for s in schedule.steps if isinstance(s, Compute)][: graph.loss + 1]
+    for expected, node in enumerate(runs):
+        if node != expected:
+            raise ValueError(f"{graph.nodes[node].name} runs again before the loss")
+
+
+def is_chain(graph: Graph) -> bool:
+    """Whether the blocks are several, cover the forward nodes, and go back one after the other."""
+    home = [b.id for b in graph.blocks for _ in range(b.first, b.last + 1)]
+    if len(graph.blocks) < 2 or len(home) != graph.loss:
+        return False
+    places = [-1 if n.forward is None else home[n.forward] for n in graph.backward_nodes]
+    single = all(len(p) == 1 for p in graph.producers() if p[0] < graph.loss)
+    return single and -1 not in places and places == sorted(places, reverse=True)
+
+
+def _plan(status: Status, best: Candidate, notes: Sequence[str], profile: Profile) -> Plan:
+    return Plan("rockmate", status, best.schedule, best.time_ns, best.peak_bytes, sum(profile.time_ns), notes=tuple(notes))
+
+
+def _infeasible(smallest: Candidate, notes: Sequence[str]) -> Plan:
+    return Plan("rockmate", Status.INFEASIBLE, None, minimum_bytes=smallest.peak_bytes, notes=tuple(notes))
+
+
+def _fastest(candidates: Sequence[Candidate], budget_bytes: int) -> Candidate | None:
+    fitting = [c for c in candidates if c.peak_bytes <= budget_bytes]
+    return min(fitting, key=lambda c: (c.time_ns, c.peak_bytes), default=None)
+
+
+def _plan_chain(
+    graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, slots: int, grid: Grid, progress: Progress | None
+) -> Plan:
+    chain = _Chain(graph, profile, grid, progress)
+    table = chain.table(plain.peak_bytes, slots)
+    columns = table.distinct()
+    if not columns:
+        return _infeasible(plain, ("no sequence of blocks was found",))
+    tried = {m: chain.candidate(table, m) for m in columns[:TIGHTEST]}
+    fitting = [m for m, c in tried.items() if c.peak_bytes <= budget_bytes]
+    notes = chain.notes()
+    if not fitting:
+        return _infeasible(min([*tried.values(), plain], key=lambda c: c.peak_bytes), notes)
+    low, high = columns.index(fitting[-1]), len(columns)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried[columns[middle]] = found = tried.get(columns[middle]) or chain.candidate(table, columns[middle])
+        low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
+        if progress is not None:
+            progress("fitting the budget", len(columns) - (high - low), len(columns))
+    best = _fastest(list(tried.values()), budget_bytes)
+    assert best is not None  # the fitting ones are among those tried
+    return _plan(Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE, best, notes, profile)
+
+
+@lru_cache(maxsize=256)
+def _family(piece: Piece, grid: Grid) -> Family:
+    """Families do not depend on the budget: a second plan of the same model finds them here."""
+    return solve_family(piece, grid, greedy_orders)
+
+
+class _Chain:
+    """A graph as a chain of pieces with their families."""
+
+    def __init__(self, graph: Graph, profile: Profile, grid: Grid, progress: Progress | None) -> None:
+        self.graph, self.profile = graph, profile
+        self.pinned = pinned_data(graph)
+        cut = [cut_out(graph, profile, b, self.pinned) for b in graph.blocks]
+        self.nodes = [nodes for _, nodes in cut]
+        pieces = [piece for piece, _ in cut]
+        distinct = list(dict.fromkeys(pieces))
+        families: dict[object, Family] = {}
+        for done, piece in enumerate(distinct):
+            if progress is not None:
+                progress("solving blocks", done, len(distinct))
+            families[piece] = _family(piece, grid)
+        self.families = [families[p] for p in pieces]
+        self.distinct = list(families.values())
+        self.once = checkmate.runs_once(graph)
+        self.settled = self._settled()
+        self.links = [Link(f, self._sealed(b)) for f, b in zip(self.families, graph.blocks, strict=True)]
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether any integer program was stopped early."""
+        return any(f.timed_out for f in self.distinct)
+
+    def notes(self) -> tuple[str, ...]:
+        """For the user: what the plan is made of."""
+        options = sum(len(f.options) for f in self.distinct)
+        solves = sum(f.solves for f in self.distinct)
+        blocks = f"{len(self.families)} blocks of {len(self.distinct)} kinds, {options} options from {solves} integer programs"
+        return (blocks, "some integer programs ran out of time") if self.timed_out else (blocks,)
+
+    def _settled(self) -> frozenset[int]:
+        """Forward nodes that need not run again, because everything of theirs that is read stays."""
+        read = {d for n in self.graph.nodes for d in n.reads}
+        return frozenset(n.id for n in self.graph.forward_nodes if all(d in self.pinned or d not in read for d in n.writes))
+
+    def _sealed(self, block: Block) -> bool:
+        return any(i in self.once and i not in self.settled for i in range(block.first, block.last + 1))
+
+    def table(self, plain_bytes: int, slots: int) -> Table:
+        """The dynamic program, with enough slots for the options that keep all."""
+        unit = max(1, -(-plain_bytes // slots))
+        kept = 0
+        for link in self.links:
+            most = max(link.family.options, key=lambda o: o.saved_bytes)
+            kept += -(-(most.saved_bytes + link.family.piece.output_bytes) // unit)
+        extra = max(
+            max(o.forward_peak_bytes, o.backward_peak_bytes) + f.piece.entering_bytes for f in self.distinct for o in f.options
+        )
+        return Table(self.links, unit, kept + extra // unit + 2)
+
+    def candidate(self, table: Table, slots: int) -> Candidate:
+        """The schedule of the sequence that the table holds for a number of slots."""
+        order = self._order(table.operations(slots))
+        return judge(self.graph, self.profile, with_forgets(self.graph, checkmate.without_dead_runs(self.graph, order)))
+
+    def _order(self, operations: Sequence[Operation]) -> list[int]:
+        """From runs of blocks to runs of nodes."""
+        order: list[int] = []
+        ran: set[int] = set()
+        for operation in operations:
+            nodes = self.nodes[operation.block]
+            if isinstance(operation, Backward):
+                local = self.families[operation.block].options[operation.option].backward
+                own = operation.block == len(self.nodes) - 1
+                order.extend(nodes[i] for i in local if nodes[i] != self.graph.loss or own)
+                continue
+            forward = nodes[: nodes.index(self.graph.loss)]
+            order.extend(i for i in forward if i not in ran or i not in self.settled)
+            ran.update(forward)
+        return order
+
+
+def _plan_whole(
+    graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, grid: Grid, progress: Progress | None
+) -> Plan:
+    """A graph that is no chain: exactly if it is small, else by the heuristic."""
+    if progress is not None:
+        progress("solving the graph", 0, 1)
+    if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers() if p[0] < graph.loss):
+        candidates = [plain, *(judge(graph, profile, with_forgets(graph, o)) for o in greedy_orders(graph, profile))]
+        best = _fastest(candidates, budget_bytes)
+        notes = (f"one block of {graph.loss} nodes, too large for an exact plan: planned greedily",)
+        smallest = min(candidates, key=lambda c: c.peak_bytes)
+        return _infeasible(smallest, notes) if best is None else _plan(Status.FEASIBLE, best, notes, profile)
+    found = checkmate.plan(graph, profile, budget_bytes, time_limit_s=6 * grid.time_limit_s, gap=grid.gap)
+    if found.schedule is not None and found.peak_bytes <= budget_bytes:
+        return replace(found, planner="rockmate", notes=("one block, solved as a whole",))
+    least = checkmate.solve(graph, profile, None, minimise_peak=True, time_limit_s=6 * grid.time_limit_s, gap=0.0)
+    smallest = plain if least.order is None else judge(graph, profile, with_forgets(graph, least.order))
+    if smallest.peak_bytes <= budget_bytes:
+        return _plan(Status.FEASIBLE, smallest, ("one block, at its least peak",), profile)
+    return _infeasible(smallest, ("one block, solved as a whole",))
+
+
+# The heuristic for large graphs. A data node is kept over the loss (0), rebuilt once and then held (1), or rebuilt for each
+# backward node that reads it (2). Greedy moves raise levels of what is alive at the peak, best bytes for time first.
+
+TRIED_MOVES = 6
+MOST_MOVES = 400
+
+
+def greedy_orders(graph: Graph, profile: Profile) -> list[tuple[int, ...]]:
+    """Orders of falling peak, each from the one before by giving up one more data node, until no move helps."""
+    search = _Greedy(graph, profile)
+    orders = [tuple(range(len(graph.nodes)))]
+    while len(orders) < MOST_MOVES and (order := search.move()) is not None:
+        orders.append(order)
+    return orders
+
+
+class _Greedy:
+    """The state of the descent: the level of each data node."""
+
+    def __init__(self, graph: Graph, profile: Profile) -> None:
+        self.graph, self.profile = graph, profile
+        self.producers = [p[0] for p in graph.producers()]
+        once = checkmate.runs_once(graph) | {p for w in graph.producers() if len(w) > 1 for p in w}
+        self.early = [p < graph.loss for p in self.producers]
+        self.movable = [e and p not in once for e, p in zip(self.early, self.producers, strict=True)]
+        self.level = [0] * len(graph.data)
+        self.current = self._timeline(self.order())
+
+    def _timeline(self, order: Sequence[int]) -> tuple[Schedule, Timeline]:
+        schedule = with_forgets(self.graph, order)
+        return schedule, simulate(self.graph, self.profile, schedule)
+
+    def order(self) -> tuple[int, ...]:
+        """The order that the levels stand for."""
+        order = list(range(self.graph.loss + 1))
+        have = {d for d, level in enumerate(self.level) if self.early[d] and level == 0}
+        for node in self.graph.backward_nodes:
+            again = self._rebuild([d for d in node.reads if self.early[d]], have)
+            order.extend([*again, node.id])
+            have.update(d for i in again for d in self.graph.nodes[i].writes if self.level[d] < 2)
+        return checkmate.without_dead_runs(self.graph, order)
+
+    def _rebuild(self, wanted: Sequence[int], have: set[int]) -> list[int]:
+        """The nodes to run so that `wanted` exists, in order."""
+        again: set[int] = set()
+        pending = [d for d in wanted if d not in have]
+        while pending:
+            producer = self.producers[pending.pop()]
+            if producer not in again:
+                again.add(producer)
+                pending.extend(d for d in self.graph.nodes[producer].reads if d not in have)
+        return sorted(again)
+
+    def move(self) -> tuple[int, ...] | None:
+        """The best of a few moves, taken; None if none of them lowers the memory around the peak."""
+        schedule, before = self.current
+        best: tuple[float, int] | None = None
+        for data in self._candidates(schedule, before)[:TRIED_MOVES]:
+            self.level[data] += 1
+            _, after = self._timeline(self.order())
+            self.level[data] -= 1
+            gain = self._excess(before, before.peak_bytes) - self._excess(after, before.peak_bytes)
+            rate = gain / (max(after.time_ns - before.time_ns, 0) + 1)
+            if gain > 0 and (best is None or rate > best[0]):
+                best = (rate, data)
+        if best is None:
+            return None
+        self.level[best[1]] += 1
+        order = self.order()
+        self.current = self._timeline(order)
+        return order
+
+    def _excess(self, timeline: Timeline, peak: int) -> int:
+        """How much the memory stands above nine tenths of a peak, added over the steps."""
+        line = peak - peak // 10
+        return sum(b - line for b in timeline.during_bytes if b > line)
+
+    def _candidates(self, schedule: Schedule, timeline: Timeline) -> list[int]:
+        """What is alive at the peak and could be given up, the most bytes for the time first."""
+        alive: set[int] = set()
+        for step in schedule.steps[: timeline.peak_step]:
+            if isinstance(step, Forget):
+                alive.discard(step.data)
+            else:
+                alive.update(self.graph.nodes[step.node].writes)
+        peak = schedule.steps[timeline.peak_step]
+        busy = () if isinstance(peak, Forget) else self.graph.nodes[peak.node].reads
+        free = [d for d in sorted(alive) if self.movable[d] and self.level[d] < 2 and d not in busy and self.graph.data[d].nbytes]
+        return sorted(free, key=lambda d: -self.graph.data[d].nbytes / (self.profile.time_ns[self.producers[d]] + 1))

@@ -1,0 +1,219 @@
+"""What the user sees: progress while it works, a table (or a JSON object) when it is done.
+
+The pipeline only fills in `Report` and `Verification`, and calls `Progress`; how they look is decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from remat_codegen.budget import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was compared. `detail` is for people: bit-identical, or by how much it differs and where."""
+
+    what: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What running a generated file against its original found. Sizes are None where the file does not say them."""
+
+    rows: tuple[Row, ...]
+    measured_peak_bytes: int
+    planned_peak_bytes: int | None
+    budget_bytes: int | None
+    ok: bool
+
+    def failures(self) -> str:
+        """What went wrong, on one line; empty where nothing did."""
+        return "; ".join(f"{row.what}: {row.detail}".rstrip(": ") for row in self.rows if not row.ok)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            "ok": self.ok,
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "planned_peak_bytes": self.planned_peak_bytes,
+            "budget_bytes": self.budget_bytes,
+            "rows": [{"what": row.what, "ok": row.ok, "detail": row.detail} for row in self.rows],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a plan came out. `overhead` and `bound` are extra time over the step without recomputation: 0.12 for 12 %.
+
+    `bound` is an overhead that no plan within the budget can beat, None where none is known. `seconds` are those of each stage.
+    """
+
+    planner: str
+    status: str
+    budget_bytes: int
+    planned_peak_bytes: int
+    unmodified_peak_bytes: int
+    overhead: float
+    bound: float | None
+    blocks: int
+    kinds: int
+    seconds: dict[str, float]
+    output: Path | None = None
+    notes: tuple[str, ...] = ()
+    verify: Verification | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints. `verify` is there only where it was asked for."""
+        rows: dict[str, Any] = {
+            "planner": self.planner,
+            "status": str(self.status),
+            "budget_bytes": self.budget_bytes,
+            "planned_peak_bytes": self.planned_peak_bytes,
+            "unmodified_peak_bytes": self.unmodified_peak_bytes,
+            "overhead": round(self.overhead, 6),
+            "bound": None if self.bound is None else round(self.bound, 6),
+            "blocks": self.blocks,
+            "kinds": self.kinds,
+            "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()},
+            "output": None if self.output is None else str(self.output),
+            "notes": list(self.notes),
+        }
+        return rows if self.verify is None else rows | {"verify": self.verify.to_json()}
+
+
+def percent(ratio: float) -> str:
+    """0.1234 as 12.3 %."""
+    return f"{100 * ratio:.1f} %"
+
+
+def report_table(report: Report) -> Table:
+    """The table that a run ends with."""
+    table = _two_columns()
+    share = f" ({percent(report.planned_peak_bytes / report.unmodified_peak_bytes)})" if report.unmodified_peak_bytes else ""
+    table.add_row("budget", format_bytes(report.budget_bytes))
+    table.add_row(
+        "planned peak", f"{format_bytes(report.planned_peak_bytes)} of {format_bytes(report.unmodified_peak_bytes)}{share}"
+    )
+    table.add_row("planned overhead", percent(report.overhead))
+    if report.bound is not None:
+        table.add_row("lower bound", percent(report.bound))
+    table.add_row("plan", f"{report.planner}, {report.status}")
+    table.add_row("blocks", f"{report.blocks} of {report.kinds} {'kind' if report.kinds == 1 else 'kinds'}")
+    table.add_row("time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in report.seconds.items()))
+    for note in report.notes:
+        table.add_row("note", Text(note))
+    if report.output is not None:
+        table.add_row("written", Text(str(report.output)))
+    return table
+
+
+def verification_table(verification: Verification) -> Table:
+    """What was compared, and the measured peak against the planned one and the budget."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(overflow="fold")
+    for row in verification.rows:
+        verdict = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
+        table.add_row(row.what, verdict, Text(row.detail))
+    table.add_row("measured peak", "", Text(_peak_line(verification)))
+    return table
+
+
+def _peak_line(verification: Verification) -> str:
+    parts = [format_bytes(verification.measured_peak_bytes)]
+    if verification.planned_peak_bytes:
+        off = verification.measured_peak_bytes / verification.planned_peak_bytes - 1
+        parts.append(f"planned {format_bytes(verification.planned_peak_bytes)} ({100 * off:+.1f} %)")
+    if verification.budget_bytes is not None:
+        parts.append(f"budget {format_bytes(verification.budget_bytes)}")
+    return ", ".join(parts)
+
+
+def _two_columns() -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+@dataclass(slots=True)
+class Progress:
+    """Says what a run is doing, and keeps the time of each stage.
+
+    On a terminal a spinner and a bar, elsewhere one line at the start of a stage; nothing if quiet. `seconds` are by stage;
+    stages of the same name add up.
+    """
+
+    console: Console | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    _bars: Bars | None = None
+    _task: TaskID | None = None
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A part of the run. A stage may hold others; its time then includes theirs."""
+        start = time.perf_counter()
+        self.seconds.setdefault(name, 0.0)  # the table lists stages in the order in which they begin
+        try:
+            with self._shown(name):
+                yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def _shown(self, name: str) -> Iterator[None]:
+        if self.console is None:
+            yield
+        elif not self.console.is_terminal:
+            self.console.print(f"{name} ...", markup=False, highlight=False)
+            yield
+        else:
+            outer = self._bars, self._task
+            with _running(outer[0] or _bars(self.console), started=outer[0] is not None) as bars:
+                self._bars, self._task = bars, bars.add_task(name, total=None)
+                try:
+                    yield
+                finally:
+                    bars.remove_task(self._task)
+                    self._bars, self._task = outer
+
+    def update(self, done: int, total: int) -> None:
+        """How far the present stage has come."""
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=done, total=total)
+
+    def note(self, text: str) -> None:
+        """A message that stays, unless quiet."""
+        if self.console is not None:
+            self.console.print(text, markup=False, highlight=False)
+
+
+def _bars(console: Console) -> Bars:
+    # A slow refresh: what is being measured shares the machine's cores with it.
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn()
+    return Bars(*columns, console=console, transient=True, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+
+
+@contextlib.contextmanager
+def _running(bars: Bars, started: bool) -> Iterator[Bars]:
+    """The bars, started unless an outer stage did."""
+    if started:
+        yield bars
+    else:
+        with bars:
+            yield bars

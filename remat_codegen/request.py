@@ -1,0 +1,42 @@
+"""What the user asks for, as the command line hands it to the pipeline."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PLANNERS = ("rockmate",)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generated file. Text is as the user wrote it; target.py, inputs.py and budget.py read it.
+
+    `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
+    the file gets its default name.
+    """
+
+    target: str
+    budget: str | None = None
+    output: Path | None = None
+    init: str = ""
+    inputs: str | None = None
+    device: str = "cpu"
+    planner: str = PLANNERS[0]
+    seed: int = 0
+    save_plan: Path | None = None
+    plan: Path | None = None
+    verify: bool = False
+    cache: bool = True
+
+    @property
+    def output_path(self) -> Path:
+        """Where the generated file goes: `output`, or <name>_remat.py in the working folder."""
+        return self.output if self.output is not None else default_output(self.target)
+
+
+def default_output(target: str) -> Path:
+    """The file for `model.py:GPT2`: gpt2_remat.py."""
+    name = re.sub(r"\W", "_", target.rpartition(":")[2]).lower()
+    return Path(f"{name or 'model'}_remat.py")

@@ -1,0 +1,78 @@
+"""What all tests share: `--update-golden`, two threads, a seed, and small models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "gpt2.py"
+SMALL = "layers=2, width=32, heads=2, vocabulary=101, context=16"
+SMALL_INPUTS = "int64[2,16]<101"
+
+# Examples are the same in every run: a failure that comes and goes is worth nothing.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the committed outputs anew instead of comparing with them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-golden") and os.environ.get("CI"):
+        raise pytest.UsageError("--update-golden would make every golden test pass; it is refused where CI is set")
+    torch.set_num_threads(2)  # outputs and measured costs depend on it
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden tests write their files instead of comparing with them."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A small model and what it is called with. `spec`, `init` and `inputs` are the options that make the same one."""
+
+    spec: str
+    init: str
+    inputs: str
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@pytest.fixture
+def small_gpt2() -> Example:
+    """The example's GPT-2 with two narrow layers."""
+    from remat_codegen.target import load_target
+
+    spec = f"{EXAMPLE}:GPT2"
+    target = load_target(spec, init=SMALL, inputs=SMALL_INPUTS)
+    return Example(spec, SMALL, SMALL_INPUTS, target.module, target.args, target.kwargs)
+
+
+@pytest.fixture
+def write_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file for a test: write_file("text") or write_file("text", "name.py")."""
+
+    def write(text: str, name: str = "model.py") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write

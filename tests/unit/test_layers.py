@@ -1,0 +1,93 @@
+"""Imports point one way: errors < graph < profile < schedule < plan; emit sees a schedule, never who made it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGE = "remat_codegen"
+FOLDER = ROOT / PACKAGE
+
+# What each part may import of the package: modules, and packages with all that is in them.
+ALLOWED = {
+    "errors": (),
+    "budget": ("errors",),
+    "request": (),
+    "files": ("errors",),
+    "inputs": ("errors",),
+    "target": ("errors", "inputs"),
+    "report": ("budget",),
+    "runtime": (),
+    "trace": ("errors",),
+    "graph": ("errors", "trace", "graph"),
+    "profile": ("errors", "trace", "graph", "profile"),
+    "schedule": ("graph", "profile.costs"),
+    "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
+    "planfile": ("errors", "graph", "schedule"),
+    "emit": ("errors", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
+    "verify": ("errors", "graph", "profile"),
+}
+SEES_EVERYTHING = {"cli", "pipeline"}
+RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(FOLDER).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(FOLDER.rglob("*.py"))}
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Every import of a file, those inside functions too: (line, dotted name)."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def within_package(name: str) -> str | None:
+    """The module of the package that a dotted name imports from: remat_codegen.graph.ir.Graph is graph.ir."""
+    if name.split(".")[0] != PACKAGE:
+        return None
+    parts = name.split(".")[1:]
+    while parts and ".".join(parts) not in MODULES:
+        parts.pop()
+    return ".".join(parts)
+
+
+def covers(allowed: str, module: str) -> bool:
+    return module == allowed or module.startswith(f"{allowed}.")
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m and m.split(".")[0] not in SEES_EVERYTHING])
+def test_imports_point_one_way(module):
+    part = module.split(".")[0]
+    assert part in ALLOWED, f"say in {Path(__file__).name} what {part} may import"
+    own = [(line, within_package(name)) for line, name in imports(MODULES[module])]
+    wrong = [(line, name) for line, name in own if name and not any(covers(a, name) for a in (*ALLOWED[part], module))]
+    assert not wrong, f"{MODULES[module].relative_to(ROOT)} imports what its layer must not see: {wrong}"
+
+
+def test_the_runtime_needs_nothing_but_torch():
+    found = {name.split(".")[0] for _, name in imports(MODULES["runtime"])}
+    assert found <= RUNTIME_PACKAGES
+
+
+def test_the_command_line_starts_without_torch():
+    """Errors in options, and --help, come at once: what is heavy is imported inside functions."""
+    light = {"budget", "errors", "files", "request", ""}
+    top = [n for n in ast.parse(MODULES["cli"].read_text()).body if isinstance(n, ast.ImportFrom)]
+    own = {within_package(f"{n.module}.{alias.name}") for n in top for alias in n.names} - {None}
+    assert own <= light
+    for name in light - {""}:
+        assert not any(n.split(".")[0] in ("torch", "rich", "libcst", "black", "mip") for _, n in imports(MODULES[name]))
