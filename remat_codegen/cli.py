@@ -41,10 +41,6 @@ Examples:
 """
 
 
-class _Interrupted(Exception):
-    """Ctrl-C, kept from click, which would print an empty line."""
-
-
 class CommandLine(click.Group):
     """A group whose verb may be left out: what is not the name of a verb is a target to generate for."""
 
@@ -62,13 +58,6 @@ class CommandLine(click.Group):
         close = difflib.get_close_matches(word, self.commands, n=1)
         if close and ":" not in word:
             raise click.UsageError(f"{word!r} is neither a verb nor a target; did you mean {close[0]}?")
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Runs the verb."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The default verb's usage first: it is what most people want."""
@@ -92,8 +81,15 @@ class CommandLine(click.Group):
         """Runs a command line and leaves the process with its exit code."""
         args = list(sys.argv[1:] if args is None else args)
         with _one_line_errors(show_traceback="--traceback" in args), _silence():
-            extra["standalone_mode"] = False
-            sys.exit(super().main(args, prog_name or NAME, **extra) or 0)
+            sys.exit(self._run(args, prog_name or NAME))
+
+    def _run(self, args: list[str], name: str) -> int:
+        """What click's own `main` does, less its handling of Ctrl-C and its layout of errors."""
+        try:
+            with self.make_context(name, args) as ctx:
+                return self.invoke(ctx) or 0
+        except click.exceptions.Exit as done:  # --help, --version
+            return done.exit_code
 
 
 def _fail(text: str) -> NoReturn:
@@ -109,7 +105,7 @@ def _one_line_errors(show_traceback: bool) -> Iterator[None]:
     except BrokenPipeError:  # the reader of standard output has gone; nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(2)
-    except (_Interrupted, KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort):
         if sys.stderr.isatty():
             print(file=sys.stderr)  # ends the line that holds the ^C
         _fail("interrupted")
@@ -298,7 +294,7 @@ def _captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., N
         if as_json:
             print(json.dumps(result), file=stdout, flush=True)
         elif not quiet:
-            console = Console(file=stdout)
+            console = Console(file=stdout, width=None if stdout.isatty() else 120)  # a file's lines are not cut at 80
             for table in tables:
                 console.print(table)
 

@@ -23,7 +23,9 @@ hypothesis.settings.load_profile("fixed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the committed outputs anew instead of comparing with them")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the committed outputs anew instead of comparing with them"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

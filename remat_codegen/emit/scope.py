@@ -77,7 +77,7 @@ class Scope:
         scope = Scope(model, block, operations, wishes, frozenset(results))
         scope.root = common_path(scope._paths())
         scope.read = scope._outside()
-        for variable in [*scope.read, *results]:
+        for variable in [*(v for v in scope.read if scope._enters(v)), *scope.read, *results]:
             scope.name(variable)
         return scope
 
@@ -85,8 +85,15 @@ class Scope:
         """The name of an input or a result in this block's functions."""
         if variable not in self.names:
             wish = self.wishes.get(variable) or self.model.trace.variables[variable].path or "x"
+            if variable in self.read and self._enters(variable):
+                wish = "x"  # whatever made it: equal blocks have equal functions
             self.names[variable] = self.namer.fresh(wish)
         return self.names[variable]
+
+    def _enters(self, variable: int) -> bool:
+        """Whether a variable is the block's one input."""
+        entering = self.model.graph.blocks[self.block].input
+        return entering is not None and self.model.data_of[variable] == entering
 
     def _paths(self) -> list[str]:
         found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -39,7 +40,9 @@ class FakePipeline(types.ModuleType):
             progress.update(1, 2)
             self.action()
         found = self.verification if request.verify else None
-        return Report("rockmate", "optimal", GIB, GIB, 2 * GIB, 0.1, None, 26, 5, progress.seconds, request.output_path, (), found)
+        return Report(
+            "rockmate", "optimal", GIB, GIB, 2 * GIB, 0.1, None, 26, 5, progress.seconds, request.output_path, (), found
+        )
 
     def verify(self, file, target, *, init, inputs, device, seed, steps, progress):
         self.verified = file, target, init, inputs, device, seed, steps
@@ -72,7 +75,11 @@ def assert_one_line_error(result: Result, *parts: str, prefix: str = "remat-code
 
 
 def test_the_verb_may_be_left_out(pipeline):
-    for args in (["m.py:Net", "--budget", "1GiB"], ["--budget", "1GiB", "m.py:Net"], ["generate", "m.py:Net", "--budget", "1GiB"]):
+    for args in (
+        ["m.py:Net", "--budget", "1GiB"],
+        ["--budget", "1GiB", "m.py:Net"],
+        ["generate", "m.py:Net", "--budget", "1GiB"],
+    ):
         assert run(*args).exit_code == 0
         assert pipeline.request == Request("m.py:Net", "1GiB")
 
@@ -108,7 +115,12 @@ def test_verify(pipeline):
 
 @pytest.mark.parametrize(
     ("target", "output"),
-    [("a/model.py:GPT2", "gpt2_remat.py"), ("package.net:ResNet", "resnet_remat.py"), ("m.py", "m_py_remat.py"), ("m.py:", "model_remat.py")],
+    [
+        ("a/model.py:GPT2", "gpt2_remat.py"),
+        ("package.net:ResNet", "resnet_remat.py"),
+        ("m.py", "m_py_remat.py"),
+        ("m.py:", "model_remat.py"),
+    ],
 )
 def test_default_output(target, output):
     assert default_output(target) == Path(output)
@@ -157,7 +169,12 @@ def test_a_failed_verification_is_exit_code_1(pipeline, args):
 def test_help_and_version():
     for flag in ("--help", "-h"):
         result = run(flag)
-        assert result.exit_code == 0 and "Examples:" in result.stdout and "--save-plan" in result.stdout and "verify" in result.stdout
+        assert (
+            result.exit_code == 0
+            and "Examples:" in result.stdout
+            and "--save-plan" in result.stdout
+            and "verify" in result.stdout
+        )
     assert "Examples:" in run("generate", "--help").stdout
     assert "--steps" in run("verify", "--help").stdout
     assert run("--version").stdout == f"remat-codegen {remat_codegen.__version__}\n"
@@ -232,3 +249,108 @@ def test_traceback(pipeline):
 def test_options_are_read_without_torch():
     code = "import sys; from remat_codegen import cli; assert 'torch' not in sys.modules and 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- bad input, through the whole pipeline -----------------------------------------------------------------------------------
+
+NET = """
+import os
+import signal
+
+import torch
+import torch.nn as nn
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        if width < 0:
+            raise ValueError("width must not be negative")
+        self.a, self.b = nn.Linear(width, 64), nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+class Branching(Net):
+    def forward(self, x):
+        y = self.a(x)
+        if y.sum() > 0:
+            y = -y
+        return y
+
+class Interrupted(Net):
+    def forward(self, x):
+        os.kill(os.getpid(), signal.SIGINT)
+        return self.b(self.a(x))
+
+def frozen():
+    return Net().requires_grad_(False)
+
+number = 3
+
+def example_inputs():
+    return (torch.randn(16, 8),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parts"),
+    [
+        ("Nett", [], ["has no 'Nett'", "did you mean Net?"]),
+        ("number", [], ["is int, not a torch.nn.Module"]),
+        ("Net", ["--init", "width=-1"], ["net.py:12: Net() fails: ValueError: width must not be negative"]),
+        ("Net", ["--init", "widht=1"], ["did you mean width?"]),
+        ("Net", ["--inputs", "float32[16,9]"], ["net.py:16", "cannot be traced"]),
+        ("Net", ["--inputs", "float32[16,8"], ["--inputs"]),
+        ("Net", ["--inputs", "float32[16,8]; float32[1]"], ["the inputs do not fit forward"]),
+        ("Net", ["--budget", "a lot"], ["cannot read the budget 'a lot'"]),
+        ("Net", ["--budget", "1KiB"], ["1.0 KiB", "the smallest budget that works is"]),
+        ("Net", ["--device", "tpu"], ["unknown device 'tpu'"]),
+        ("Net", ["-o", "missing/out.py"], ["the folder", "does not exist"]),
+        ("frozen", [], ["no parameter requires grad"]),
+        ("Branching", [], ["net.py:21", "value of a tensor"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_the_output(write_file, tmp_path, monkeypatch, name, options, parts):
+    monkeypatch.chdir(tmp_path)
+    path = write_file(NET, "net.py")
+    out = write_file("old", "out.py")
+    result = run(f"{path}:{name}", "--budget", "1GiB", "-o", out, "-q", "--no-cache", *options)
+    assert_one_line_error(result, *parts)
+    assert out.read_text() == "old"
+
+
+def test_missing_files_are_one_line(write_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_file(NET, "net.py")
+    assert_one_line_error(run("nett.py:Net", "--budget", "1GiB", "-q"), "nett.py: no such file; did you mean net.py?")
+    assert_one_line_error(run(f"{path}:Net", "--plan", "plan.json", "-q"), "plan.json: cannot read the plan")
+    assert_one_line_error(run("verify", "out.py", f"{path}:Net", "-q"), "out.py: no such file")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix) == ["net.py"]
+
+
+def test_no_example_inputs_is_one_line(write_file):
+    path = write_file(NET.replace("def example_inputs", "def other"), "net.py")
+    assert_one_line_error(run(f"{path}:Net", "--budget", "1GiB", "-q"), "has no example inputs", "--inputs")
+
+
+def test_ctrl_c_is_one_line_and_leaves_the_output(write_file):
+    path, out = write_file(NET, "net.py"), write_file("old", "out.py")
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = run(f"{path}:Interrupted", "--budget", "1GiB", "-o", out, "-q")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert_one_line_error(result, prefix="remat-codegen: interrupted")
+    assert out.read_text() == "old"
+
+
+def test_from_a_model_to_a_verified_file(write_file, tmp_path):
+    path, out, plan = write_file(NET, "net.py"), tmp_path / "out.py", tmp_path / "plan.json"
+    result = run(f"{path}:Net", "--budget", "100%", "-o", out, "--save-plan", plan, "--verify", "--json", "--no-cache")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["verify"]["ok"] and plan.exists()
+    text = out.read_text()
+    assert run("verify", out, f"{path}:Net", "-q").exit_code == 0
+    assert run(f"{path}:Net", "--plan", plan, "-o", out, "-q").exit_code == 0
+    assert out.read_text() == text

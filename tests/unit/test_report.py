@@ -13,7 +13,20 @@ from rich.console import Console
 from remat_codegen.report import Progress, Report, Row, Verification, report_table, verification_table
 
 GIB = 2**30
-REPORT = Report("rockmate", "optimal", GIB, GIB - 1000, 2 * GIB, 0.1234567, 0.1, 26, 5, {"trace": 1.23456, "plan": 2.0}, Path("out.py"), ("a [note]",))
+REPORT = Report(
+    "rockmate",
+    "optimal",
+    GIB,
+    GIB - 1000,
+    2 * GIB,
+    0.1234567,
+    0.1,
+    26,
+    5,
+    {"trace": 1.23456, "plan": 2.0},
+    Path("out.py"),
+    ("a [note]",),
+)
 GOOD = Verification((Row("outputs", True, "bit-identical"),), GIB, GIB, GIB, True)
 BAD = Verification((Row("outputs", True), Row("gradients", False, "0.1 in wte.weight")), GIB, None, None, False)
 
@@ -25,7 +38,9 @@ def shown(table) -> str:
 
 
 def test_json_has_the_documented_keys():
-    keys = "planner status budget_bytes planned_peak_bytes unmodified_peak_bytes overhead bound blocks kinds seconds output notes"
+    keys = (
+        "planner status budget_bytes planned_peak_bytes unmodified_peak_bytes overhead bound blocks kinds seconds output notes"
+    )
     assert list(REPORT.to_json()) == keys.split()
     assert list(dataclasses.replace(REPORT, verify=GOOD).to_json()) == [*keys.split(), "verify"]
     assert json.loads(json.dumps(REPORT.to_json()))["seconds"] == {"trace": 1.235, "plan": 2.0}
@@ -38,7 +53,15 @@ def test_json_of_a_verification():
 
 def test_the_table():
     text = shown(report_table(REPORT))
-    for part in ("1.00 GiB of 2.00 GiB (50.0 %)", "12.3 %", "10.0 %", "26 of 5 kinds", "trace 1.2 s, plan 2.0 s", "a [note]", "out.py"):
+    for part in (
+        "1.00 GiB of 2.00 GiB (50.0 %)",
+        "12.3 %",
+        "10.0 %",
+        "26 of 5 kinds",
+        "trace 1.2 s, plan 2.0 s",
+        "a [note]",
+        "out.py",
+    ):
         assert part in text
     assert "lower bound" not in shown(report_table(dataclasses.replace(REPORT, bound=None)))
 

@@ -119,7 +119,10 @@ def test_a_module_in_a_package(write_file, tmp_path, monkeypatch):
 
 def test_example_inputs_on_the_class_come_first(write_file):
     for decorator, argument in (("    @staticmethod\n", ""), ("    @classmethod\n", "cls"), ("", "self")):
-        text = NET.replace("class Unrelated", f"{decorator}    def example_inputs({argument}):\n        return torch.ones(7, 4)\n\nclass Unrelated")
+        text = NET.replace(
+            "class Unrelated",
+            f"{decorator}    def example_inputs({argument}):\n        return torch.ones(7, 4)\n\nclass Unrelated",
+        )
         assert load_target(f"{write_file(text)}:Net").args[0].shape == (7, 4)
 
 
@@ -160,7 +163,11 @@ def test_the_examples_own_inputs():
         (":Net", "cannot read the target ':Net'; a target is written like model.py:Name or package.module:Name"),
         ("no_such.py:Net", "no_such.py: no such file"),
         ("no_such_package.net:Net", "no_such_package.net: no module named 'no_such_package'; run this in the folder it is in"),
-        ("a b.c:Net", "'a b.c' is neither a Python file nor a module's name; a target is written like model.py:Name or package.module:Name"),
+        (
+            "a b.c:Net",
+            "'a b.c' is neither a Python file nor a module's name; "
+            "a target is written like model.py:Name or package.module:Name",
+        ),
     ],
 )
 def test_nothing_there(spec, line, tmp_path, monkeypatch):
@@ -203,10 +210,16 @@ def test_arguments_that_do_not_fit(write_file):
     ("text", "line"),
     [
         ("x = 1\ndef f(:\n", "broken.py:2: cannot be imported: SyntaxError: "),
-        ("import no_such_package_here\n", "broken.py:1: cannot be imported: ModuleNotFoundError: No module named 'no_such_package_here'"),
+        (
+            "import no_such_package_here\n",
+            "broken.py:1: cannot be imported: ModuleNotFoundError: No module named 'no_such_package_here'",
+        ),
         ("\n1 / 0\n", "broken.py:2: cannot be imported: ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit('bye')\n", "broken.py:2: cannot be imported: it calls sys.exit('bye')"),
-        ("from .layers import x\n", "broken.py:1: cannot be imported: ImportError: attempted relative import with no known parent package; give"),
+        (
+            "from .layers import x\n",
+            "broken.py:1: cannot be imported: ImportError: attempted relative import with no known parent package; give",
+        ),
         ("raise ValueError('two\\nlines')\n", "broken.py:1: cannot be imported: ValueError: two"),
         ("x = '\x00'\n", "broken.py"),
     ],
