@@ -35,8 +35,9 @@ golden: $(STAMP)
 bench: $(STAMP)
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
+# Random cases beside the fixed ones of `make test`: make fuzz CASES=1000 SEED=7
 fuzz: $(STAMP)
-	CASES=$(CASES) SEED=$(SEED) $(BIN)/python -m pytest tests/property
+	CASES=$(CASES) $(BIN)/python -m pytest tests/property --hypothesis-profile=fuzz --hypothesis-seed=$(SEED)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -72,7 +72,7 @@ class Report:
     blocks: int
     kinds: int
     seconds: dict[str, float]
-    output: Path | None = None
+    output: Path | str | None = None
     notes: tuple[str, ...] = ()
     verify: Verification | None = None
 

@@ -17,8 +17,10 @@ EXAMPLE = ROOT / "examples" / "gpt2.py"
 SMALL = "layers=2, width=32, heads=2, vocabulary=101, context=16"
 SMALL_INPUTS = "int64[2,16]<101"
 
-# Examples are the same in every run: a failure that comes and goes is worth nothing.
+# Examples are the same in every run: a failure that comes and goes is worth nothing. `make fuzz` looks for new ones.
+CASES = int(os.environ.get("CASES", 100))
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("fuzz", max_examples=CASES, deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
 

@@ -119,10 +119,8 @@ def least_time(graph: Graph, profile: Profile, budget_bytes: int) -> int | None:
     early = [p[0] < graph.loss for p in graph.producers()]
     late = _late_bytes(graph, early)
     once = runs_once(graph)
-    start = (0, 0, -1, frozenset())
     queue: list[tuple] = [(0, 0, -1, ())]
     best: dict[tuple, int] = {}
-    del start
     while queue:
         time, following, last, alive_key = heapq.heappop(queue)
         if best.get((following, last, alive_key), time + 1) <= time:

@@ -271,7 +271,9 @@ class _Model:
         for stage in self.stages.values():
             order.extend(i for i, run in stage.run.items() if isinstance(run, int) or result.values[run.idx] > 0.5)
         proved = not minimise_peak and self.exact
-        bound = max(base, math.floor(base + result.bound / scale - 0.2)) if proved else base
+        least = result.bound / scale
+        # Times are whole, and all the tiny shares together are below 0.1.
+        bound = base + max(0, math.ceil(least - 0.1 - 1e-6 - 1e-7 * least)) if proved else base
         return Solution(result.status, without_dead_runs(self.graph, order), bound)
 
 

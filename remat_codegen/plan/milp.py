@@ -7,11 +7,13 @@ is known beforehand may be a plain number, so that a formulation need not treat 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mip
@@ -42,9 +44,12 @@ class Program:
     """A minimisation problem that is built row by row and solved once."""
 
     def __init__(self, solver: str | None = None) -> None:
+        solver = solver or default_solver()
         with _silence():
-            self.model = mip.Model(sense=mip.MINIMIZE, solver_name=solver or default_solver())
+            _bind_destructors(solver)
+            self.model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
             self.model.verbose = 0
+        self.model.add_var(lb=1, ub=1)  # solvers disagree on what the solution of a program without variables is
         self.rows = 0
 
     def binary(self) -> mip.Var:
@@ -98,6 +103,23 @@ class Program:
         objective, bound = float(self.model.objective_value), float(self.model.objective_bound)
         gap = max(0.0, objective - bound) / max(abs(objective), TINY)
         return Result(status, objective, bound, gap, tuple(float(v.x) for v in self.model.vars))
+
+
+@lru_cache
+def _bind_destructors(solver: str) -> None:
+    """Looks up once what python-mip calls when a model is collected.
+
+    cffi looks a C function up under a lock that is not re-entrant. If the garbage collector runs inside such a look-up and finds an old
+    model, whose `__del__` looks its destructor up for the first time, the process waits for itself for ever.
+    """
+    module = importlib.import_module("mip.highs" if solver == "HIGHS" else "mip.cbc")
+    library = getattr(module, "highslib" if solver == "HIGHS" else "cbclib", None)
+    enabled = gc.isenabled()
+    gc.disable()
+    for name in ("Highs_destroy", "Cbc_deleteModel", "Osi_deleteSolver"):
+        getattr(library, name, None)
+    if enabled:
+        gc.enable()
 
 
 def _sum(terms: Iterable[Term]) -> mip.LinExpr:

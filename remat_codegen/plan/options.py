@@ -138,7 +138,7 @@ def cut_out(graph: Graph, profile: Profile, block: Block, pinned: frozenset[int]
         reads = number(loss_reads if at_loss and not is_last else node.reads)
         writes = number(entering if at_loss else node.writes)
         belongs = None if node.forward is None else node.forward - block.first
-        rows.append(Node(index, "", node.phase, reads, writes, belongs, node.recomputable, node.signature if not at_loss else ""))
+        rows.append(Node(index, "", node.phase, reads, writes, belongs, node.recomputable))
     data = tuple(Data(i, "", graph.data[d].kind, graph.data[d].nbytes) for i, d in enumerate(local))
     piece_graph = Graph(tuple(rows), data, len(inside), number(leaving))
     own = [i != graph.loss or is_last for i in nodes]
