@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remat_codegen import __version__, planfile, verify as comparing
+from remat_codegen import __version__, planfile
+from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes, parse_budget
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.errors import BudgetError, TargetError
@@ -94,9 +95,7 @@ def verify(
 
 def _trace(request: Request, progress: Progress) -> Traced:
     with progress.stage("load"):
-        target = load_target(
-            request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed
-        )
+        target = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     with progress.stage("trace"):
         traced = trace(target.module, target.args, target.kwargs)
     with progress.stage("graph"):
@@ -148,10 +147,13 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
     room = limit if plain.peak_bytes + SLACK_BYTES <= limit else limit - reserve
     plan = planner(traced.graph, profile, room, progress=advance)
     if plan.schedule is None:
-        smallest = "" if plan.minimum_bytes is None else format_bytes(plan.minimum_bytes + reserve)
-        hint = f"the smallest budget that works is {smallest} ({plan.minimum_bytes + reserve} bytes)" if smallest else None
-        raise BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
+        raise _too_small(traced, limit, None if plan.minimum_bytes is None else plan.minimum_bytes + reserve)
     return plan
+
+
+def _too_small(traced: Traced, limit: int, smallest: int | None) -> BudgetError:
+    hint = None if smallest is None else f"the smallest budget that works is {format_bytes(smallest)} ({smallest} bytes)"
+    return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
 
 
 def _generator_states(traced: Traced, schedule: Schedule) -> int:
@@ -167,7 +169,11 @@ def _most_generator_states(traced: Traced) -> int:
 
 
 def _is_random(traced: Traced, node: int) -> bool:
-    return any(traced.model.record.random[op] for op in traced.model.bodies[node].operations) if node < traced.graph.loss else False
+    return (
+        any(traced.model.record.random[op] for op in traced.model.bodies[node].operations)
+        if node < traced.graph.loss
+        else False
+    )
 
 
 def _on_cuda(traced: Traced) -> bool:
@@ -255,7 +261,7 @@ def _verify(file: Path, target: Target, device: str, seed: int, steps: int, prog
     )
     exact = result
     if not result.identical:
-        generated.check_call = lambda *given: None  # the same file in double precision
+        setattr(generated, "check_call", lambda *given: None)  # noqa: B010 - the same file, in double precision
         module, args, kwargs = comparing.in_float64(target.module, target.args, target.kwargs)
         exact = comparing.compare(module, generated.rematerialize, args, kwargs, steps=steps, seed=seed, device=device)
     rows = [_row(what, found, exact.of(what)) for what, found in result.differences.items()]
@@ -268,7 +274,9 @@ def _row(what: str, found: Any, in_double: Any) -> Row:
     if found.worst is None:
         return Row(what, True, f"{found.compared} bit-identical")
     if in_double.worst is None or in_double.worst < comparing.ROUNDING:
-        return Row(what, True, f"{found.compared} equal up to rounding ({found.worst:.1e}; in float64 {in_double.worst or 0:.1e})")
+        return Row(
+            what, True, f"{found.compared} equal up to rounding ({found.worst:.1e}; in float64 {in_double.worst or 0:.1e})"
+        )
     return Row(what, False, f"{found.where} differs by {found.worst:.1e} (in float64 by {in_double.worst:.1e})")
 
 

@@ -40,7 +40,7 @@ class SavedPlan:
     def dumps(self) -> str:
         """The file's text."""
         rows = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        lines = [f'  {json.dumps(k)}: {json.dumps(v)}' for k, v in rows.items()]
+        lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -67,7 +67,9 @@ def load(path: Path) -> SavedPlan:
     order = rows["order"]
     if not isinstance(order, list) or not all(isinstance(n, int) for n in order):
         raise PlanFileError("the plan's order is not a list of node numbers", where=str(path))
-    return SavedPlan(**{f.name: rows[f.name] for f in fields(SavedPlan)} | {"order": tuple(order), "notes": tuple(rows["notes"])})
+    return SavedPlan(
+        **{f.name: rows[f.name] for f in fields(SavedPlan)} | {"order": tuple(order), "notes": tuple(rows["notes"])}
+    )
 
 
 def schedule_of(plan: SavedPlan, graph: Graph, path: Path) -> Schedule:

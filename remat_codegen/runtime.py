@@ -47,7 +47,8 @@ class Kept:
     """What one block of one training step keeps under names: slots, groups, generator states, values to rebuild from."""
 
     def __init__(self, step, number):
-        self.step, self.number = weakref.proxy(step), number
+        self.number = number
+        self.step: Step = weakref.proxy(step)  # type: ignore[assignment]
         self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
 
     def slot(self, name, value):
@@ -201,7 +202,8 @@ class Step:
 
     @contextlib.contextmanager
     def rebuilding(self):
-        """Operations in here run as in the first forward pass, but autograd holds nothing of them: what they save goes to groups."""
+        """Operations in here run as in the first forward pass, but autograd holds nothing of them: what they save
+        goes to groups."""
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._refill, lambda held: held):
             yield
 
@@ -222,7 +224,7 @@ class Step:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
                 as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            self.awaited = next((stop for stop in self.program if not stop.passed), None)
+            self.awaited = next((stop for stop in self.program or () if not stop.passed), None)
         self.finished = self.awaited is None
 
 
@@ -274,7 +276,9 @@ def check_call(model, frozen, expected, given):
         if torch.is_tensor(found):
             found = tuple(found.shape), found.dtype, found.requires_grad
         if found != wanted:
-            raise ValueError(f"{name} is {_describe(found)}, but this file was planned for {_describe(wanted)}: generate it again")
+            raise ValueError(
+                f"{name} is {_describe(found)}, but this file was planned for {_describe(wanted)}: generate it again"
+            )
     changed = [n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)]
     if changed:
         raise ValueError(f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again")

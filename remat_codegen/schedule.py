@@ -6,7 +6,7 @@ them all. Nothing is freed unless a `Forget` says so, and `with_forgets` says so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Graph, Kind, Phase, total_bytes
@@ -41,7 +41,8 @@ class Schedule:
 class Timeline:
     """What the simulator says of a schedule. The per-step lists have one entry per step of the schedule.
 
-    `during_bytes` is the most that is alive while a step runs (its workspace included), `after_bytes` what is alive once it is done.
+    `during_bytes` is the most that is alive while a step runs (its workspace included), `after_bytes` what is alive
+    once it is done.
     """
 
     peak_bytes: int
@@ -93,7 +94,8 @@ def validate(graph: Graph, schedule: Schedule) -> None:
 
 
 def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
-    """Time and memory of a valid schedule, step by step. A node that runs again while its old result lives needs room for both."""
+    """Time and memory of a valid schedule, step by step. A node that runs again while its old result lives needs
+    room for both."""
     alive: set[int] = set()
     current = time_ns = 0
     during: list[int] = []

@@ -10,6 +10,7 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import operator
 import re
@@ -73,7 +74,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a tensor or unused."""
+    """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
+    tensor or unused."""
 
     id: int
     target: Any
@@ -94,7 +96,8 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf is no tensor.
+    """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf
+    is no tensor.
 
     `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
     `constants` are the tensors that the model holds as plain attributes, by variable.
@@ -144,7 +147,7 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises TraceError where the forward pass fails, or decides something by a tensor's value (naming the line).
     """
     try:
-        with warnings.catch_warnings(), _silent_logs():
+        with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:  # whatever torch.export raises, the user gets one line
@@ -266,8 +269,10 @@ class _Reader:
                 self.inputs.append(None)
             return
         path = spec.target or node.name
-        grad = origin is Origin.PARAMETER and self.parameters[path].requires_grad or bool(
-            origin is Origin.INPUT and value.requires_grad
+        grad = (
+            origin is Origin.PARAMETER
+            and self.parameters[path].requires_grad
+            or bool(origin is Origin.INPUT and value.requires_grad)
         )
         aliases = tuple(n for n in self.names.get(path, ()) if n != path)
         variable = self._variable(node.name, origin, path, value, grad, aliases)
@@ -297,9 +302,10 @@ class _Reader:
                 self._call(node, grad_enabled)
         raise TraceError("the traced graph has no output")
 
-    def _call(self, node: torch.fx.Node, grad_enabled: bool) -> None:
+    def _call(self, node: Any, grad_enabled: bool) -> None:
         if node.target is operator.getitem:
-            self.of_node[node] = self.of_node[node.args[0]][node.args[1]]
+            whole, index = node.args
+            self.of_node[node] = self.of_node[whole][index]
         elif str(node.target) == "wrap_with_set_grad_enabled":
             self.of_node[node] = self._region(node.args[1], node.args[2:], bool(node.args[0]))
         elif isinstance(node.target, torch._ops.OpOverload):
@@ -316,7 +322,7 @@ class _Reader:
             self.of_node[placeholder] = self._argument(arg)
         return self._body(graph_module, grad_enabled)
 
-    def _operation(self, node: torch.fx.Node, grad_enabled: bool) -> Any:
+    def _operation(self, node: Any, grad_enabled: bool) -> Any:
         value = node.meta.get("val")
         many = isinstance(value, (list, tuple))
         values = tuple(value) if many else (value,)

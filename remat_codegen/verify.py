@@ -1,7 +1,8 @@
 """Runs a generated file against its original: the same start, the same random numbers, several steps of an optimizer.
 
 Compared after every step: outputs, the gradient of every parameter and input, buffers, parameters, and the generators' states.
-In float32 on the CPU everything is expected to be bit-identical; where it is not, the same steps in float64 tell rounding from a mistake.
+In float32 on the CPU everything is expected to be bit-identical; where it is not, the same steps in float64 tell
+rounding from a mistake.
 """
 
 from __future__ import annotations
@@ -196,5 +197,3 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
     return copy.deepcopy(model).double(), args, kwargs
-
-

@@ -16,8 +16,10 @@ from remat_codegen.profile.costs import Profile
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A forward node that writes one value. `reads` are numbers of earlier ops; its backward node reads the phantom, the values of
-    the ops in `saves` (its own number for its output), and its output's gradient, and contributes to the gradients of `reads`."""
+    """A forward node that writes one value. `reads` are numbers of earlier ops; its backward node reads the phantom, the
+    values of the ops in `saves` (its own number for its output), and its output's gradient, and contributes to the gradients
+    of `reads`.
+    """
 
     reads: tuple[int, ...]
     nbytes: int
@@ -30,7 +32,7 @@ class Op:
 
 
 def training_graph(ops: Sequence[Op], blocks: Sequence[int] = (), loss: tuple[int, int] = (1, 0)) -> tuple[Graph, Profile]:
-    """The graph of a step: ops, a loss (time, workspace) on the last op's value, backward nodes. `blocks` gives each block's number of ops."""
+    """A step: ops, a loss (time, workspace) on the last op's value, backward nodes. `blocks` are numbers of ops."""
     count = len(ops)
     data = [Data(i, f"v{i}", Kind.VALUE, op.nbytes) for i, op in enumerate(ops)]
     phantoms: dict[int, int] = {}
@@ -85,7 +87,18 @@ def random_graph(seed: int, count: int, once: bool = False) -> tuple[Graph, Prof
         saves = tuple(s for s in (*sorted(reads), i) if rng.random() < 0.6)
         recomputable = not once or rng.random() < 0.8
         phantom = rng.choice((0, 0, 1, 3))
-        ops.append(Op(tuple(sorted(reads)), rng.randint(1, 5), phantom, saves, rng.randint(0, 6), 2, rng.choice((0, 0, 2)), recomputable))
+        ops.append(
+            Op(
+                tuple(sorted(reads)),
+                rng.randint(1, 5),
+                phantom,
+                saves,
+                rng.randint(0, 6),
+                2,
+                rng.choice((0, 0, 2)),
+                recomputable,
+            )
+        )
     return training_graph(ops, (), (1, rng.choice((0, 3))))
 
 
@@ -111,7 +124,7 @@ def chain_graph(seeds: Sequence[int]) -> tuple[Graph, Profile]:
 
 
 def least_time(graph: Graph, profile: Profile, budget_bytes: int) -> int | None:
-    """The exact least time under a budget, by Dijkstra over (next node, last rerun of this stage, alive data); None if nothing fits.
+    """The exact least time under a budget, by Dijkstra over (next node, last rerun of this stage, alive data), or None.
 
     The rules are rk-Checkmate's without recomputation in the forward stages: after the loss, before each backward node,
     forward nodes may run again in their order; anything may be forgotten at any time.

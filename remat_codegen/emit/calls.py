@@ -37,9 +37,9 @@ def arguments(
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
     found = []
     for (path, value), variable in zip(leaves, trace.inputs, strict=True):
-        parameter, rest = _place(path, parameters, positional, named)
-        expression = parameter if bound is None else f"{bound}[{parameter!r}]"
-        found.append(Argument(parameter + rest, expression + rest, variable, value))
+        name, rest = _place(path, parameters, positional, named)
+        expression = name if bound is None else f"{bound}[{name!r}]"
+        found.append(Argument(name + rest, expression + rest, variable, value))
     given = {p.name for p in positional[: len(args)]} | set(kwargs)
     for parameter in parameters:
         if parameter.name not in given and parameter.default is not parameter.empty and _is_plain(parameter.default):
@@ -83,7 +83,7 @@ def passed_on(forward: Callable[..., Any]) -> str:
     """The arguments that hand forward's own parameters to another function with the same ones."""
     parts = []
     for p in inspect.signature(forward).parameters.values():
-        prefixes = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**", p.KEYWORD_ONLY: f"{p.name}="}
+        prefixes: dict[Any, str] = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**", p.KEYWORD_ONLY: f"{p.name}="}
         parts.append(prefixes.get(p.kind, "") + p.name)
     return ", ".join(parts)
 

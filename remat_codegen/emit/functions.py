@@ -279,7 +279,7 @@ class _Writer:
         return any(self.program.node_at(p) is node for p in self.program.again)
 
     def _random_devices(self, node: Node) -> list[str]:
-        found = {}
+        found: dict[str, None] = {}
         for op in self.model.bodies[node.id].operations:
             if self.record.random[op]:
                 results = [v for v in self.trace.operations[op].results if v is not None]
@@ -320,7 +320,7 @@ class _Writer:
         results = self.trace.operations[op].results
         for backward_node in () if again else self._stops_of(node):
             variable = self.plumbing.stop_variable(backward_node)
-            if variable in results:
+            if variable is not None and variable in results:
                 name = self.scope.name(variable)
                 self._line(f"kept.stop({name!r}, {name})")
         for data in self.model.bodies[node.id].values:
@@ -375,7 +375,9 @@ class _Writer:
 
     def _take(self, variable: int, data: int, position: int) -> None:
         copy = self.program.copy_at(data, position)
-        later = [r for r in self.program.keepers(data, copy, self.segment.block) if r not in self.segment.positions and r > position]
+        later = [
+            r for r in self.program.keepers(data, copy, self.segment.block) if r not in self.segment.positions and r > position
+        ]
         name = self.scope.name(variable)
         self._line(f"{name} = kept.{'get' if later else 'take'}({name!r})", (name,))
         self.local[variable] = True

@@ -1,4 +1,5 @@
-"""Tidies the lines of a function: what is used once, right away, is written where it is used; nothing outlives its last use by a wait."""
+"""Tidies the lines of a function: what is used once, right away, is written where it is used; nothing outlives its
+last use by a wait."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def tidy(lines: Sequence[Line]) -> list[Line]:
 
 
 def inline(lines: Sequence[Line]) -> list[Line]:
-    """Moves `x = f(y)` into the next line where that is the only one to use x, and nothing else would be evaluated earlier for it."""
+    """Moves `x = f(y)` into the next line where that is the only one to use x, and nothing else would be evaluated
+    earlier for it."""
     done: list[Line] = []
     rest = list(lines)
     while rest:

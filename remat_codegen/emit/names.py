@@ -11,7 +11,9 @@ from functools import lru_cache
 
 from remat_codegen.trace import Operation, Source, Trace
 
-RESERVED = frozenset({"m", "kept", "step", "before", "torch", "nn", "F", "self", "math", "contextlib", "weakref", *dir(builtins)})
+RESERVED = frozenset(
+    {"m", "kept", "step", "before", "torch", "nn", "F", "self", "math", "contextlib", "weakref", *dir(builtins)}
+)
 
 
 class Namer:

@@ -27,7 +27,8 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """All that a program becomes: functions, and the lines of run_forward and run_backward (empty if nothing has to be done)."""
+    """All that a program becomes: functions, and the lines of run_forward and run_backward (empty if nothing has to
+    be done)."""
 
     functions: tuple[Named, ...]
     forward: tuple[str, ...]
@@ -248,7 +249,8 @@ def _repeats(shapes: Sequence[tuple], numbers: Sequence[tuple[int, ...]], at: in
             if shapes[there] != shapes[k]:
                 return count
             if count > 1 and any(
-                c - b != b2 - a for a, b2, b, c in zip(numbers[k], numbers[k + period], numbers[here], numbers[there], strict=True)
+                c - b != b2 - a
+                for a, b2, b, c in zip(numbers[k], numbers[k + period], numbers[here], numbers[there], strict=True)
             ):
                 return count
         count += 1

@@ -1,4 +1,5 @@
-"""Puts a generated file together: the user's classes, the block functions, the schedule, the helpers. Layout by Jinja2, black last.
+"""Puts a generated file together: the user's classes, the block functions, the schedule, the helpers. Layout by
+Jinja2, black last.
 
 Pure: the same model, schedule and facts give the same bytes, in any process.
 """
@@ -87,7 +88,9 @@ class _Renderer:
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
-        carried = None if self.parameters is None else usersource.carry(self.original.source or "", self.original.class_name, "pass")
+        carried = (
+            None if self.parameters is None else usersource.carry(self.original.source or "", self.original.class_name, "pass")
+        )
         taken = carried.names if carried is not None else frozenset()
         namer = Namer()
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
@@ -138,7 +141,8 @@ class _Renderer:
         if tensor.numel() > LARGEST_LITERAL:
             name = self.trace.variables[variable].path
             raise UnsupportedError(
-                f"the tensor {name} is neither a parameter nor a buffer", hint="register it with register_buffer(persistent=False)"
+                f"the tensor {name} is neither a parameter nor a buffer",
+                hint="register it with register_buffer(persistent=False)",
             )
         values = literal(tensor.tolist(), str)
         return f"torch.tensor({values}, dtype={tensor.dtype}, device={str(tensor.device)!r})"
@@ -148,7 +152,7 @@ class _Renderer:
     def _parts(self, written: Written, given: dict[int, str]) -> dict[str, Any]:
         rematerializes = bool(written.backward)
         used = [a for a in self.arguments if a.variable is not None]
-        inputs = [given[a.variable] for a in used]
+        inputs = [given[a.variable] for a in used if a.variable is not None]
         functions = "\n\n\n".join(self._function(named) for named in written.functions)
         uses_step = rematerializes or any("step[" in line for line in written.forward)
         head = ["m", *(["step"] if uses_step else []), *inputs]
@@ -207,7 +211,12 @@ class _Renderer:
         return "{\n" + "\n".join(rows) + "\n}" if rows else "{}"
 
     def _frozen(self) -> str:
-        paths = [n for v in self.trace.variables if v.origin is Origin.PARAMETER and not v.requires_grad for n in (v.path, *v.aliases)]
+        paths = [
+            n
+            for v in self.trace.variables
+            if v.origin is Origin.PARAMETER and not v.requires_grad
+            for n in (v.path, *v.aliases)
+        ]
         return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else "set()"
 
     def _described(self) -> str:
@@ -238,5 +247,3 @@ def _rename(part: Any, names: frozenset[str]) -> Any:
     for name in names:
         part = re.sub(rf"\b{name}\b", f"{name}_", part)
     return part
-
-

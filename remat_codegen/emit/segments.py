@@ -1,7 +1,8 @@
 """Reads a schedule as a program: which function each step belongs to, and what has to be named so that it can be forgotten.
 
     Program = forward segments, backward segments
-    Segment = a block's steps in one stretch: its first forward, its way back with what is rebuilt in between, or a rebuild of its own
+    Segment = a block's steps in one stretch: its first forward, its way back with what is rebuilt in between, or a
+    rebuild of its own
     Copy    = one life of a data node: where created, where forgotten, who reads it
 
 Only what the schedule forgets and rebuilds gets a name at run time. Everything else is plain PyTorch.
@@ -46,8 +47,10 @@ class Copy:
 class Program:
     """A schedule, divided into segments, with what must be named.
 
-    `slots` are values that autograd must find again after they were rebuilt, `groups` the forward nodes whose saved tensors are.
-    `again` are the positions at which a forward node runs once more, `next_back` gives the backward node that follows a position.
+    `slots` are values that autograd must find again after they were rebuilt, `groups` the forward nodes whose saved
+    tensors are.
+    `again` are the positions at which a forward node runs once more, `next_back` gives the backward node that
+    follows a position.
     """
 
     graph: Graph
@@ -151,7 +154,8 @@ def _next_back(graph: Graph, schedule: Schedule) -> list[int | None]:
 def _segments(
     graph: Graph, schedule: Schedule, block_of: tuple[int, ...], again: set[int], next_back: list[int | None]
 ) -> list[Segment]:
-    """Steps by block. Forgets stay with what runs before them; a rebuild belongs to the backward of its block that follows it."""
+    """Steps by block. Forgets stay with what runs before them; a rebuild belongs to the backward of its block that
+    follows it."""
     segments: list[Segment] = []
     passed_loss = False
     for position, step in enumerate(schedule.steps):

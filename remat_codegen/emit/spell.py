@@ -20,11 +20,34 @@ _FUNCTIONAL = {
     ).split()
 }
 # Operations whose F. spelling orders or names its arguments differently go by torch.ops below.
-_FUNCTIONAL = {k: v for k, v in _FUNCTIONAL.items() if k in ("linear", "layer_norm", "gelu", "silu", "relu", "conv1d", "conv2d", "conv3d", "mish", "hardswish", "hardsigmoid", "softplus")}
+_FUNCTIONAL = {
+    k: v
+    for k, v in _FUNCTIONAL.items()
+    if k
+    in (
+        "linear",
+        "layer_norm",
+        "gelu",
+        "silu",
+        "relu",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "mish",
+        "hardswish",
+        "hardsigmoid",
+        "softplus",
+    )
+}
 _TORCH = set(
-    "matmul bmm exp log sqrt rsqrt tanh sigmoid tril triu bitwise_not logical_not where sin cos abs neg mm cat stack erf log1p cumsum".split()
+    (
+        "matmul bmm exp log sqrt rsqrt tanh sigmoid tril triu bitwise_not logical_not where sin cos abs neg mm cat stack "
+        "erf log1p cumsum"
+    ).split()
 )
-_METHODS = set("view transpose permute reshape contiguous split chunk unsqueeze squeeze flatten expand masked_fill unbind t".split())
+_METHODS = set(
+    "view transpose permute reshape contiguous split chunk unsqueeze squeeze flatten expand masked_fill unbind t".split()
+)
 _BINARY = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
@@ -76,7 +99,10 @@ def _simple(op: Operation, base: str, overload: str, values: list[str], keywords
         return f"F.softmax({call})"
     if base == "scaled_dot_product_attention":
         names = ["attn_mask", "dropout_p", "is_causal"]
-        given = [*values[:3], *(f"{n}={v}" for n, v in zip(names, values[3:], strict=False) if v not in ("None", "0.0", "False"))]
+        given = [
+            *values[:3],
+            *(f"{n}={v}" for n, v in zip(names, values[3:], strict=False) if v not in ("None", "0.0", "False")),
+        ]
         return f"F.scaled_dot_product_attention({', '.join([*given, *(f'{k}={v}' for k, v in keywords)])})"
     if base in _FUNCTIONAL:
         return f"{_FUNCTIONAL[base]}({call})"
@@ -84,7 +110,12 @@ def _simple(op: Operation, base: str, overload: str, values: list[str], keywords
         return f"torch.{base}({call})"
     if base in _TORCH and overload in ("default", "self", ""):
         return f"torch.{base}({call})"
-    if base in _METHODS and first_is_tensor and base != "where" and overload in ("default", "int", "Tensor", "Scalar", "dim", "using_ints"):
+    if (
+        base in _METHODS
+        and first_is_tensor
+        and base != "where"
+        and overload in ("default", "int", "Tensor", "Scalar", "dim", "using_ints")
+    ):
         return f"{values[0]}.{base}({', '.join([*_spread(base, values[1:]), *(f'{k}={v}' for k, v in keywords)])})"
     return None
 
@@ -107,7 +138,9 @@ def _keywords(operation: Operation, tensor: Tensor) -> list[tuple[str, str]]:
     """Keyword arguments, without those that say the default."""
     defaults = {a.name: a.default_value for a in operation.target._schema.arguments if a.has_default_value()}
     given = [(k, v) for k, v in operation.kwargs if not (k == "pin_memory" and not v)]
-    return [(k, literal(v, tensor)) for k, v in given if not (k in defaults and defaults[k] == v and type(defaults[k]) is type(v))]
+    return [
+        (k, literal(v, tensor)) for k, v in given if not (k in defaults and defaults[k] == v and type(defaults[k]) is type(v))
+    ]
 
 
 def literal(value: Any, tensor: Tensor) -> str:

@@ -1,4 +1,5 @@
-"""Carries the user's classes over into the generated file, with libcst: what the model's class needs, unchanged but for its forward.
+"""Carries the user's classes over into the generated file, with libcst: what the model's class needs, unchanged but
+for its forward.
 
 A file is carried over when what the class needs of it imports only torch and the standard library. Otherwise the generated
 class wraps an instance of the original.
@@ -148,9 +149,12 @@ class _Names(cst.CSTVisitor):
 
 def _needed(statements: Sequence[_Statement], class_name: str) -> list[_Statement]:
     """The statements that a class cannot do without, in order."""
-    wanted, chosen = {class_name}, set()
+    wanted: set[str] = {class_name}
+    chosen: set[int] = set()
     while True:
-        data = {n for i in chosen if not statements[i].is_definition and not statements[i].is_import for n in statements[i].defines}
+        data = {
+            n for i in chosen if not statements[i].is_definition and not statements[i].is_import for n in statements[i].defines
+        }
         more = {i for i, s in enumerate(statements) if i not in chosen and _is_needed(s, wanted, data)}
         if not more:
             return [s for i, s in enumerate(statements) if i in chosen]

@@ -3,7 +3,8 @@
 A cut after forward node p is possible where exactly one value made before it is read after it. Small values that need no
 gradient (a mask, a position bias's indices) may cross as well: they stay where they are.
 
-Consecutive cuts leave pieces of one or two nodes (a final norm and its projection); neighbouring small pieces are joined. For a GPT-2
+Consecutive cuts leave pieces of one or two nodes (a final norm and its projection); neighbouring small pieces are
+joined. For a GPT-2
 of n layers this gives the paper's 2n + 2 blocks: the embedding, n attentions, n MLPs, the head. The paper's five
 kinds come out too: as there, the last MLP counts as a kind of its own, because its output has one reader instead of two.
 """
@@ -97,7 +98,7 @@ def _kind_key(graph: Graph, nodes: Sequence[Node], backward: dict, input: int | 
     def number(data: Sequence[int]) -> tuple:
         return tuple((local.setdefault(d, len(local)), graph.data[d].kind, graph.data[d].nbytes) for d in data)
 
-    rows = []
+    rows: list[object] = []
     for node in nodes:
         back = backward.get(node.id)
         rows.append((node.signature, node.recomputable, number(node.reads), number(node.writes)))

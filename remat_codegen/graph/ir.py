@@ -144,8 +144,8 @@ def validate(graph: Graph) -> None:
         if missing:
             raise ValueError(f"node {node.id} ({node.name}) reads {missing[0]} before anything writes it")
         written.update(node.writes)
-    for data in graph.data:
-        if data.nbytes < 0:
-            raise ValueError(f"data {data.id} ({data.name}) has a negative size")
-        if data.id not in written:
-            raise ValueError(f"data {data.id} ({data.name}) is written by no node")
+    for item in graph.data:
+        if item.nbytes < 0:
+            raise ValueError(f"data {item.id} ({item.name}) has a negative size")
+        if item.id not in written:
+            raise ValueError(f"data {item.id} ({item.name}) is written by no node")

@@ -1,6 +1,7 @@
 """What a training step does to memory, seen by running it once on fake tensors: no memory, no time, real autograd.
 
-Each operation of the trace is run under FakeTensorMode with gradients; `saved_tensors_hooks` show what autograd saves for it, and
+Each operation of the trace is run under FakeTensorMode with gradients; `saved_tensors_hooks` show what autograd
+saves for it, and
 storage identity tells views, in-place results and saved values apart without knowing any operation by name. Then the
 engine itself walks back, and the life of each gradient storage is followed through weak references to it.
 
@@ -72,7 +73,8 @@ class Record:
 def example_loss(outputs: Any) -> torch.Tensor:
     """The loss that plans and checks are made with: logsumexp over the last dimension, averaged, summed over the outputs.
 
-    Like cross entropy or a mean squared error it needs one more tensor of the output's size in its own backward pass. `outputs` is
+    Like cross entropy or a mean squared error it needs one more tensor of the output's size in its own backward
+    pass. `outputs` is
     any pytree; leaves that take no gradient are left out. Returns a scalar; raises ValueError if no leaf takes a gradient.
     """
     leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -291,5 +293,3 @@ def _is_random(op: Operation) -> bool:
 
 def _argument(op: Operation, position: int, argument: Any) -> Any:
     return op.args[position] if position < len(op.args) else dict(op.kwargs).get(argument.name, argument.default_value)
-
-

@@ -1,8 +1,10 @@
 """From operations to compute nodes and data nodes (rk-GB, appendix A.3 and A.6).
 
-Three steps. *Groups*: each operation that allocates starts one, and the views, in-place operations and sizes that follow join it.
+Three steps. *Groups*: each operation that allocates starts one, and the views, in-place operations and sizes that
+follow join it.
 *Merging*: a group whose result is only wanted by the next one joins it, where keeping the later result is never worse
-than keeping the earlier. *Nodes*: each group becomes a forward node, and a backward node where autograd goes back through it; what
+than keeping the earlier. *Nodes*: each group becomes a forward node, and a backward node where autograd goes back
+through it; what
 they read and write comes from the record of a step.
 
 Groups are contiguous in the order of the trace, so their backward steps are contiguous in the order of the engine.
@@ -31,7 +33,8 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A traced model with its graph: `bodies` by forward node, `data_of` the data node that holds each variable (None for what is given)."""
+    """A traced model with its graph: `bodies` by forward node, `data_of` the data node that holds each variable
+    (None for what is given)."""
 
     trace: Trace
     record: Record
@@ -191,7 +194,8 @@ class _Builder:
         return tuple(dict.fromkeys(found))
 
     def _gradients(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Gradient data that live from one backward step to a later one: written and read by group (len(groups) is the loss)."""
+        """Gradient data that live from one backward step to a later one: written and read by group (len(groups) is
+        the loss)."""
         writes: dict[int, list[int]] = {}
         reads: dict[int, list[int]] = {}
         count = len(self.trace.operations)
@@ -208,7 +212,7 @@ class _Builder:
 
     def _forward_node(self, index: int, group: tuple[int, ...]) -> Node:
         body = self.bodies[index]
-        read = set()
+        read: set[int] = set()
         for op in group:
             operation = self.trace.operations[op]
             if not is_view(self.record, operation):

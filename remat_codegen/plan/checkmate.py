@@ -1,17 +1,20 @@
-"""rk-Checkmate: the exact schedule of a small graph, or of one block, by integer programming (Rockmate, section 3.3 and appendix B).
+"""rk-Checkmate: the exact schedule of a small graph, or of one block, by integer programming (Rockmate, section 3.3 and
+appendix B).
 
-Stage t ends with the first run of node t; before it, forward nodes may run again, in their order. R[t,i]: node i runs in stage t;
-S[t,d]: data d is alive at the start of stage t; delete[t,d,i]: d is freed in stage t after node i. What differs from the paper:
+Stage t ends with the first run of node t; before it, forward nodes may run again, in their order. R[t,i]: node i runs in stage
+t; S[t,d]: data d is alive at the start of stage t; delete[t,d,i]: d is freed in stage t after node i. What differs from the
+paper:
 
-- Backward nodes run once, so a gradient lives from its first contribution to its last reader: a constant, no variable. Values and
-  phantoms have one producer, so S and P of the paper are one variable, and create is R.
-- A node runs again only where nothing it writes is alive (S[t,d] + R[t,i] <= 1). No schedule is lost: a copy that is written over
-  was not read since the stage began, and could have been freed before it.
+- Backward nodes run once, so a gradient lives from its first contribution to its last reader: a constant, no variable. Values
+  and phantoms have one producer, so S and P of the paper are one variable, and create is R.
+- A node runs again only where nothing it writes is alive (S[t,d] + R[t,i] <= 1). No schedule is lost: a copy that is written
+  over was not read since the stage began, and could have been freed before it.
 - With `recompute_in_forward=False` the stages before the loss are a constant order, in which only S at the loss decides.
 - R[t,i] exists only where some node at or after stage t can need what i writes.
 
-Memory U is stated before each node of each stage: what is alive, what the node writes, its workspace. `delete` is stated constraint
-by constraint (hazards one by one), which tightens the relaxation. Ties are left to the solver. Oracle: `tests/graphs.py`.
+Memory U is stated before each node of each stage: what is alive, what the node writes, its workspace. `delete` is stated
+constraint by constraint (hazards one by one), which tightens the relaxation. Ties are left to the solver. Oracle:
+`tests/graphs.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +44,13 @@ class Solution:
 
 
 def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit_s: float = 60.0, gap: float = 0.0, recompute_in_forward: bool = False
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 60.0,
+    gap: float = 0.0,
+    recompute_in_forward: bool = False,
 ) -> Plan:
     """The fastest schedule within the budget, proved so unless the time runs out."""
     found = solve(graph, profile, budget_bytes, time_limit_s=time_limit_s, gap=gap, recompute_in_forward=recompute_in_forward)
@@ -100,7 +109,8 @@ def without_dead_runs(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Stage:
-    """The variables of one stage: `run` by node, in order, the stage's own node last; `saved` by data, `freed` by (data, node)."""
+    """The variables of one stage: `run` by node, in order, the stage's own node last; `saved` by data, `freed` by
+    (data, node)."""
 
     run: dict[int, Any]
     saved: dict[int, Any]

@@ -1,7 +1,8 @@
 """A thin layer over python-mip: 0-1 programs with a time limit and a relative gap, solved silently.
 
 HiGHS where `highspy` is installed, else CBC, which python-mip brings. Rows are sums of (variable, coefficient); a variable that
-is known beforehand may be a plain number, so that a formulation need not treat fixed cases apart. One thread: same program, same answer.
+is known beforehand may be a plain number, so that a formulation need not treat fixed cases apart. One thread: same program,
+same answer.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Program:
         self.model.add_constr(never >= 2)
 
     def minimise(self, terms: Iterable[Term], time_limit_s: float, gap: float) -> Result:
-        """Solves. A solve that runs out of time with an incumbent is TIME_LIMIT; without one it is TIME_LIMIT with no values."""
+        """Solves. A solve that runs out of time with an incumbent is TIME_LIMIT; without one it is TIME_LIMIT with
+        no values."""
         self.model.objective = mip.minimize(_sum(terms))
         self.model.max_mip_gap = gap
         self.model.max_mip_gap_abs = 1e-9
@@ -109,8 +111,8 @@ class Program:
 def _bind_destructors(solver: str) -> None:
     """Looks up once what python-mip calls when a model is collected.
 
-    cffi looks a C function up under a lock that is not re-entrant. If the garbage collector runs inside such a look-up and finds an old
-    model, whose `__del__` looks its destructor up for the first time, the process waits for itself for ever.
+    cffi looks a C function up under a lock that is not re-entrant. If the garbage collector runs inside such a look-up and
+    finds an old model, whose `__del__` looks its destructor up for the first time, the process waits for itself for ever.
     """
     module = importlib.import_module("mip.highs" if solver == "HIGHS" else "mip.cbc")
     library = getattr(module, "highslib" if solver == "HIGHS" else "cbclib", None)

@@ -1,12 +1,14 @@
-"""The ways to run one block: a family of rk-Checkmate solutions over budgets for the peak and for what is kept (Rockmate, section 3.3).
+"""The ways to run one block: a family of rk-Checkmate solutions over budgets for the peak and for what is kept (Rockmate,
+section 3.3).
 
 A block is cut out of its graph as a *piece*: a graph of its own, whose loss stands for everything between the block's forward
 and its backward nodes. Outside a piece, and no cost of its own, are the block's input and the data that are *pinned*.
 Pieces that are equal have equal options, so a family is solved once for each distinct piece.
 
-The family: for a few peaks from the most that a step needs to the least that any order needs, and for each peak, budgets for what
-is kept from all to nothing. The epsilon step (the next budget is the next one below what the last solution used) skips the
-budgets that are answered already; dominated options are dropped. Pieces too large for the ILP take the orders of a heuristic instead.
+The family: for a few peaks from the most that a step needs to the least that any order needs, and for each peak, budgets for
+what is kept from all to nothing. The epsilon step (the next budget is the next one below what the last solution used) skips the
+budgets that are answered already; dominated options are dropped. Pieces too large for the ILP take the orders of a heuristic
+instead.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ SMALL_SHARE = 0.01  # what must outlive its block and is at most this part of th
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How finely a family is spaced, and when the exact solver gives way: `largest` in forward nodes, `time_limit_s` for one ILP."""
+    """How finely a family is spaced, and when the exact solver gives way: `largest` in forward nodes, `time_limit_s`
+    for one ILP."""
 
     saved_levels: int = 10
     peak_levels: int = 3
@@ -57,8 +60,8 @@ class Option:
     """A way to run a piece forward and backward, with its input outside.
 
     `backward` are node ids of the piece, from its loss on. `saved_bytes` is kept between the two beside the output;
-    `forward_peak_bytes` includes the output, `backward_peak_bytes` the gradients that come in. When the block runs forward a second
-    time, nodes that nothing needs are left out: `again_ns` if its output is wanted, `alone_ns` if not.
+    `forward_peak_bytes` includes the output, `backward_peak_bytes` the gradients that come in. When the block runs forward a
+    second time, nodes that nothing needs are left out: `again_ns` if its output is wanted, `alone_ns` if not.
     """
 
     backward: tuple[int, ...]
@@ -96,7 +99,8 @@ class Family:
 
 
 def pinned_data(graph: Graph) -> frozenset[int]:
-    """Data that stay from their first run to their last reader: what the caller gets, what several blocks read, what cannot be rebuilt."""
+    """Data that stay from their first run to their last reader: what the caller gets, what several blocks read, what
+    cannot be rebuilt."""
     home = {n: b.id for b in graph.blocks for n in range(b.first, b.last + 1)}
     given = {(b.id, b.input) for b in graph.blocks}
     once = checkmate.runs_once(graph)
@@ -149,7 +153,9 @@ def cut_out(graph: Graph, profile: Profile, block: Block, pinned: frozenset[int]
     return Piece(piece_graph, piece_profile, output, entering_bytes), nodes
 
 
-def _gradients(graph: Graph, nodes: Sequence[int], backward: list[int], is_last: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _gradients(
+    graph: Graph, nodes: Sequence[int], backward: list[int], is_last: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The gradients alive when a block's backward nodes begin, and when they end; bypassing ones are among both."""
     if is_last:
         first = graph.loss + 1
@@ -177,7 +183,8 @@ Heuristic = Callable[[Graph, Profile], Sequence[tuple[int, ...]]]
 
 
 def solve_family(piece: Piece, grid: Grid, heuristic: Heuristic) -> Family:
-    """The options of a piece: by the ILP, or by `heuristic` (orders of a graph, whatever their peaks) where the piece is large."""
+    """The options of a piece: by the ILP, or by `heuristic` (orders of a graph, whatever their peaks) where the
+    piece is large."""
     graph, profile = piece.graph, piece.profile
     search = _Search(piece, grid)
     search.add(tuple(range(len(graph.nodes))))

@@ -21,7 +21,8 @@ class Status(StrEnum):
 class Plan:
     """A planner's answer, judged by the one simulator.
 
-    `time_ns` and `peak_bytes` are the simulator's. `bound_ns` is a step time that no schedule within the budget can beat, where the
+    `time_ns` and `peak_bytes` are the simulator's. `bound_ns` is a step time that no schedule within the budget can
+    beat, where the
     planner knows one. `minimum_bytes` is, for an infeasible plan, the smallest budget known to work. `notes` are for the user.
     """
 

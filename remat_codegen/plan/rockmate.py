@@ -3,9 +3,10 @@
     pinned data, pieces -> a family of options per distinct piece (rk-Checkmate) -> a table over memory (rk-Rotor)
     -> the fastest of its sequences whose schedule, by the simulator, fits the budget
 
-The table does not depend on the budget and its sizes round up, so a schedule from m slots needs less than m. The largest m whose
-schedule fits is found by bisection, on the simulated peak: rounding, and data that are freed earlier than the
-dynamic program assumes, thus cost nothing. A few of the smallest m are always tried; the least peak among them is `minimum_bytes`.
+The table does not depend on the budget and its sizes round up, so a schedule from m slots needs less than m. The largest m
+whose schedule fits is found by bisection, on the simulated peak: rounding, and data that are freed earlier than the
+dynamic program assumes, thus cost nothing. A few of the smallest m are always tried; the least peak among them is
+`minimum_bytes`.
 
 A graph of one block is solved exactly within the budget, or by `greedy_orders` where it is too large for that.
 """
@@ -51,7 +52,8 @@ def plan(
 ) -> Plan:
     """The fastest schedule that Rockmate finds within the budget. `time_limit` is for one integer program, in seconds.
 
-    `progress(what, done, total)` is called as the work goes on. Same inputs, same plan, unless a program runs out of time (TIME_LIMIT).
+    `progress(what, done, total)` is called as the work goes on. Same inputs, same plan, unless a program runs out of time
+    (TIME_LIMIT).
     """
     grid = replace(grid or Grid(), time_limit_s=time_limit)
     plain = judge(graph, profile, without_recomputation(graph))
@@ -316,5 +318,7 @@ class _Greedy:
                 alive.update(self.graph.nodes[step.node].writes)
         peak = schedule.steps[timeline.peak_step]
         busy = () if isinstance(peak, Forget) else self.graph.nodes[peak.node].reads
-        free = [d for d in sorted(alive) if self.movable[d] and self.level[d] < 2 and d not in busy and self.graph.data[d].nbytes]
+        free = [
+            d for d in sorted(alive) if self.movable[d] and self.level[d] < 2 and d not in busy and self.graph.data[d].nbytes
+        ]
         return sorted(free, key=lambda d: -self.graph.data[d].nbytes / (self.profile.time_ns[self.producers[d]] + 1))

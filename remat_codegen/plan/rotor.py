@@ -1,15 +1,16 @@
-"""rk-Rotor: which option each block of a chain takes, and which blocks run forward again (Rockmate, section 3.4 and appendix C).
+"""rk-Rotor: which option each block of a chain takes, and which blocks run forward again (Rockmate, section 3.4 and appendix
+C).
 
-C(s, t, m) is the least time to run blocks s..t forward and backward in m slots of memory. Outside m are block s's input and what is
-kept for others; inside are the gradients that enter at t, from the start. Either s runs forward once, with an option (C1), or s..r-1 run
-forward keeping only r's input, which is kept while r..t are solved, and then s..r-1 are solved (C2).
+C(s, t, m) is the least time to run blocks s..t forward and backward in m slots of memory. Outside m are block s's input and
+what is kept for others; inside are the gradients that enter at t, from the start. Either s runs forward once, with an option
+(C1), or s..r-1 run forward keeping only r's input, which is kept while r..t are solved, and then s..r-1 are solved (C2).
 
-Sizes round up to slots, so a plan never needs more than its slots. A table is computed for all m at once, as a numpy row. Sub-chains of
-equal families have equal tables, so a chain of repeated blocks costs about L rows instead of L^2 / 2. A row costs L + K
-vector operations. Ties: the earlier choice, options before checkpoints. Oracle: brute force in `tests/graphs.py`.
+Sizes round up to slots, so a plan never needs more than its slots. A table is computed for all m at once, as a numpy row.
+Sub-chains of equal families have equal tables, so a chain of repeated blocks costs about L rows instead of L^2 / 2. A row
+costs L + K vector operations. Ties: the earlier choice, options before checkpoints. Oracle: brute force in `tests/graphs.py`.
 
-Sub-chains that reach the last block run for the first time (all their forward nodes); all others run again, where what nobody needs is left
-out. A `sealed` block holds nodes that must not run again: it is never passed over.
+Sub-chains that reach the last block run for the first time (all their forward nodes); all others run again, where what nobody
+needs is left out. A `sealed` block holds nodes that must not run again: it is never passed over.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ class Table:
             _improve(row, s - r, max(least, kept), kept, self._row(r, t).time, passed_ns, self._row(s, r - 1).time)
 
 
-def _improve(row: _Row, choice: int, least: int, kept: int, inside: np.ndarray, ns: int, then: np.ndarray | None = None) -> None:
+def _improve(
+    row: _Row, choice: int, least: int, kept: int, inside: np.ndarray, ns: int, then: np.ndarray | None = None
+) -> None:
     """Takes a choice wherever it is faster: from `least` slots on, it costs ns + inside[m - kept] + then[m]."""
     size = len(row.time)
     if least >= size:

@@ -1,7 +1,8 @@
 """Measures each distinct compute node on the device, one at a time (rk-GB, appendix A.6).
 
 A node is run on random inputs of the layout it has in the model: forward for its time and memory, backward for its
-time and memory with the gradients' layout. Never more than one node's tensors exist. Nodes of equal signature are measured once.
+time and memory with the gradients' layout. Never more than one node's tensors exist. Nodes of equal signature are
+measured once.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from remat_codegen.graph.ir import Kind, Node, Phase
+from remat_codegen.graph.ir import Node, Phase
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
@@ -27,9 +27,7 @@ MOST_RUNS = 15
 LEAST_RUNS = 3
 
 
-def measure(
-    model: Model, device: str, cache: Cache, advance: Callable[[int, int, str], None] | None = None
-) -> Profile:
+def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int, str], None] | None = None) -> Profile:
     """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress."""
     graph = model.graph
     distinct = {node.signature: node for node in reversed(graph.nodes) if node.phase is not Phase.BACKWARD}
@@ -90,11 +88,7 @@ def _synchronize(device: str) -> None:
 def _measure_loss(model: Model, device: str) -> list[int]:
     """The example loss on tensors like the model's outputs: time and peak, gradient of the outputs included."""
     outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
-    leaves = [
-        random_tensor(v, device).requires_grad_()
-        for v in outputs
-        if model.record.requires_grad[v.id]
-    ]
+    leaves = [random_tensor(v, device).requires_grad_() for v in outputs if model.record.requires_grad[v.id]]
     if not leaves:
         return [0, 0]
 
