@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -211,8 +212,6 @@ class _Bench:
     def _gradient(self, variable: int) -> torch.Tensor:
         stride = self.model.record.gradient_of[variable]
         v = self.model.trace.variables[variable]
-        from dataclasses import replace
-
         return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
 
     def _measure_backward(self) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,11 +28,37 @@ def _cuda_peak(work: Callable[[], Any], device: str) -> int:
 
 
 def cpu_events(work: Callable[[], Any]) -> list[int]:
-    """Every allocation (positive) and release (negative) of the CPU allocator during `work`, in bytes, in order."""
+    """Every allocation (positive) and release (negative) of the CPU allocator during `work`, in bytes, in order.
+
+    Releases of what was allocated before are left out: the profiler reports them now and then, when it remembers an address
+    from an earlier recording.
+    """
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return [nbytes for _, nbytes in allocations(recorded)]
+
+
+def allocations(recorded: Any) -> list[tuple[int, int]]:
+    """When (ns) and how many bytes: the allocations and releases of a finished recording, in order."""
+    assert recorded.profiler is not None
+    tree = recorded.profiler.kineto_results.experimental_event_tree()
+    events = [e for e in _walk(tree) if type(e.extra_fields).__name__ == "_ExtraFields_Allocation"]
+    found, alive = [], set()
+    for event in sorted(events, key=lambda e: e.start_time_ns):
+        address, nbytes = event.extra_fields.ptr, event.extra_fields.alloc_size
+        if nbytes < 0 and address not in alive:
+            continue
+        alive.add(address) if nbytes > 0 else alive.discard(address)
+        found.append((event.start_time_ns, nbytes))
+    return found
+
+
+def _walk(events: Iterable[Any]) -> Iterator[Any]:
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        yield event
+        waiting.extend(event.children)
 
 
 @contextlib.contextmanager

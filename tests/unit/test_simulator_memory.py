@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
-from remat_codegen.profile.memory import quiet
+from remat_codegen.profile.memory import allocations, quiet
 from remat_codegen.schedule import Compute, Forget, simulate, without_recomputation
 from remat_codegen.trace import Origin, Ref, substitute
 
@@ -26,9 +26,11 @@ class Interpreter:
         leaves = iter([t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)])
         for variable in model.trace.variables:
             if variable.origin in (Origin.PARAMETER, Origin.BUFFER):
-                self.tensors[variable.id] = module.get_parameter(variable.path) if (
-                    variable.origin is Origin.PARAMETER
-                ) else module.get_buffer(variable.path)
+                self.tensors[variable.id] = (
+                    module.get_parameter(variable.path)
+                    if (variable.origin is Origin.PARAMETER)
+                    else module.get_buffer(variable.path)
+                )
             elif variable.origin is Origin.INPUT:
                 self.tensors[variable.id] = next(leaves).detach().requires_grad_(variable.requires_grad)
         for tensor in self.tensors.values():
@@ -56,7 +58,9 @@ class Interpreter:
                     self.tensors[variable] = value
             self.mark_backward(op)
         storages = self.model.record.storages
-        self.drop(lambda v: self.model.data_of[v] is None and storages[self.model.record.of_variable[v]].operation in body.operations)
+        self.drop(
+            lambda v: self.model.data_of[v] is None and storages[self.model.record.of_variable[v]].operation in body.operations
+        )
 
     def mark_backward(self, op):
         """A mark before autograd goes back through a node."""
@@ -89,13 +93,14 @@ def measured(work):
     """What is held at each mark, and the peak."""
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
+    names = [(e.start_ns(), e.name()) for e in recorded.profiler.kineto_results.events() if e.name().startswith("node ")]
     marks, held, peak = {}, 0, 0
-    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
+    for _, event in sorted([*names, *allocations(recorded)], key=lambda e: e[0]):
+        if isinstance(event, int):
+            held += event
             peak = max(peak, held)
-        elif event.name().startswith("node "):
-            marks[int(event.name().removeprefix("node "))] = held
+        else:
+            marks[int(event.removeprefix("node "))] = held
     return marks, peak
 
 
