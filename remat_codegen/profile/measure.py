@@ -20,7 +20,7 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
-from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
 from remat_codegen.trace import Origin, Ref, Variable, refs, substitute
 
 MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
@@ -206,7 +206,8 @@ class _Bench:
         roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.gradient_of[v] is not None]
         grads = [self._gradient(v) for v in roots]
         root = _Seed.apply(grads, *[outputs[v] for v in roots])
-        held.append({v: t.detach() for v, t in outputs.items()})
+        kept = {r.variable for r in self.model.trace.outputs if isinstance(r, Ref)}
+        held.append([t.detach() for v, t in outputs.items() if v in kept])  # nobody else reads a result this late
         return root, held
 
     def _gradient(self, variable: int) -> torch.Tensor:
@@ -226,9 +227,14 @@ class _Bench:
             del root, held
             if len(runs) > LEAST_RUNS and sum(runs[1:]) > MEASURED_SECONDS * 1e9:
                 break
-        root, held = self._prepare()
-        peak = peak_bytes(lambda: root.backward(), self.device)
+        peak = peak_bytes_after(self._prepare, _go_back, self.device)
         return int(statistics.median(runs[1:])), peak
+
+
+def _go_back(prepared: tuple[torch.Tensor, list[Any]]) -> None:
+    root, held = prepared
+    root.backward()
+    del held
 
 
 def _users(model: Model, variable: int) -> list[Any]:

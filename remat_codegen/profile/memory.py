@@ -8,21 +8,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
+
+BEGIN = "remat-codegen: what is measured begins"
 
 
 def peak_bytes(work: Callable[[], Any], device: str = "cpu") -> int:
     """Bytes, exact on the CPU; on CUDA as the caching allocator counts them (blocks rounded to 512 bytes)."""
+    return peak_bytes_after(lambda: None, lambda _: work(), device)
+
+
+def peak_bytes_after(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str = "cpu") -> int:
+    """The same for `work(prepare())`, over what is held when `work` begins: what it releases of its argument counts."""
     if torch.device(device).type == "cuda":
-        return _cuda_peak(work, device)
-    return max(0, 0, *running_total(cpu_events(work)))
+        return _cuda_peak(prepare, work, device)
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        prepared = [prepare()]
+        with record_function(BEGIN):
+            pass
+        work(prepared.pop())
+    assert recorded.profiler is not None
+    begin = next(e.start_ns() for e in recorded.profiler.kineto_results.events() if e.name() == BEGIN)
+    events = allocations(recorded)
+    return max(0, 0, *running_total([nbytes for when, nbytes in events if when >= begin]))
 
 
-def _cuda_peak(work: Callable[[], Any], device: str) -> int:
+def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str) -> int:
+    prepared = [prepare()]
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    work()
+    work(prepared.pop())
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
 
