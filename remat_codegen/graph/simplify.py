@@ -21,6 +21,8 @@ from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.record import Record
 from remat_codegen.trace import Operation, Ref, Trace, refs, substitute
 
+FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -56,11 +58,14 @@ def allocates(record: Record, operation: Operation) -> bool:
 
 
 def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
-    """Consecutive operations, the first of which allocates (leading views belong to the first group)."""
+    """Consecutive operations, the first of which allocates (leading views belong to the first group).
+
+    What only changes a buffer (a counter of batches) stands alone: it must not run again, its neighbours may.
+    """
     groups: list[list[int]] = []
     pending: list[int] = []
     for operation in trace.operations:
-        if allocates(record, operation):
+        if allocates(record, operation) or changes_given(record, operation):
             groups.append([*pending, operation.id])
             pending = []
         elif groups:
@@ -72,13 +77,21 @@ def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
     return _join_mutations(trace, record, [tuple(g) for g in groups])
 
 
+def changes_given(record: Record, operation: Operation) -> bool:
+    """Whether an operation changes memory that the model holds, or was given, in place."""
+    return any(record.storages[s].operation is None for s in record.mutated[operation.id])
+
+
 def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """An in-place operation belongs to the group that owns the memory, if nothing stands between."""
+    """An in-place operation belongs to the group that owns the memory, with the few that may stand between."""
     joined: list[tuple[int, ...]] = []
     for group in groups:
         owners = {record.storages[s].operation for op in group for s in record.mutated[op]} - {None}
-        if joined and any(o in joined[-1] for o in owners):
-            joined[-1] = (*joined[-1], *group)
+        home = next((i for i, g in enumerate(joined) if any(o in g for o in owners)), len(joined))
+        between = [op for g in joined[home:] for op in g]
+        counts = any(changes_given(record, trace.operations[op]) for op in between)
+        if between and len(between) <= FEW and not counts:
+            joined[home:] = [(*between, *group)]
         else:
             joined.append(group)
     return joined
@@ -226,6 +239,8 @@ class _Builder:
     def _recomputable(self, index: int) -> bool:
         """Whether running a group again gives the same, and changes nothing that outlives it."""
         own = set(self.owned[index])
+        if any(self._changed_later(storage) for storage in own):
+            return False
         for op in self.groups[index]:
             for storage in self.record.mutated[op]:
                 if storage not in own:

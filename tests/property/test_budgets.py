@@ -1,0 +1,48 @@
+"""From the smallest budget that works to 100 %: within budget, exact, and without recomputation at the end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from remat_codegen import pipeline
+from remat_codegen.errors import BudgetError
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
+SMALL = {"init": "layers=3, width=64, heads=4, vocabulary=300, context=64", "inputs": "idx=int64[2,64]<300"}
+
+
+def generate(folder: Path, budget: str, **more):
+    return pipeline.generate(
+        Request(f"{EXAMPLE}:GPT2", budget, folder / "small_remat.py", verify=True, **SMALL, **more), Progress(None)
+    )
+
+
+@pytest.fixture(scope="module")
+def smallest(tmp_path_factory) -> int:
+    """The smallest budget that works, as the error for a smaller one names it."""
+    with pytest.raises(BudgetError) as caught:
+        generate(tmp_path_factory.mktemp("smallest"), "10KiB")
+    return int(re.search(r"\((\d+) bytes\)", caught.value.line())[1])
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_every_budget_holds_and_is_exact(step, smallest, tmp_path):
+    budget = "100%" if step == 8 else str(smallest + step * 350_000)
+    report = generate(tmp_path, budget)
+    assert report.verify.ok, report.verify.failures()
+    assert report.verify.measured_peak_bytes <= report.budget_bytes
+    assert report.verify.measured_peak_bytes == pytest.approx(report.planned_peak_bytes, rel=0.02)
+    assert all("bit-identical" in row.detail for row in report.verify.rows[:-1])
+    recomputes = "run_backward" in (tmp_path / "small_remat.py").read_text()
+    assert recomputes == (step < 8)
+
+
+def test_just_below_the_smallest_budget_is_refused(smallest, tmp_path):
+    with pytest.raises(BudgetError):
+        generate(tmp_path, str(smallest - 1))
+    assert not list(tmp_path.iterdir())
