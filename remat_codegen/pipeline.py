@@ -128,11 +128,18 @@ def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPla
         planned_peak_bytes=plan.peak_bytes + again,
         unmodified_peak_bytes=plain.peak_bytes,
         overhead=round(plan.time_ns / max(1, plain.time_ns) - 1, 4),
-        bound=None if plan.bound_ns is None else round(plan.bound_ns / max(1, plain.time_ns) - 1, 4),
+        bound=_bound(plan, plain.time_ns),
         device=request.device,
         order=planfile.order_of(plan.schedule),
         notes=plan.notes,
     )
+
+
+def _bound(plan: Plan, plain_ns: int) -> float | None:
+    """The overhead that no plan can beat; None where all that is known is that it cannot be negative."""
+    if plan.bound_ns is None or plan.bound_ns <= plain_ns:
+        return None
+    return round(plan.bound_ns / plain_ns - 1, 4)
 
 
 def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress) -> Plan:

@@ -164,7 +164,7 @@ class _Chain:
         """For the user: what the plan is made of."""
         options = sum(len(f.options) for f in self.distinct)
         solves = sum(f.solves for f in self.distinct)
-        blocks = f"{len(self.families)} blocks of {len(self.distinct)} kinds, {options} options from {solves} integer programs"
+        blocks = f"{options} options from {solves} integer programs"
         return (blocks, "some integer programs ran out of time") if self.timed_out else (blocks,)
 
     def _settled(self) -> frozenset[int]:
