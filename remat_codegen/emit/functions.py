@@ -311,7 +311,10 @@ class _Writer:
             if not operation.grad_enabled:
                 self._line("with torch.no_grad():")
                 self.depth += 1
-            self._line(f"{', '.join(targets)}{comma} = {text}", tuple(t for t in targets if t != "_"))
+            defines = tuple(t for t in targets if t != "_")
+            self.lines.append(
+                Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, view=is_view(self.record, operation))
+            )
             if not operation.grad_enabled:
                 self.depth -= 1
 

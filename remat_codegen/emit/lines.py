@@ -7,17 +7,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-WIDEST = 110  # columns; an expression is not moved into a line that it would make longer than this
+WIDEST = 84  # columns; an expression is not moved into a line that it would make longer than this
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a function body. `defines` are the names that it assigns, `drops` those that it deletes."""
+    """A line of a function body. `defines` are the names that it assigns, `drops` those that it deletes.
+
+    A `view` only looks at memory: nobody misses it if nobody reads it.
+    """
 
     depth: int
     text: str
     defines: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
+    view: bool = False
 
     def render(self) -> str:
         """The line as it stands in a function."""
@@ -46,7 +50,25 @@ def _name(name: str) -> re.Pattern[str]:
 
 def tidy(lines: Sequence[Line]) -> list[Line]:
     """All passes, in order."""
-    return prune(merge_drops(release(inline(lines))))
+    return merge_withs(prune(merge_drops(release(inline(without_unused(lines))))))
+
+
+def without_unused(lines: Sequence[Line]) -> list[Line]:
+    """Views that nobody reads are left out; other results that nobody reads get no name."""
+    found = list(lines)
+    for index in reversed(range(len(found))):
+        line = found[index]
+        name = line.defines[0] if len(line.defines) == 1 else None
+        rest = found[index + 1 :]
+        if name is None or not line.text.startswith(f"{name} = ") or _read_later(name, replace(line, defines=()), rest):
+            continue
+        found[index + 1 :] = _without_drop(rest, name)
+        siblings = [found[i].depth for i in (index - 1, index + 1) if 0 <= i < len(found)]
+        if line.view and line.depth in siblings:
+            del found[index]
+        else:
+            found[index] = replace(line, text=line.text.removeprefix(f"{name} = "), defines=())
+    return found
 
 
 def inline(lines: Sequence[Line]) -> list[Line]:
@@ -145,3 +167,19 @@ def prune(lines: Sequence[Line]) -> list[Line]:
     while kept and kept[-1].drops:
         kept.pop()
     return kept
+
+
+def merge_withs(lines: Sequence[Line]) -> list[Line]:
+    """One `with` where another is all that it holds."""
+    found = list(lines)
+    for index in reversed(range(len(found) - 1)):
+        outer, inner = found[index : index + 2]
+        if not (outer.text.startswith("with ") and inner.text.startswith("with ") and inner.depth == outer.depth + 1):
+            continue
+        end = next((i for i in range(index + 1, len(found)) if found[i].depth <= outer.depth), len(found))
+        body = found[index + 2 : end]
+        if all(line.depth > inner.depth for line in body):
+            both = f"{outer.text.removesuffix(':')}, {inner.text.removeprefix('with ')}"
+            dedented = [replace(line, depth=line.depth - 1) for line in body]
+            found[index:end] = [replace(outer, text=both), *dedented]
+    return found

@@ -17,6 +17,7 @@ import jinja2
 
 from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
+from remat_codegen.emit.imports import sections
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
@@ -27,7 +28,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.schedule import Schedule
 from remat_codegen.trace import Origin
 
-MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=120)
+MODE = black.Mode(target_versions={black.TargetVersion.PY311})  # black's own defaults, whatever a project's settings are
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out
 MIB = 2**20
 
@@ -227,17 +228,12 @@ class _Renderer:
                 parts.append(f"{argument.name}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}")
         return ", ".join(parts) or "no inputs"
 
-    def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[str]:
-        own = "\n".join([parts["functions"], parts["schedule"], parts["helpers"]])
-        used = names_in(own)
+    def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
+        used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
         lines = [f"import {m}" for m in ("contextlib", "functools", "weakref") if m in used]
-        lines.append("import torch")
-        if carried is None:
-            lines = ["import inspect", *lines, "from torch import nn"]
-        if "F" in used:
-            lines.append("import torch.nn.functional as F")
-        present = {line.strip() for line in (carried.imports.splitlines() if carried is not None else ())}
-        return [line for line in lines if line not in present]
+        lines += ["import torch"] if carried is not None else ["import inspect", "import torch", "from torch import nn"]
+        lines += ["import torch.nn.functional as F"] if "F" in used else []
+        return sections([*lines, *(carried.imports if carried is not None else ())])
 
 
 def _rename(part: Any, names: frozenset[str]) -> Any:

@@ -19,10 +19,10 @@ ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The part of a user's file that a class needs. `names` are what its statements define; `future` its __future__ imports."""
+    """The part of a user's file that a class needs. `names` are what it defines, `future` and `imports` are lines."""
 
-    future: str
-    imports: str
+    future: tuple[str, ...]
+    imports: tuple[str, ...]
     code: str
     names: frozenset[str]
 
@@ -43,7 +43,7 @@ def carry(source: str, class_name: str, new_forward: str) -> Carried | None:
     future = [s.node for s in needed if s.is_future]
     imports = [s.node for s in needed if s.is_import and not s.is_future]
     rest = [_with_forward(module, s.node, new_forward) if s is target else s.node for s in needed if not s.is_import]
-    return Carried(_code(module, future), _code(module, imports), _code(module, rest), names)
+    return Carried(_lines(future), _lines(imports), _code(module, rest), names)
 
 
 def parameters_of(source: str, class_name: str) -> str | None:
@@ -217,6 +217,17 @@ def _with_forward(module: cst.Module, node: cst.BaseStatement, new_forward: str)
         inherited = "def plain_forward(self, *args, **kwargs):\n    return super().forward(*args, **kwargs)\n"
         body += [cst.parse_statement(inherited, config=module.config_for_parsing), added]
     return node.with_changes(body=node.body.with_changes(body=body))
+
+
+def _lines(nodes: Iterable[cst.BaseStatement]) -> tuple[str, ...]:
+    """Import statements, one a line, without comments."""
+    found = []
+    for node in nodes:
+        for statement in _imports(node):
+            found.append(
+                " ".join(cst.Module([]).code_for_node(statement.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)).split())
+            )
+    return tuple(found)
 
 
 def _code(module: cst.Module, nodes: Iterable[cst.BaseStatement]) -> str:

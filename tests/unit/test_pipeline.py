@@ -1,0 +1,148 @@
+"""The pipeline as a whole: what it writes, and that it writes the same again."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remat_codegen import pipeline
+from remat_codegen.errors import PlanFileError, VerifyError
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+SIZES = {"init": "layers=2, width=32, heads=2, vocabulary=101, context=16", "inputs": "int64[2,16]<101"}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
+SPEC = f"{EXAMPLE}:GPT2"
+
+
+def generate(**options):
+    return pipeline.generate(Request(SPEC, **SIZES | options), Progress(None))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with a file that rematerializes, and its plan."""
+    folder = tmp_path_factory.mktemp("made")
+    generate(budget="60%", output=folder / "small_remat.py", save_plan=folder / "plan.json")
+    return folder
+
+
+def test_two_runs_with_the_same_plan_write_the_same_bytes_in_any_process(made, tmp_path):
+    outputs = []
+    for seed in ("1", "2"):
+        output = tmp_path / seed / "small_remat.py"
+        output.parent.mkdir()
+        code = "import sys; from remat_codegen.cli import main; main()"
+        options = [
+            "--init",
+            SIZES["init"],
+            "--inputs",
+            SIZES["inputs"],
+            "--plan",
+            str(made / "plan.json"),
+            "-o",
+            str(output),
+            "-q",
+        ]
+        subprocess.run(
+            [sys.executable, "-c", code, SPEC, *options], check=True, env={"PYTHONHASHSEED": seed, "PATH": ""}, cwd=tmp_path
+        )
+        outputs.append(output.read_bytes())
+    assert outputs[0] == outputs[1] == (made / "small_remat.py").read_bytes()
+
+
+def test_the_file_imports_only_torch_and_the_standard_library(made):
+    tree = ast.parse((made / "small_remat.py").read_text())
+    modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    modules |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m.split(".")[0] for m in modules} <= {"torch", *sys.stdlib_module_names}
+
+
+def test_the_file_runs_where_remat_codegen_is_not_installed(made, tmp_path):
+    code = (
+        "import sys; sys.modules['remat_codegen'] = None\n"
+        "import torch, small_remat\n"
+        "model = small_remat.GPT2(layers=2, width=32, heads=2, vocabulary=101, context=16)\n"
+        "model(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()\n"
+        "assert all(p.grad is not None for p in model.parameters())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=made)
+
+
+def test_the_file_passes_black_and_ruff_as_they_come(made):
+    file = str(made / "small_remat.py")
+    subprocess.run([sys.executable, "-m", "black", "--check", "--quiet", "--config", "/dev/null", file], check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", file], check=True)
+
+
+def test_no_path_of_this_machine_is_in_the_file(made):
+    assert str(EXAMPLE.parent) not in (made / "small_remat.py").read_text()
+
+
+def test_depth_adds_loops_not_functions(tmp_path):
+    lengths = []
+    for layers in (4, 12):
+        output = tmp_path / f"deep{layers}.py"
+        init = SIZES["init"].replace("layers=2", f"layers={layers}")
+        generate(budget="100%", output=output, init=init)
+        lengths.append(len(output.read_text().splitlines()))
+    assert lengths[0] == lengths[1]
+
+
+def test_a_plan_for_another_model_is_refused(made, tmp_path):
+    with pytest.raises(PlanFileError, match="another model"):
+        generate(plan=made / "plan.json", output=tmp_path / "x.py", init=SIZES["init"].replace("layers=2", "layers=3"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.update(version=99), "version 99"),
+        (lambda rows: rows.update(format="?"), "not a plan"),
+        (lambda rows: rows.pop("order"), "no 'order'"),
+        (lambda rows: rows["order"].pop(), "cannot be run"),
+        (lambda rows: rows["order"].append(10_000), "cannot be run"),
+        (lambda rows: rows.update(order="all"), "list of node numbers"),
+    ],
+)
+def test_broken_plans_are_refused_in_one_line(made, tmp_path, change, message):
+    rows = json.loads((made / "plan.json").read_text())
+    change(rows)
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(rows))
+    with pytest.raises(PlanFileError, match=message):
+        generate(plan=broken, output=tmp_path / "x.py")
+
+
+def verify(file: Path):
+    return pipeline.verify(file, SPEC, progress=Progress(None), **SIZES)
+
+
+def test_verify_finds_a_wrong_gradient(made, tmp_path):
+    text = (made / "small_remat.py").read_text()
+    wrong = tmp_path / "wrong.py"
+    classes, blocks = text.split("2. the blocks")
+    wrong.write_text(f"{classes}2. the blocks{blocks.replace('F.layer_norm(', '1.01 * F.layer_norm(', 1)}")
+    found = verify(wrong)
+    assert not found.ok and "gradients of parameters" in found.failures()
+
+
+def test_verify_finds_a_broken_budget(made, tmp_path):
+    text = (made / "small_remat.py").read_text()
+    wrong = tmp_path / "wrong.py"
+    line = next(line for line in text.splitlines() if line.startswith("BUDGET_BYTES"))
+    wrong.write_text(text.replace(line, "BUDGET_BYTES = 1000"))
+    found = verify(wrong)
+    assert not found.ok and "peak within budget" in found.failures()
+
+
+def test_verify_refuses_what_it_did_not_write(tmp_path):
+    for text in ("x = 1\n", "raise ValueError('no')\n"):
+        (tmp_path / "other.py").write_text(text)
+        with pytest.raises(VerifyError):
+            verify(tmp_path / "other.py")
