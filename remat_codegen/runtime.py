@@ -154,7 +154,7 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.group, self.last_group = {}, {}, None, None
+        self.live, self.blocks, self.given, self.group, self.last_group = {}, {}, [], None, None
         self.program, self.awaited, self.finished = None, None, False
         self.autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
@@ -166,13 +166,15 @@ class Step:
         return self
 
     @contextlib.contextmanager
-    def forward(self, backward_program, *args):
+    def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
+        given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield self
         self.live.clear()
         self.last_group = None
-        self.program = backward_program(weakref.proxy(self), *args)  # autograd owns the step, and nothing else does
+        self.given = [(tensor, tensor._version) for tensor in given]
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # autograd owns the step, and nothing else does
 
     def pack(self, saved):
         """What autograd holds instead of a tensor it wants to save."""
@@ -220,6 +222,8 @@ class Step:
             raise RuntimeError("a rematerialized step frees its activations as it goes: backward can run only once")
         if self.awaited is not None:
             self.awaited.passed = True
+        elif any(tensor._version != version for tensor, version in self.given):
+            raise RuntimeError("a parameter or an input was changed in place between the forward and the backward pass")
         with contextlib.ExitStack() as as_in_forward:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
