@@ -13,13 +13,12 @@
 
 import contextlib
 import functools
+import math
 import weakref
 
-import math
-
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 
 # ---------------------------------------------------------------------------- 1. the model, with a new forward
 
@@ -76,12 +75,22 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, layers=12, width=768, heads=12, vocabulary=50257, context=1024, dropout=0.1):
+    def __init__(
+        self,
+        layers=12,
+        width=768,
+        heads=12,
+        vocabulary=50257,
+        context=1024,
+        dropout=0.1,
+    ):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.ModuleList([Block(width, heads, context, dropout) for _ in range(layers)])
+        self.h = nn.ModuleList(
+            [Block(width, heads, context, dropout) for _ in range(layers)]
+        )
         self.ln_f = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.apply(self._init_weights)
@@ -122,7 +131,7 @@ PLANNED_PEAK_BYTES = 1071740040
 EXPECTED = {
     "idx": ((2, 512), torch.int64, False),
 }
-FROZEN = set()
+FROZEN: set[str] = set()
 
 # ---------------------------------------------------------------------------- 2. the blocks
 
@@ -171,7 +180,8 @@ def attn_forward(m, kept, x):
     del ln_1
     with kept.saves("scores"):
         scores = (q_2 @ transpose) * 0.125
-        slice_3 = torch.ops.aten.slice.Tensor(torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512), 1, 0, 512)
+        slice_2 = torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512)
+        slice_3 = torch.ops.aten.slice.Tensor(slice_2, 1, 0, 512)
     kept.forget_saved("scores")
     bitwise_not = ~slice_3
     kept.slot("bitwise_not", bitwise_not)
@@ -219,8 +229,8 @@ def attn_backward(m, kept):
         transpose = k.view(2, 512, 12, 64).transpose(1, 2).transpose(-2, -1)
         with kept.saves("scores"):
             scores = (q_2 @ transpose) * 0.125
-        slice_3 = torch.ops.aten.slice.Tensor(torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512), 1, 0, 512)
-        bitwise_not = ~slice_3
+        slice_2 = torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512)
+        bitwise_not = ~torch.ops.aten.slice.Tensor(slice_2, 1, 0, 512)
         kept.rebuild("bitwise_not", bitwise_not)
         softmax = F.softmax(scores.masked_fill(bitwise_not, float("-inf")), -1)
         kept.rebuild("softmax", softmax)
@@ -233,9 +243,10 @@ def attn_backward(m, kept):
             contiguous = (probs @ v_2).transpose(1, 2).contiguous()
             kept.rebuild("contiguous", contiguous)
         del q, k, v, q_2, transpose, v_2
-        c_proj = F.linear(contiguous.view(2, 512, 768), m.attn.c_proj.weight, m.attn.c_proj.bias)
+        y = contiguous.view(2, 512, 768)
+        c_proj = F.linear(y, m.attn.c_proj.weight, m.attn.c_proj.bias)
         with kept.saves("x_2"), kept.draws("x_2", "cpu"):
-            x_2 = x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)
+            (x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training))
 
 
 def mlp_forward(m, kept, x):
@@ -268,18 +279,19 @@ def mlp_backward(m, kept):
     yield kept.at("add")
     with kept.rebuilding():
         x = kept.take("x")
-        c_fc = F.linear(F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias), m.mlp.c_fc.weight, m.mlp.c_fc.bias)
+        ln_2 = F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias)
+        c_fc = F.linear(ln_2, m.mlp.c_fc.weight, m.mlp.c_fc.bias)
         kept.rebuild("c_fc", c_fc)
+        del ln_2
     yield kept.at("c_proj")
     with kept.rebuilding():
         gelu = F.gelu(c_fc, approximate="tanh")
         kept.rebuild("gelu", gelu)
     del gelu, c_fc
     yield kept.at("c_fc")
-    with kept.rebuilding():
-        with kept.saves("ln_2"):
-            ln_2 = F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias)
-            kept.rebuild("ln_2", ln_2)
+    with kept.rebuilding(), kept.saves("ln_2"):
+        ln_2 = F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias)
+        kept.rebuild("ln_2", ln_2)
 
 
 def attn_forward_2(m, kept, x):
@@ -301,7 +313,8 @@ def attn_forward_2(m, kept, x):
     del ln_1
     with kept.saves("scores"):
         scores = (q_2 @ transpose) * 0.125
-        slice_3 = torch.ops.aten.slice.Tensor(torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512), 1, 0, 512)
+        slice_2 = torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512)
+        slice_3 = torch.ops.aten.slice.Tensor(slice_2, 1, 0, 512)
     kept.forget_saved("scores")
     bitwise_not = ~slice_3
     kept.keep("bitwise_not", bitwise_not)
@@ -340,10 +353,9 @@ def attn_backward_2(m, kept):
         kept.rebuild("softmax", softmax)
         del scores
     yield kept.at("y")
-    with kept.rebuilding():
-        with kept.saves("probs"), kept.draws("probs", "cpu"):
-            probs = F.dropout(softmax, 0.1, m.attn.attn_dropout.training)
-            kept.rebuild("probs", probs)
+    with kept.rebuilding(), kept.saves("probs"), kept.draws("probs", "cpu"):
+        probs = F.dropout(softmax, 0.1, m.attn.attn_dropout.training)
+        kept.rebuild("probs", probs)
     del probs, bitwise_not, softmax
     yield kept.at("transpose")
     with kept.rebuilding():
@@ -369,7 +381,8 @@ def attn_forward_3(m, kept, x):
     del ln_1
     with kept.saves("scores"):
         scores = (q_2 @ transpose) * 0.125
-        slice_3 = torch.ops.aten.slice.Tensor(torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512), 1, 0, 512)
+        slice_2 = torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512)
+        slice_3 = torch.ops.aten.slice.Tensor(slice_2, 1, 0, 512)
     kept.forget_saved("scores")
     bitwise_not = ~slice_3
     kept.slot("bitwise_not", bitwise_not)
@@ -429,8 +442,8 @@ def attn_backward_3(m, kept):
     del probs
     yield kept.at("probs")
     with kept.rebuilding():
-        slice_3 = torch.ops.aten.slice.Tensor(torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512), 1, 0, 512)
-        bitwise_not = ~slice_3
+        slice_2 = torch.ops.aten.slice.Tensor(m.attn.mask, 0, 0, 512)
+        bitwise_not = ~torch.ops.aten.slice.Tensor(slice_2, 1, 0, 512)
         kept.rebuild("bitwise_not", bitwise_not)
 
 
@@ -503,7 +516,9 @@ class Slot:
         """A saved view of the value, from its geometry."""
         if self.value.dtype == dtype:
             return self.value.as_strided(size, stride, offset)
-        return self.value.new_empty(0, dtype=dtype).set_(self.value.untyped_storage(), offset, size, stride)
+        return self.value.new_empty(0, dtype=dtype).set_(
+            self.value.untyped_storage(), offset, size, stride
+        )
 
 
 class Group:
@@ -526,7 +541,13 @@ class Kept:
     def __init__(self, step, number):
         self.number = number
         self.step: Step = weakref.proxy(step)  # type: ignore[assignment]
-        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
+        self.values, self.slots, self.groups, self.generators, self.stops = (
+            {},
+            {},
+            {},
+            {},
+            {},
+        )
 
     def slot(self, name, value):
         """From here on, what autograd saves of `value` is looked up under `name`."""
@@ -536,7 +557,9 @@ class Kept:
         self.step.live[key] = slot
         group = self.step.last_group
         if group is not None:  # the operation may have saved its own result
-            group.saved = [_reference(s, slot) if _is_view_of(s, key) else s for s in group.saved]
+            group.saved = [
+                _reference(s, slot) if _is_view_of(s, key) else s for s in group.saved
+            ]
 
     @contextlib.contextmanager
     def saves(self, name):
@@ -612,7 +635,9 @@ class Kept:
     def stop(self, name, value):
         """Lets the backward program run up to `at(name)` just before autograd goes back through `value`."""
         stop = self.stops[name] = Stop()
-        value.grad_fn.register_prehook(functools.partial(_reach, self.step.itself(), stop))
+        value.grad_fn.register_prehook(
+            functools.partial(_reach, self.step.itself(), stop)
+        )
 
     def rebuilding(self):
         """See Step.rebuilding."""
@@ -631,9 +656,18 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.group, self.last_group = {}, {}, None, None
+        self.live, self.blocks, self.given, self.group, self.last_group = (
+            {},
+            {},
+            [],
+            None,
+            None,
+        )
         self.program, self.awaited, self.finished = None, None, False
-        self.autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
+        self.autocasts = [
+            (d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d))
+            for d in ("cpu", "cuda")
+        ]
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self, block))
@@ -643,18 +677,26 @@ class Step:
         return self
 
     @contextlib.contextmanager
-    def forward(self, backward_program, *args):
+    def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
+        given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield self
         self.live.clear()
         self.last_group = None
-        self.program = backward_program(weakref.proxy(self), *args)  # autograd owns the step, and nothing else does
+        self.given = [(tensor, tensor._version) for tensor in given]
+        self.program = backward_program(
+            weakref.proxy(self), model, *inputs
+        )  # autograd owns the step, and nothing else does
 
     def pack(self, saved):
         """What autograd holds instead of a tensor it wants to save."""
         slot = self.live.get(saved.untyped_storage()._cdata)
-        held = (saved if saved.is_leaf else saved.detach(), saved._version) if slot is None else _reference(saved, slot)
+        held = (
+            (saved if saved.is_leaf else saved.detach(), saved._version)
+            if slot is None
+            else _reference(saved, slot)
+        )
         if self.group is None:
             return held
         self.group.saved.append(held if slot is not None else held[0])
@@ -674,34 +716,52 @@ class Step:
             return held[0].view(*held[1:])
         tensor, version = held
         if tensor._version != version:
-            raise RuntimeError("a tensor needed for the backward pass was changed in place after the forward pass")
+            raise RuntimeError(
+                "a tensor needed for the backward pass was changed in place after the forward pass"
+            )
         return tensor
 
     @contextlib.contextmanager
     def rebuilding(self):
         """Operations in here run as in the first forward pass, but autograd holds nothing of them: what they save
         goes to groups."""
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._refill, lambda held: held):
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(self._refill, lambda held: held),
+        ):
             yield
 
     def _refill(self, saved):
         group = self.group
         if group is not None:
-            if torch.is_tensor(group.saved[group.next]) or group.saved[group.next] is None:
+            if (
+                torch.is_tensor(group.saved[group.next])
+                or group.saved[group.next] is None
+            ):
                 group.saved[group.next] = saved.detach()
             group.next += 1
 
     def go_on(self):
         """Runs the backward program up to its next `yield`."""
         if self.finished:
-            raise RuntimeError("a rematerialized step frees its activations as it goes: backward can run only once")
+            raise RuntimeError(
+                "a rematerialized step frees its activations as it goes: backward can run only once"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
+        elif any(tensor._version != version for tensor, version in self.given):
+            raise RuntimeError(
+                "a parameter or an input was changed in place between the forward and the backward pass"
+            )
         with contextlib.ExitStack() as as_in_forward:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
-                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            self.awaited = next((stop for stop in self.program or () if not stop.passed), None)
+                as_in_forward.enter_context(
+                    torch.autocast(device, dtype=dtype, enabled=enabled)
+                )
+            self.awaited = next(
+                (stop for stop in self.program or () if not stop.passed), None
+            )
         self.finished = self.awaited is None
 
 
@@ -725,7 +785,9 @@ def _anchor():
 def _reach(step, stop, grads):
     """Autograd is about to pass `stop`."""
     if torch.is_grad_enabled():
-        raise RuntimeError("double backward (create_graph=True) through a rematerialized step is not supported")
+        raise RuntimeError(
+            "double backward (create_graph=True) through a rematerialized step is not supported"
+        )
     while not stop.passed and not step.finished:
         step.go_on()
 
@@ -739,11 +801,19 @@ def _is_view_of(saved, key):
 
 
 def _generator_state(device):
-    return torch.cuda.get_rng_state(device) if torch.device(device).type == "cuda" else torch.get_rng_state()
+    return (
+        torch.cuda.get_rng_state(device)
+        if torch.device(device).type == "cuda"
+        else torch.get_rng_state()
+    )
 
 
 def _set_generator_state(device, state):
-    torch.cuda.set_rng_state(state, device) if torch.device(device).type == "cuda" else torch.set_rng_state(state)
+    (
+        torch.cuda.set_rng_state(state, device)
+        if torch.device(device).type == "cuda"
+        else torch.set_rng_state(state)
+    )
 
 
 def check_call(model, frozen, expected, given):
@@ -756,7 +826,9 @@ def check_call(model, frozen, expected, given):
             raise ValueError(
                 f"{name} is {_describe(found)}, but this file was planned for {_describe(wanted)}: generate it again"
             )
-    changed = [n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)]
+    changed = [
+        n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)
+    ]
     if changed:
         raise ValueError(
             f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again"
@@ -767,4 +839,6 @@ def _describe(found):
     if not (isinstance(found, tuple) and len(found) == 3):
         return repr(found)
     shape, dtype, requires_grad = found
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}" + (" with gradient" if requires_grad else "")
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}" + (
+        " with gradient" if requires_grad else ""
+    )
