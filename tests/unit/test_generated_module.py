@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def generated(tmp_path_factory):
     """The zoo's GPT-2 with everything rebuilt: the original and a function that makes rematerialized copies."""
     module, args, kwargs, model = zoo_model("gpt2")
     schedule = rebuilding(model.graph, set(droppable(model.graph)))
-    text = emit(module, args, kwargs, model, schedule, open(zoo.__file__).read())
+    text = emit(module, args, kwargs, model, schedule, Path(zoo.__file__).read_text())
     made = load(text, tmp_path_factory.mktemp("generated"), "generated_gpt2")
     return module, (lambda: made.rematerialize(copy.deepcopy(module))), args[0]
 
@@ -213,7 +214,7 @@ def test_parameters_changed_before_the_backward_pass_are_noticed(generated):
 
 
 def test_nothing_stays_behind(generated):
-    """After a step, and after a forward pass whose result is dropped, all memory is free again without the garbage collector."""
+    """After a step, and after a forward pass whose result is dropped, no memory is held, without the garbage collector."""
     _, make, idx = generated
     model = make()
     for p in model.parameters():
