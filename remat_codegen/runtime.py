@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
 
 import torch
@@ -271,6 +272,14 @@ def _generator_state(device):
 
 def _set_generator_state(device, state):
     torch.cuda.set_rng_state(state, device) if torch.device(device).type == "cuda" else torch.set_rng_state(state)
+
+
+def known_class(module, name):
+    """A class of what the original returns. Whoever made the original has imported it."""
+    found = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def check_call(model, frozen, expected, given):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -88,21 +89,39 @@ def passed_on(forward: Callable[..., Any]) -> str:
     return ", ".join(parts)
 
 
-def result(trace: Trace, tensor: Callable[[int], str]) -> str:
-    """The expression that puts together what forward returns."""
+def result(trace: Trace, tensor: Callable[[int], str], class_expression: Callable[[type], str]) -> str:
+    """The expression that puts together what forward returns; `class_expression` says how to reach a class."""
     leaves = [tensor(o.variable) if isinstance(o, Ref) else literal(o, tensor) for o in trace.outputs]
-    return _assemble(trace.output_spec, iter(leaves))
+    return _assemble(trace.output_spec, iter(leaves), class_expression)
 
 
-def _assemble(spec: Any, leaves: Any) -> str:
+def _assemble(spec: Any, leaves: Any, class_expression: Callable[[type], str]) -> str:
     if spec.is_leaf():
         return next(leaves)
     children = spec.children() if hasattr(spec, "children") else spec.children_specs
-    parts = [_assemble(child, leaves) for child in children]
-    if spec.type is tuple:
+    parts = [_assemble(child, leaves, class_expression) for child in children]
+    kind, context = spec.type, spec.context
+    if kind is tuple:
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-    if spec.type is list:
+    if kind is list:
         return f"[{', '.join(parts)}]"
-    if spec.type is dict:
-        return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(spec.context, parts, strict=True)) + "}"
-    raise UnsupportedError(f"a model that returns a {getattr(spec.type, '__name__', spec.type)} is not supported yet")
+    if kind is dict:
+        return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(context, parts, strict=True)) + "}"
+    if kind is namedtuple:  # pytree's name for all of them; the class is the context
+        return f"{class_expression(context)}({', '.join(parts)})"
+    keys = _keys(kind, context)
+    if keys is None or len(keys) != len(parts):
+        raise UnsupportedError(
+            f"a model that returns a {kind.__name__} is not supported", hint="return a tuple, a list or a dict"
+        )
+    given = ", ".join(f"{k!r}: {v}" for k, v in zip(keys, parts, strict=True))
+    if issubclass(kind, OrderedDict) and not is_dataclass(kind):
+        return f"{class_expression(kind)}({{{given}}})"
+    return f"{class_expression(kind)}(**{{{given}}})"
+
+
+def _keys(kind: type, context: Any) -> list[str] | None:
+    """The fields that a mapping or a dataclass is made of, as pytree keeps them."""
+    found = context[0] if isinstance(context, (list, tuple)) and context and isinstance(context[0], (list, tuple)) else context
+    strings = isinstance(found, (list, tuple)) and all(isinstance(k, str) for k in found)
+    return list(found) if strings and (issubclass(kind, dict) or is_dataclass(kind)) else None

@@ -92,7 +92,7 @@ class _Renderer:
         carried = (
             None if self.parameters is None else usersource.carry(self.original.source or "", self.original.class_name, "pass")
         )
-        taken = carried.names if carried is not None else frozenset()
+        self.taken = taken = carried.names if carried is not None else frozenset()
         namer = Namer()
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
         given = self._given()
@@ -157,7 +157,7 @@ class _Renderer:
         functions = "\n\n\n".join(self._function(named) for named in written.functions)
         uses_step = rematerializes or any("step[" in line for line in written.forward)
         head = ["m", *(["step"] if uses_step else []), *inputs]
-        result = calls.result(self.trace, lambda v: self._output(v, written, given))
+        result = calls.result(self.trace, lambda v: self._output(v, written, given), self._class)
         schedule = self.environment.get_template("schedule.py.jinja").render(
             head=", ".join(head), forward=written.forward, backward=written.backward, result=result
         )
@@ -192,6 +192,14 @@ class _Renderer:
         if named.function.role is Role.BACKWARD:
             return f"Goes back through {named.function.about}, and rebuilds what was forgotten."
         return f"{verb[named.function.role]} {named.function.about}."
+
+    def _class(self, kind: type) -> str:
+        """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it from."""
+        if self.parameters is not None and kind.__name__ in self.taken:
+            return kind.__name__
+        if kind.__module__ == "collections":
+            return f"__import__('collections').{kind.__name__}"
+        return f"known_class({kind.__module__!r}, {kind.__qualname__!r})"
 
     def _output(self, variable: int, written: Written, given: dict[int, str]) -> str:
         found = self.trace.variables[variable]
@@ -230,7 +238,7 @@ class _Renderer:
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
-        lines = [f"import {m}" for m in ("contextlib", "functools", "weakref") if m in used]
+        lines = [f"import {m}" for m in ("contextlib", "functools", "sys", "weakref") if m in used]
         lines += ["import torch"] if carried is not None else ["import inspect", "import torch", "from torch import nn"]
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
