@@ -64,12 +64,14 @@ def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
     """
     groups: list[list[int]] = []
     pending: list[int] = []
+    last: list[int] | None = None  # the latest group that owns memory
     for operation in trace.operations:
-        if allocates(record, operation) or changes_given(record, operation):
+        counts = changes_given(record, operation) and not allocates(record, operation)
+        if counts or allocates(record, operation):
             groups.append([*pending, operation.id])
-            pending = []
-        elif groups:
-            groups[-1].append(operation.id)
+            pending, last = [], last if counts else groups[-1]
+        elif last is not None:
+            last.append(operation.id)
         else:
             pending.append(operation.id)
     if pending:
@@ -88,10 +90,10 @@ def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]])
     for group in groups:
         owners = {record.storages[s].operation for op in group for s in record.mutated[op]} - {None}
         home = next((i for i, g in enumerate(joined) if any(o in g for o in owners)), len(joined))
-        between = [op for g in joined[home:] for op in g]
-        counts = any(changes_given(record, trace.operations[op]) for op in between)
-        if between and len(between) <= FEW and not counts:
-            joined[home:] = [(*between, *group)]
+        counters = [g for g in joined[home:] if any(changes_given(record, trace.operations[op]) for op in g)]
+        between = [op for g in joined[home:] if g not in counters for op in g]
+        if between and len(between) <= FEW:
+            joined[home:] = [*counters, (*between, *group)]  # counting earlier changes nothing
         else:
             joined.append(group)
     return joined
