@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +38,8 @@ Examples:
   remat-codegen model.py:GPT2 --budget 1GiB --save-plan plan.json
   remat-codegen model.py:GPT2 --plan plan.json -o again.py
   remat-codegen verify gpt2_remat.py model.py:GPT2
+  remat-codegen check gpt2_remat.py
+  remat-codegen update gpt2_remat.py
 """
 
 
@@ -263,6 +265,48 @@ def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool,
         result = pipeline.verify(file, target, progress=progress, **options)
         show(result.to_json(), report.verification_table(result))
     return _exit_code(result)
+
+
+@cli.command(short_help="Say whether generated files are up to date (for CI).")
+@click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
+@_output_options
+def check(files: tuple[Path, ...], as_json: bool, quiet: bool, traceback: bool) -> int:
+    """Compares each FILE with what its model and this generator would give now.
+
+    Exit code 1, with the reason and a diff, where the model's source or graph has changed, the file was edited, or a newer
+    generator writes it differently. Neither measures nor solves.
+    """
+    with _captured(as_json, quiet) as (progress, show):
+        from remat_codegen import lifecycle
+
+        found = [lifecycle.check(file, progress) for file in files]
+        ok = all(f.ok for f in found)
+        show({"ok": ok, "files": [f.to_json() for f in found]}, *_verbatim(line for f in found for line in f.lines()))
+    if not ok:
+        stale = ", ".join(str(f.file) for f in found if not f.ok)
+        print(f"{NAME}: out of date: {stale}; run {NAME} update", file=sys.stderr)
+    return 0 if ok else 1
+
+
+@cli.command(short_help="Make generated files again from their headers.")
+@click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
+@click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
+@_output_options
+def update(files: tuple[Path, ...], no_cache: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
+    """Makes each FILE again as its header says: with the same plan where the model's graph is the same, else with a new one."""
+    with _captured(as_json, quiet) as (progress, show):
+        from remat_codegen import lifecycle
+
+        done = [lifecycle.update(file, progress, cache=not no_cache) for file in files]
+        show({"files": [d.to_json() for d in done]}, *_verbatim(d.line() for d in done))
+    return 0
+
+
+def _verbatim(lines: Iterable[str]) -> list[Any]:
+    """Lines as they are, however long."""
+    from rich.text import Text
+
+    return [Text(line, no_wrap=True, overflow="ignore") for line in lines]
 
 
 def _check_files(request: Request) -> None:

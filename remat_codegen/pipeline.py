@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remat_codegen import __version__, planfile
+from remat_codegen import __version__, planfile, planline
 from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes, parse_budget
 from remat_codegen.emit.render import Facts, Original, render
@@ -220,8 +219,9 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         unmodified_peak_bytes=plan.unmodified_peak_bytes,
         overhead=plan.overhead,
         bound=plan.bound,
+        plan_lines=planline.plan_lines(plan),
     )
-    return render(original, traced.model, schedule, facts)
+    return planline.seal(render(original, traced.model, schedule, facts))
 
 
 def _own_source(target: Target) -> str | None:
@@ -248,7 +248,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["-o", request.output_path.name]
-    return shlex.join(words)
+    return planline.join_words(words)
 
 
 # ---------------------------------------------------------------------------------------------- verification

@@ -47,7 +47,10 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %."""
+    """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
+
+    `plan_lines` are the comment lines that hold the plan (planline.py).
+    """
 
     version: str
     command: str
@@ -59,6 +62,7 @@ class Facts:
     unmodified_peak_bytes: int
     overhead: float
     bound: float | None = None
+    plan_lines: tuple[str, ...] = ()
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

@@ -141,6 +141,7 @@ class _Recorder:
                 self._given(variable)
         self.starts = [torch.autograd._get_sequence_nr()]
         rows = [self._operation(op) for op in self.trace.operations]
+        self.grads = {v: t.requires_grad for v, t in self.tensors.items()}  # writing into a tensor can make it require grad
         stops = [self._sequence_numbers(op) for op in self.trace.operations]
         self._backward()
         count = len(self.trace.operations)

@@ -1,0 +1,112 @@
+"""The two ends of the trade, `none` and `all`, and what planners that choose *what to keep* have in common.
+
+`none` keeps everything: the step as PyTorch runs it. `all` keeps as little as possible over the loss and rebuilds each data
+node just in time, for each backward node anew where holding it would raise the peak.
+
+Cost model: the simulator's. A set of kept data becomes an order by `keeping`: forward, loss, and before each backward node
+the nodes that rebuild what it reads, in the graph's order. What is rebuilt is then held for its later readers, or rebuilt
+again for each of them where it is `fleeting`. Complexity: O(backward nodes x rebuilt nodes). Ties: the first candidate, in the
+order tried, of the least time, then of the least peak. Oracle: `least_time` of `tests/graphs.py`, and by hand: `none` costs
+the sum of all times, `all` keeps nothing that can be rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from remat_codegen.graph.ir import Graph
+from remat_codegen.plan import checkmate
+from remat_codegen.plan.result import Plan, Status
+from remat_codegen.plan.rockmate import Candidate, judge
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import with_forgets
+
+Progress = Callable[[str, int, int], None]
+
+
+def none(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
+    """The step without recomputation; OPTIMAL if it fits, because nothing can be faster."""
+    plain = candidate(graph, profile, range(len(graph.nodes)))
+    return chosen("none", [plain], profile, budget_bytes, status=Status.OPTIMAL)
+
+
+def all_(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
+    """Recomputes as much as possible: whatever the budget, the order of least peak among the ways to rebuild everything."""
+    tried = [candidate(graph, profile, order) for order in least_orders(graph)]
+    return chosen("all", [min(tried, key=lambda c: (c.peak_bytes, c.time_ns))], profile, budget_bytes)
+
+
+def least_orders(graph: Graph) -> list[tuple[int, ...]]:
+    """Orders that keep nothing that can be rebuilt: held after the first rebuilding, or fleeting, or only block inputs kept."""
+    rebuilt = frozenset(rebuildable(graph))
+    inputs = {b.input for b in graph.blocks if b.input is not None}
+    inside = rebuilt - inputs
+    return [
+        keeping(graph, ()),
+        keeping(graph, (), rebuilt),
+        keeping(graph, inputs),
+        keeping(graph, inputs, inside),
+    ]
+
+
+def fixed(graph: Graph) -> frozenset[int]:
+    """The nodes that run once: those of `checkmate.runs_once`, and those that write a value together with others."""
+    shared = {p for writing in graph.producers() if len(writing) > 1 for p in writing}
+    return checkmate.runs_once(graph) | shared
+
+
+def rebuildable(graph: Graph) -> tuple[int, ...]:
+    """Data written before the loss whose producer may run again."""
+    once = fixed(graph)
+    return tuple(d for d, p in enumerate(graph.producers()) if p[0] not in once)
+
+
+def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ()) -> tuple[int, ...]:
+    """The order that keeps `kept` over the loss (and what cannot be rebuilt), and rebuilds the rest just in time.
+
+    Of what is rebuilt, `fleeting` is rebuilt for each backward node that needs it, all else once.
+    """
+    lost = set(rebuildable(graph)) - set(kept)
+    producers = graph.producers()
+    have = {d for d, p in enumerate(producers) if p[0] < graph.loss} - lost
+    order = list(range(graph.loss + 1))
+    for node in graph.backward_nodes:
+        again: set[int] = set()
+        pending = [d for d in node.reads if d in lost and d not in have]
+        while pending:
+            producer = producers[pending.pop()][0]
+            if producer not in again:
+                again.add(producer)
+                pending.extend(d for d in graph.nodes[producer].reads if d in lost and d not in have)
+        order.extend([*sorted(again), node.id])
+        have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting)
+    return checkmate.without_dead_runs(graph, order)
+
+
+def candidate(graph: Graph, profile: Profile, order: Iterable[int]) -> Candidate:
+    """An order of node ids as a judged schedule."""
+    return judge(graph, profile, with_forgets(graph, checkmate.without_dead_runs(graph, tuple(order))))
+
+
+def fastest(candidates: Iterable[Candidate], budget_bytes: int) -> Candidate | None:
+    """The first of the fastest candidates that fit, or None."""
+    fitting = [c for c in candidates if c.peak_bytes <= budget_bytes]
+    return min(fitting, key=lambda c: (c.time_ns, c.peak_bytes), default=None)
+
+
+def chosen(
+    planner: str,
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    budget_bytes: int,
+    notes: Sequence[str] = (),
+    status: Status = Status.FEASIBLE,
+) -> Plan:
+    """The plan that takes the fastest candidate that fits; INFEASIBLE, with the least peak among them, where none does."""
+    found = fastest(candidates, budget_bytes)
+    if found is None:
+        least = min((c.peak_bytes for c in candidates), default=None)
+        return Plan(planner, Status.INFEASIBLE, None, minimum_bytes=least, notes=tuple(notes))
+    base = sum(profile.time_ns)
+    status = Status.OPTIMAL if found.time_ns == base else status
+    return Plan(planner, status, found.schedule, found.time_ns, found.peak_bytes, base, notes=tuple(notes))

@@ -1,0 +1,395 @@
+"""check and update: what a generated file says of itself, and what is noticed when it no longer holds."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat_codegen import cli, lifecycle, pipeline, planfile, planline
+from remat_codegen.errors import PlanFileError, VerifyError
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+ROOT = Path(__file__).parents[2]
+MODEL = """import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        hidden = self.up(x)
+        return x + self.down(torch.tanh(hidden).exp().sin())
+
+
+class Net(nn.Module):
+    def __init__(self, layers=3, width=16):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(width) for _ in range(layers)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def example_inputs():
+    return torch.randn(4, 16)
+"""
+QUIET = Progress(None)
+
+
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "model.py").write_text(MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        pipeline.generate(Request("model.py:Net", "60%", Path("net_remat.py")), QUIET)
+    sys.modules.pop("model", None)
+    return folder
+
+
+@pytest.fixture
+def folder(_made, tmp_path, monkeypatch) -> Path:
+    """A working folder with a model and the file that was made from it, which rematerializes."""
+    for file in _made.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) >= 1
+    file.write_text(text.replace(old, new, 1))
+
+
+def check() -> lifecycle.Finding:
+    return lifecycle.check(Path("net_remat.py"), QUIET)
+
+
+def update() -> lifecycle.Updated:
+    return lifecycle.update(Path("net_remat.py"), QUIET)
+
+
+# ---------------------------------------------------------------------------------------------- check
+
+
+def test_a_fresh_file_is_up_to_date(folder):
+    before = (folder / "net_remat.py").read_bytes()
+    assert check().ok and check().lines() == ["net_remat.py: up to date"]
+    assert (folder / "net_remat.py").read_bytes() == before
+    assert "model" not in sys.modules
+
+
+def test_check_neither_measures_nor_solves(folder, monkeypatch):
+    monkeypatch.setattr(pipeline, "measure", None)
+    monkeypatch.setattr(pipeline, "PLANNERS", {})
+    assert check().ok
+
+
+def test_the_model_is_found_from_elsewhere(folder, tmp_path_factory, monkeypatch):
+    deep = folder / "generated" / "for_cpu"
+    deep.mkdir(parents=True)
+    shutil.move(folder / "net_remat.py", deep)
+    assert lifecycle.check(Path("generated/for_cpu/net_remat.py"), QUIET).ok
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert lifecycle.check(deep / "net_remat.py", QUIET).ok
+
+
+@pytest.mark.parametrize("place", ["net_remat.py", "inner/net_remat.py"])
+def test_a_package_is_found_from_elsewhere(folder, tmp_path_factory, monkeypatch, place):
+    (folder / "inner").mkdir()
+    (folder / "bag").mkdir()
+    shutil.move(folder / "model.py", folder / "bag" / "model.py")
+    pipeline.generate(Request("bag.model:Net", "60%", Path(place)), QUIET)
+    for name in ("bag", "bag.model"):
+        sys.modules.pop(name, None)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    path = list(sys.path)
+    found = lifecycle.check(folder / place, QUIET)
+    assert found.ok, found.lines()
+    assert sys.path == path and "bag.model" not in sys.modules
+
+
+def test_a_checkout_with_crlf_is_the_same_file(folder):
+    file = folder / "net_remat.py"
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert check().ok
+
+
+def test_a_changed_source_is_noticed_though_the_graph_is_the_same(folder):
+    change(folder / "model.py", "hidden", "wide")
+    found = check()
+    assert found.reasons == ("model.py has changed",)
+    assert any(line.startswith("+") and "wide = self.up(x)" in line for line in found.diff)
+
+
+def test_a_changed_graph_is_noticed(folder):
+    change(folder / "model.py", "layers=3", "layers=4")
+    found = check()
+    assert found.reasons == ("model.py has changed", "the model's graph has changed: it has to be planned again")
+    assert [line[:6] for line in found.diff] == ["-graph", "+graph"]
+
+
+def test_a_graph_that_changes_with_another_file_is_noticed(folder):
+    change(folder / "model.py", "import torch\n", "import torch\nfrom sizes import LAYERS\n")
+    change(folder / "model.py", "layers=3", "layers=LAYERS")
+    (folder / "sizes.py").write_text("LAYERS = 3\n")
+    update()
+    assert check().ok
+    (folder / "sizes.py").write_text("LAYERS = 22\n")
+    assert check().reasons == ("the model's graph has changed: it has to be planned again",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("kept.forget(", "kept.keep("), ("BUDGET_BYTES = ", "BUDGET_BYTES = 1"), ("step time ", "step  time"), ('"', "'")]
+)
+def test_an_edited_file_is_noticed(folder, old, new):
+    change(folder / "net_remat.py", old, new)
+    found = check()
+    assert found.reasons == ("it was edited by hand",) and found.diff
+
+
+def test_every_byte_of_the_plan_counts(folder):
+    text = (folder / "net_remat.py").read_text()
+    end = text.index('"""')
+    start = text.index("#: ")
+    places = random.Random(0).sample(range(start, end), 25)
+    for place in places:
+        other = "#" if text[place] == "\n" else "7" if text[place] != "7" else "8"
+        (folder / "net_remat.py").write_text(text[:place] + other + text[place + 1 :])
+        assert not check().ok, text[place - 5 : place + 5]
+
+
+def test_a_plan_that_cannot_be_read_is_noticed_and_update_plans_again(folder):
+    change(folder / "net_remat.py", '"order":"', '"order":"x')
+    assert "it was edited by hand" in check().reasons and len(check().reasons) == 2
+    assert update().planned and check().ok
+
+
+def test_a_newer_generator_that_writes_the_same_changes_nothing(folder, monkeypatch):
+    for module in (lifecycle, pipeline):
+        monkeypatch.setattr(module, "__version__", "99.0")
+    assert check().ok
+
+
+def test_a_newer_generator_that_writes_otherwise_is_noticed(folder, monkeypatch):
+    old = lifecycle.pipeline.render
+    monkeypatch.setattr(pipeline, "render", lambda *given: old(*given).replace("The forward pass", "The new forward pass"))
+    for module in (lifecycle, pipeline):
+        monkeypatch.setattr(module, "__version__", "99.0")
+    found = check()
+    assert len(found.reasons) == 1 and "99.0 writes it differently than" in found.reasons[0]
+    assert any("new forward" in line for line in found.diff) and len(found.diff) < 10
+
+
+@pytest.mark.parametrize("text", ["", "x = 1\n", "# Generated by hand\n", "# Generated by remat-codegen 1 from x (sha256 0, graph 0).\n"])
+def test_what_was_not_generated_is_an_error(folder, text):
+    (folder / "net_remat.py").write_text(text)
+    with pytest.raises(VerifyError, match="not written by remat-codegen"):
+        check()
+    (folder / "net_remat.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(VerifyError, match="not UTF-8"):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("class Net(", "class Network("), ("hidden = ", "hidden = = "), ("import torch\n", "import nowhere\nimport torch\n"), ("sin()", "sin().item()")],
+)
+def test_a_model_that_no_longer_works_is_a_reason(folder, old, new):
+    change(folder / "model.py", old, new)
+    assert len(check().reasons) == 1 and "cannot be made again" in check().reasons[0]
+
+
+def test_a_file_for_a_gpu_is_checked_as_far_as_that_goes_without_one(folder):
+    file = folder / "net_remat.py"
+    file.write_text(planline.seal(file.read_text().replace(" -o net_remat.py", " --device cuda:99 -o net_remat.py")))
+    assert check().ok and "cuda:99 is not here" in check().notes[0]
+    change(folder / "model.py", "hidden", "wide")
+    assert check().reasons == ("model.py has changed",)
+    change(file, "BUDGET_BYTES = ", "BUDGET_BYTES = 1")
+    assert check().reasons == ("it was edited by hand", "model.py has changed")
+
+
+def test_the_plan_beside_a_file_serves_where_it_holds_none(folder):
+    file = folder / "net_remat.py"
+    plan = planline.plan_in(file.read_text())
+    text = "\n".join(line for line in file.read_text().split("\n") if not line.startswith("#:"))
+    file.write_text(text)
+    assert check().reasons == ("it holds no plan",)
+    Path("net_remat.py.plan.json").write_text(plan.dumps())
+    assert len(check().reasons) == 1 and check().diff
+    assert not update().planned and check().ok
+
+
+# ---------------------------------------------------------------------------------------------- update
+
+
+def test_update_leaves_a_file_alone_that_is_up_to_date(folder):
+    before = (folder / "net_remat.py").stat()
+    assert update() == lifecycle.Updated(Path("net_remat.py"), changed=False, planned=False)
+    assert (folder / "net_remat.py").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_update_keeps_the_plan_while_the_graph_is_the_same(folder, monkeypatch):
+    before = planline.plan_in((folder / "net_remat.py").read_text())
+    change(folder / "model.py", "hidden", "wide")
+    monkeypatch.setattr(pipeline, "measure", None)
+    assert update() == lifecycle.Updated(Path("net_remat.py"), changed=True, planned=False)
+    assert planline.plan_in((folder / "net_remat.py").read_text()) == before and check().ok
+
+
+def test_update_undoes_what_was_edited_by_hand(folder):
+    before = (folder / "net_remat.py").read_bytes()
+    change(folder / "net_remat.py", "kept.forget(", "kept.keep(")
+    assert not update().planned
+    assert (folder / "net_remat.py").read_bytes() == before
+
+
+def test_update_plans_again_for_another_graph(folder):
+    Path("net_remat.py.plan.json").write_text("{}")
+    change(folder / "model.py", "layers=3", "layers=4")
+    assert update().planned and check().ok
+    assert planfile.load(Path("net_remat.py.plan.json")) == planline.plan_in((folder / "net_remat.py").read_text())
+
+
+def test_update_plans_again_for_another_budget_in_the_header(folder):
+    change(folder / "net_remat.py", "--budget 60%", "--budget 100%")
+    assert update().planned and check().ok
+    assert planline.plan_in((folder / "net_remat.py").read_text()).overhead == 0.0
+
+
+def test_update_writes_all_or_nothing(folder, monkeypatch):
+    before = (folder / "net_remat.py").read_bytes()
+    change(folder / "model.py", "hidden", "wide")
+    monkeypatch.setattr("os.replace", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        update()
+    assert (folder / "net_remat.py").read_bytes() == before
+    assert sorted(f.name for f in folder.iterdir() if f.is_file()) == ["model.py", "net_remat.py"]
+
+
+def test_everything_the_request_says_comes_back_from_the_header(folder):
+    init, inputs = "layers=2,\n width=16", "inputs.py:it's"
+    request = Request("a b.py:Net", "40%", Path("x y.py"), init, inputs, "cuda:1", "rockmate", 7)
+    plan = SavedPlan("0" * 64, "rockmate", "feasible", "40%", 1, 1, 1, 0.0, None, "cuda:1", (0,))
+    command = pipeline.command(request, plan)
+    assert len(command.splitlines()) == 1
+    assert lifecycle._request(command, Path("f")) == request
+
+
+# ---------------------------------------------------------------------------------------------- the verbs
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        cli.cli.main(list(words))
+    out, err = capsys.readouterr()
+    return done.value.code or 0, out, err
+
+
+def test_the_verbs_print_and_exit_as_they_say(folder, capsys):
+    assert run(capsys, "check", "net_remat.py")[:2] == (0, "net_remat.py: up to date\n")
+    change(folder / "model.py", "hidden", "wide")
+    code, out, err = run(capsys, "check", "net_remat.py")
+    assert code == 1 and out.startswith("net_remat.py: model.py has changed\n--- net_remat.py\n+++ ")
+    assert err.endswith("remat-codegen: out of date: net_remat.py; run remat-codegen update\n")
+    code, out, err = run(capsys, "check", "--json", "-q", "net_remat.py")
+    assert code == 1 and json.loads(out)["files"][0]["reasons"] == ["model.py has changed"]
+    assert run(capsys, "update", "net_remat.py")[:2] == (0, "net_remat.py: written, with the same plan\n")
+    assert run(capsys, "check", "net_remat.py")[0] == 0
+    code, out, err = run(capsys, "check", "model.py", "-q")
+    assert code == 2 and len(err.splitlines()) == 1 and "not written by remat-codegen" in err
+    assert run(capsys, "check")[0] == 2
+
+
+# ---------------------------------------------------------------------------------------------- the plan's line
+
+
+@st.composite
+def orders(draw) -> tuple[int, ...]:
+    order: list[int] = []
+    for node in range(draw(st.integers(0, 40))):
+        order.append(node)
+        order += draw(st.lists(st.integers(0, node), max_size=4))
+    return tuple(order)
+
+
+def saved(order: tuple[int, ...], notes: tuple[str, ...] = (), bound: float | None = None) -> SavedPlan:
+    return SavedPlan("ab" * 32, "rockmate", "optimal", "1GiB", 1, 2, 3, 0.25, bound, "cpu", order, notes)
+
+
+@given(orders(), st.lists(st.text(), max_size=3), st.none() | st.floats(0, 1))
+def test_a_plan_comes_back_from_its_lines(order, notes, bound):
+    plan = saved(order, tuple(notes), bound)
+    assert planline.decode_plan(planline.encode_plan(plan)) == plan
+    lines = planline.plan_lines(plan)
+    text = planline.seal("\n".join(["# one", *lines, "x = 1\n"]))
+    assert planline.plan_in(text) == plan
+    assert planline.is_sealed(text) and not planline.is_sealed(text + " ")
+    assert all(len(line) <= 88 and line.isascii() and line.isprintable() for line in lines)
+
+
+@given(st.text(alphabet="0123456789|:;,-+*()") | st.text())
+def test_any_other_order_is_refused_or_read(text):
+    try:
+        order = planline.decode_order(text)
+    except PlanFileError:
+        return
+    assert planline.decode_order(planline.encode_order(order)) == order
+
+
+@pytest.mark.parametrize("text", ["9|999999*(1:0)+0+0", "9|1:0-999999999", "999999999|", "1|1:2", "1|0:1", "1|5:0", "1|1:-1", "1|2*(0:0)+1-1"])
+def test_hostile_orders_are_refused(text):
+    with pytest.raises(PlanFileError):
+        planline.decode_order(text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":1}', "[" * 100_000, "nan"])
+def test_hostile_plans_are_refused(text):
+    with pytest.raises(PlanFileError):
+        planline.decode_plan(text)
+
+
+def test_the_line_does_not_grow_with_the_number_of_layers():
+    def order(layers: int) -> list[int]:
+        nodes, loss = [*range(10 * layers + 1)], 10 * layers
+        for k in range(layers):
+            nodes += [loss + 2 * k + 1, *range(10 * (layers - k - 1), 10 * (layers - k - 1) + 5), loss + 2 * k + 2]
+        return nodes
+
+    few, many = (len(planline.encode_order(order(n))) for n in (12, 480))
+    assert many < few + 12
+
+
+def test_an_order_that_runs_a_node_too_early_is_refused():
+    with pytest.raises(PlanFileError, match="comes before"):
+        planline.encode_order([0, 2, 1])
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_words_come_back_from_a_line(words):
+    line = planline.join_words(words)
+    assert planline.split_words(line) == words and line.isprintable()
+
+
+def test_the_committed_examples_are_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for file in sorted((ROOT / "generated").glob("*_remat.py")):
+        found = lifecycle.check(file, QUIET)
+        assert found.ok, found.lines()
