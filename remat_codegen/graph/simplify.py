@@ -65,7 +65,10 @@ def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
     groups: list[list[int]] = []
     pending: list[int] = []
     last: list[int] | None = None  # the latest group that owns memory
+    unread = unread_views(trace, record)
     for operation in trace.operations:
+        if operation.id in unread:
+            continue
         counts = changes_given(record, operation) and not allocates(record, operation)
         if counts or allocates(record, operation):
             groups.append([*pending, operation.id])
@@ -77,6 +80,18 @@ def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
     if pending:
         groups.append(pending)
     return _join_mutations(trace, record, [tuple(g) for g in groups])
+
+
+def unread_views(trace: Trace, record: Record) -> frozenset[int]:
+    """Operations that only look at memory, and whose results nobody uses but others like them: they are left out."""
+    wanted = {r.variable for r in trace.outputs if isinstance(r, Ref)}
+    unread = set()
+    for operation in reversed(trace.operations):
+        if is_view(record, operation) and not wanted.intersection(v for v in operation.results if v is not None):
+            unread.add(operation.id)
+        else:
+            wanted.update(refs((operation.args, dict(operation.kwargs))))
+    return frozenset(unread)
 
 
 def changes_given(record: Record, operation: Operation) -> bool:

@@ -1,0 +1,72 @@
+"""Random models, budgets and planners: validated, within budget, exact. `make fuzz CASES=10000 SEED=7` runs as many as wanted."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+from emitted import emit, load, model_of
+from random_models import RandomModel, inputs
+
+from remat_codegen.pipeline import PLANNERS
+from remat_codegen.planfile import order_of
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.measure import measure
+from remat_codegen.schedule import simulate, validate, without_recomputation
+from remat_codegen.verify import compare
+
+CASES = int(os.environ.get("CASES", "200"))
+SEED = int(os.environ.get("SEED", "0"))
+SLACK = 4096  # bytes: seeds of the backward pass, single numbers
+STATE = 5056  # bytes of a generator's state
+COSTS = Cache("cpu", enabled=False)  # shared by all cases, in memory
+
+FINDINGS: dict[int, str] = {}  # seeds that once failed, and why
+
+
+def check(seed: int, folder) -> str:
+    """Runs one case; returns what it was."""
+    draw = random.Random(seed)
+    module = RandomModel(seed).train()
+    args = inputs(module, seed)
+    try:
+        model = model_of(module, args, {})
+    except ValueError as error:
+        assert "no output depends on a trainable" in str(error)
+        return "nothing to train"
+    profile = measure(model, "cpu", COSTS)
+    plain = simulate(model.graph, profile, without_recomputation(model.graph))
+    name = draw.choice(sorted(PLANNERS))
+    budget = int(plain.peak_bytes * draw.uniform(0.3, 1.0))
+    plan = PLANNERS[name](model.graph, profile, budget)
+    if plan.schedule is None and plan.minimum_bytes is not None:
+        budget = plan.minimum_bytes
+        plan = PLANNERS[name](model.graph, profile, budget)
+    if plan.schedule is None:
+        return f"{name}: infeasible"
+    validate(model.graph, plan.schedule)
+    timeline = simulate(model.graph, profile, plan.schedule)
+    assert timeline.peak_bytes <= budget
+    text = emit(module, args, {}, model, plan.schedule, None)
+    found = compare(module, load(text, folder).rematerialize, args, {}, seed=seed)
+    wrong = {what: (d.where, d.worst) for what, d in found.differences.items() if d.worst is not None}
+    assert wrong == {}, f"seed {seed}, {name}: {wrong}"
+    order = order_of(plan.schedule)
+    again = sum(order.count(n) > 1 for n in set(order))
+    over = found.measured_peak_bytes - timeline.peak_bytes - (again + 1) * STATE  # one more while one is in use
+    assert over <= SLACK, f"seed {seed}, {name}: {over} bytes over {timeline.peak_bytes}"
+    return f"{name}: {len(order) - len(model.graph.nodes)} runs again"
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_random_models(part, tmp_path):
+    torch._dynamo.reset() if hasattr(torch, "_dynamo") else None
+    for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES, 10):
+        check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", FINDINGS)
+def test_findings(seed, tmp_path):
+    check(seed, tmp_path)
