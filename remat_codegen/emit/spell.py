@@ -10,44 +10,31 @@ import torch
 
 from remat_codegen.trace import Operation, Ref
 
+ENDLESS = 2**62  # torch.export's way to say: up to the end
+
 Tensor = Callable[[int], str]  # the expression for a variable
 
-_FUNCTIONAL = {
-    name: f"F.{name}"
-    for name in (
-        "linear layer_norm gelu silu relu softplus embedding batch_norm conv1d conv2d conv3d max_pool2d avg_pool2d group_norm "
-        "adaptive_avg_pool2d mish hardswish hardsigmoid leaky_relu elu one_hot pad normalize"
+# Those that torch.nn.functional, torch and Tensor offer under the same name, with the same arguments in the same order. What
+# is not listed here, or below, goes by torch.ops.
+_FUNCTIONAL = frozenset(
+    (
+        "linear gelu silu relu softplus conv1d conv2d conv3d mish hardswish hardsigmoid leaky_relu max_pool2d avg_pool2d "
+        "adaptive_avg_pool2d pad conv_transpose1d conv_transpose2d hardtanh"
     ).split()
-}
-# Operations whose F. spelling orders or names its arguments differently go by torch.ops below.
-_FUNCTIONAL = {
-    k: v
-    for k, v in _FUNCTIONAL.items()
-    if k
-    in (
-        "linear",
-        "layer_norm",
-        "gelu",
-        "silu",
-        "relu",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "mish",
-        "hardswish",
-        "hardsigmoid",
-        "softplus",
-    )
-}
-_TORCH = set(
+)
+_TORCH = frozenset(
     (
         "matmul bmm exp log sqrt rsqrt tanh sigmoid tril triu bitwise_not logical_not where sin cos abs neg mm cat stack "
-        "erf log1p cumsum"
+        "erf log1p cumsum zeros_like ones_like rand_like randn_like empty_like full_like maximum minimum einsum"
     ).split()
 )
-_METHODS = set(
-    "view transpose permute reshape contiguous split chunk unsqueeze squeeze flatten expand masked_fill unbind t".split()
+_METHODS = frozenset(
+    (
+        "view transpose permute reshape contiguous split chunk unsqueeze squeeze flatten expand masked_fill unbind t sum mean "
+        "amax amin square pow clamp roll detach clone argmax any all"
+    ).split()
 )
+_PLAIN = frozenset("default self input int Tensor Scalar dim using_ints dim_IntList Tensor_Scalar".split()) | {""}
 _BINARY = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
@@ -95,8 +82,8 @@ def _simple(op: Operation, base: str, overload: str, values: list[str], keywords
         return f"F.layer_norm({', '.join(_without_defaults(values[:5], ['', '', 'None', 'None', '1e-05']))})"
     if base == "embedding":
         return f"F.embedding({values[1]}, {values[0]})" if len(values) == 2 else None
-    if base == "softmax" and overload == "int":
-        return f"F.softmax({call})"
+    if base in ("softmax", "log_softmax") and overload == "int":
+        return f"F.{base}({call})"
     if base == "scaled_dot_product_attention":
         names = ["attn_mask", "dropout_p", "is_causal"]
         given = [
@@ -104,20 +91,38 @@ def _simple(op: Operation, base: str, overload: str, values: list[str], keywords
             *(f"{n}={v}" for n, v in zip(names, values[3:], strict=False) if v not in ("None", "0.0", "False")),
         ]
         return f"F.scaled_dot_product_attention({', '.join([*given, *(f'{k}={v}' for k, v in keywords)])})"
-    if base in _FUNCTIONAL:
-        return f"{_FUNCTIONAL[base]}({call})"
+    if base in ("slice", "select") and not keywords:
+        return _indexing(op, base, values)
+    if base == "group_norm":
+        return f"F.group_norm({', '.join(_without_defaults(values[:5], ['', '', 'None', 'None', '1e-05']))})"
+    if base == "batch_norm" and len(values) >= 8:
+        order = (0, 3, 4, 1, 2, 5, 6, 7)
+        return f"F.batch_norm({', '.join(values[i] for i in order)})"
+    if base in _FUNCTIONAL and overload in _PLAIN:
+        return f"F.{base}({call})"
+    if base.endswith("_") and first_is_tensor and hasattr(torch.Tensor, base):
+        return f"{values[0]}.{base}({', '.join([*values[1:], *(f'{k}={v}' for k, v in keywords)])})"
     if base in ("arange", "ones", "zeros", "full", "empty") and "memory_format" not in dict(keywords):
         return f"torch.{base}({call})"
-    if base in _TORCH and overload in ("default", "self", ""):
+    if base in _TORCH and overload in _PLAIN:
         return f"torch.{base}({call})"
-    if (
-        base in _METHODS
-        and first_is_tensor
-        and base != "where"
-        and overload in ("default", "int", "Tensor", "Scalar", "dim", "using_ints")
-    ):
+    if base in _METHODS and first_is_tensor and overload in _PLAIN:
         return f"{values[0]}.{base}({', '.join([*_spread(base, values[1:]), *(f'{k}={v}' for k, v in keywords)])})"
     return None
+
+
+def _indexing(op: Operation, base: str, values: list[str]) -> str | None:
+    """x[:, 2:8] and x[:, 0], which PyTorch turns into the same slice and select."""
+    given = list(op.args[1:])
+    if not all(isinstance(a, int) for a in given if a is not None) or (given and given[0] is not None and given[0] < 0):
+        return None
+    skipped = [":"] * (given[0] if given and given[0] is not None else 0)
+    if base == "select":
+        return f"{values[0]}[{', '.join([*skipped, str(given[1])])}]"
+    start, end, step = (*given[1:], *[None] * (4 - len(given)))[:3]
+    ends = "" if end is None or end >= ENDLESS else str(end)
+    part = f"{start or ''}:{ends}" + (f":{step}" if step not in (None, 1) else "")
+    return f"{values[0]}[{', '.join([*skipped, part])}]"
 
 
 def _spread(base: str, values: list[str]) -> list[str]:
