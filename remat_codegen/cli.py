@@ -24,7 +24,7 @@ from remat_codegen import __version__
 from remat_codegen.budget import parse_budget
 from remat_codegen.errors import RematError
 from remat_codegen.files import check_writable
-from remat_codegen.request import PLANNERS, Request
+from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
 NAME = "remat-codegen"
 DEFAULT_VERB = "generate"
@@ -210,7 +210,7 @@ def cli() -> None:
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write.  [default: <name>_remat.py]")
 @_model_options
 @click.option(
-    "--planner", type=click.Choice(PLANNERS), default=PLANNERS[0], show_default=True, help="Who decides what is recomputed."
+    "--planner", type=click.Choice(PLANNERS), default=DEFAULT_PLANNER, show_default=True, help="Who decides what is recomputed."
 )
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")

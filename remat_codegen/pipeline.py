@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
-from remat_codegen.plan import rockmate
+from remat_codegen.plan.bound import bound
+from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.plan.result import Plan
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.profile.cache import Cache
@@ -33,8 +34,6 @@ from remat_codegen.trace import Origin, trace
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 VERIFY_STEPS = 2
-
-PLANNERS: dict[str, Callable[..., Plan]] = {"rockmate": rockmate.plan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +115,8 @@ def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPla
     limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
     with progress.stage("plan"):
         plan = _plan_within(request, traced, profile, limit, progress)
+    with progress.stage("bound"):
+        plan = _with_bound(plan, traced, profile, limit)
     assert plan.schedule is not None
     again = _generator_states(traced, plan.schedule)
     return SavedPlan(
@@ -132,6 +133,12 @@ def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPla
         order=planfile.order_of(plan.schedule),
         notes=plan.notes,
     )
+
+
+def _with_bound(plan: Plan, traced: Traced, profile: Profile, limit: int) -> Plan:
+    """The plan with the better of its own lower bound and the general one."""
+    found = bound(traced.graph, profile, limit).time_ns
+    return replace(plan, bound_ns=max(found or 0, plan.bound_ns or 0) or None)
 
 
 def _bound(plan: Plan, plain_ns: int) -> float | None:
@@ -230,7 +237,8 @@ def _own_source(target: Target) -> str | None:
         file = inspect.getsourcefile(type(target.module))
     except TypeError:  # a class that was made in an interactive session
         return None
-    return target.source if file is not None and Path(file).resolve() == target.path.resolve() else None
+    named = getattr(sys.modules.get(type(target.module).__module__), target.class_name, None) is type(target.module)
+    return target.source if named and file is not None and Path(file).resolve() == target.path.resolve() else None
 
 
 def portable(target: str) -> str:

@@ -50,7 +50,7 @@ def decode_plan(text: str) -> SavedPlan:
     if not isinstance(rows, dict) or rows.get("version") != VERSION:
         raise PlanFileError("the plan in the header has another version", hint="plan again")
     for field in fields(SavedPlan):
-        if not _fits(rows.get(field.name), field.name):
+        if field.name not in rows or not _fits(rows[field.name], field.name):
             raise PlanFileError(f"the plan in the header has no good {field.name!r}")
     given = {f.name: rows[f.name] for f in fields(SavedPlan)}
     return SavedPlan(**given | {"order": decode_order(rows["order"]), "notes": tuple(rows["notes"])})
@@ -176,7 +176,8 @@ def decode_order(text: str) -> tuple[int, ...]:
     room = LONGEST_ORDER - last
     for item in _unfolded(found[2]):
         room -= len(item.nodes)
-        if room < 0 or not 0 <= item.after <= last or item.after in again:
+        fits = 0 <= item.after <= last and all(0 <= n <= item.after for n in item.nodes)
+        if room < 0 or not fits or item.after in again:
             raise PlanFileError("the plan in the header has no readable order")
         again[item.after] = item.nodes
     if room < 0:

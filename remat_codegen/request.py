@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PLANNERS = ("rockmate",)
+# The names in plan/registry.py, which is slow to import. A test holds the two together.
+PLANNERS = tuple(
+    (
+        "none all chen rotor checkmate checkmate-lp rockmate dtr dtr-eq dtr-local dtr-lru dtr-size dtr-msps mincut "
+        "mincut-aggressive knapsack best"
+    ).split()
+)
+DEFAULT_PLANNER = "rockmate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,7 @@ class Request:
     init: str = ""
     inputs: str | None = None
     device: str = "cpu"
-    planner: str = PLANNERS[0]
+    planner: str = DEFAULT_PLANNER
     seed: int = 0
     save_plan: Path | None = None
     plan: Path | None = None

@@ -120,6 +120,135 @@ def chain_graph(seeds: Sequence[int]) -> tuple[Graph, Profile]:
     return training_graph(ops, [3] * len(seeds))
 
 
+# Graphs without separators
+
+
+def _op(rng: random.Random, number: int, reads: tuple[int, ...], nbytes: int) -> Op:
+    """An op that costs much and saves its input, or costs little and saves its output, or saves nothing at all."""
+    kind = rng.random()
+    if kind < 0.4:
+        return Op(reads, nbytes, 0, reads[-1:], rng.randint(20, 60), rng.randint(40, 120), rng.choice((0, nbytes // 4)))
+    if kind < 0.8:
+        return Op(reads, nbytes, rng.choice((0, nbytes // 8)), (number,), rng.randint(1, 8), rng.randint(2, 16))
+    return Op(reads, nbytes, 0, (), rng.randint(1, 4), rng.randint(1, 4))
+
+
+def unet_graph(seed: int, levels: int, width: int) -> tuple[Graph, Profile]:
+    """Down, across and up again; what leaves each level on the way down is read on the way up."""
+    rng = random.Random(seed)
+    ops: list[Op] = []
+    skips: list[int] = []
+    for level in range(2 * levels + 1):
+        depth = min(level, 2 * levels - level)
+        for step in range(width):
+            reads = (len(ops) - 1,) if ops else ()
+            if level > levels and step == 0:
+                reads = (skips.pop(), *reads)
+            ops.append(_op(rng, len(ops), reads, 4096 >> depth))
+        if level < levels:
+            skips.append(len(ops) - 1)
+    return training_graph(ops)
+
+
+def dense_graph(seed: int, count: int, stage: int) -> tuple[Graph, Profile]:
+    """Stages in which every second op reads all that its stage made so far."""
+    rng = random.Random(seed)
+    ops: list[Op] = []
+    made: list[int] = []
+    for i in range(count):
+        if i % stage == 0:
+            made = made[-1:]
+        reads = tuple(made) if i % 2 == 0 or i == count - 1 else (i - 1,)
+        nbytes = 256 * (1 + len(reads)) if i % 2 == 0 else 256
+        ops.append(_op(rng, i, reads, nbytes))
+        if i % 2 or i in (0, count - 2):
+            made.append(i)
+    return training_graph(ops)
+
+
+def encoder_decoder_graph(seed: int, count: int) -> tuple[Graph, Profile]:
+    """A chain, and a second one of which every third op reads the first one's end; two tables that all along read."""
+    rng = random.Random(seed)
+    ops = [Op((), 64, time=1), Op((), 64, time=1)]
+    end = count // 2
+    for i in range(2, count):
+        reads = (i - 1,) if i > 2 else ()
+        if i % 4 == 0 or i == 2 or i == 3:
+            reads = tuple(sorted({0, 1, *reads}))
+        if i > end and i % 3 == 0:
+            reads = tuple(sorted({end, *reads}))
+        ops.append(_op(rng, i, reads, rng.choice((512, 1024, 2048))))
+    return training_graph(ops)
+
+
+# Plans to be better than
+
+
+def chen(graph: Graph) -> tuple[int, ...]:
+    """About sqrt(n) equal segments: what crosses from one to the next is kept, a segment is rebuilt as a whole."""
+    size = max(1, round(graph.loss**0.5))
+    last = [max((r for r in reads if r <= graph.loss), default=-1) for reads in graph.readers()]
+    made = [writes[0] for writes in graph.producers()]
+    once = runs_once(graph)
+    have = {d for d, m in enumerate(made) if m < graph.loss and (m // size < min(last[d], graph.loss - 1) // size or m in once)}
+    order = list(range(graph.loss + 1))
+    for node in graph.backward_nodes:
+        again = _missing(graph, made, node.reads, have)
+        order.extend([*again, node.id])
+        have.update(d for i in again for d in graph.nodes[i].writes)
+    return tuple(order)
+
+
+def _missing(graph: Graph, made: Sequence[int], wanted: Sequence[int], have: set[int]) -> list[int]:
+    again: set[int] = set()
+    pending = [d for d in wanted if d not in have and made[d] < graph.loss]
+    while pending:
+        node = made[pending.pop()]
+        if node not in again:
+            again.add(node)
+            pending.extend(d for d in graph.nodes[node].reads if d not in have)
+    return sorted(again)
+
+
+def dtr(graph: Graph, profile: Profile, budget_bytes: int) -> tuple[int, ...] | None:
+    """Eviction as the step runs, the least time for bytes and staleness first (DTR's h_local), or None where that fails."""
+    made = [writes[0] for writes in graph.producers()]
+    last = [reads[-1] if reads else -1 for reads in graph.readers()]
+    forward = [max((r for r in reads if r <= graph.loss), default=-1) for reads in graph.readers()]
+    for data in graph.outputs:
+        last[data] = len(graph.nodes)
+    early, once = [m < graph.loss for m in made], runs_once(graph)
+    late = _late_bytes(graph, early)
+    alive: set[int] = set()
+    touched: dict[int, int] = {}
+    order: list[int] = []
+
+    def run(i: int, stage: int, locked: set[int]) -> bool:
+        node = graph.nodes[i]
+        need = sum(graph.data[d].nbytes for d in node.writes if early[d] and d not in alive) + profile.workspace_bytes[i]
+        need += late[stage][i == stage]
+        while need + sum(graph.data[d].nbytes for d in alive) > budget_bytes:
+            fixed = locked | {*node.reads, *node.writes}
+            free = [d for d in alive - fixed if made[d] not in once and (stage > graph.loss or forward[d] < stage)]
+            if not free or len(order) > 20 * len(graph.nodes):
+                return False
+            age = {d: len(order) - touched[d] + 1 for d in free}
+            alive.remove(min(free, key=lambda d: (profile.time_ns[made[d]] / ((graph.data[d].nbytes + 1) * age[d]), d)))
+        order.append(i)
+        alive.update(d for d in node.writes if early[d])
+        touched.update(dict.fromkeys((*node.reads, *node.writes), len(order)))
+        return True
+
+    for stage in range(len(graph.nodes)):
+        reads = {d for d in graph.nodes[stage].reads if early[d]}
+        again = _missing(graph, made, sorted(reads), alive)
+        locked = reads | {d for i in again for d in (*graph.nodes[i].reads, *graph.nodes[i].writes)}
+        if not all(run(i, stage, locked) for i in again) or not run(stage, stage, reads):
+            return None
+        alive -= {d for d in alive if last[d] <= stage and made[d] not in once}
+    return tuple(order)
+
+
 # Oracles
 
 

@@ -39,6 +39,8 @@ def arguments(
     found = []
     for (path, value), variable in zip(leaves, trace.inputs, strict=True):
         name, rest = _place(path, parameters, positional, named)
+        if variable is None and value != value:  # nothing compares equal to NaN
+            continue
         expression = name if bound is None else f"{bound}[{name!r}]"
         found.append(Argument(name + rest, expression + rest, variable, value))
     given = {p.name for p in positional[: len(args)]} | set(kwargs)
@@ -50,7 +52,7 @@ def arguments(
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
+    return value is None or (isinstance(value, (bool, int, float, str)) and value == value)
 
 
 def _place(path: Sequence[Any], parameters: list, positional: list, named: set[str]) -> tuple[str, str]:
@@ -70,11 +72,19 @@ def _variadic(parameters: list, kind: Any) -> str:
     return next(p.name for p in parameters if p.kind is kind)
 
 
+def _key(key: Any) -> str:
+    """The key of a dictionary. Raises UnsupportedError for one that cannot be written down."""
+    try:
+        return literal(key, str)
+    except TypeError as error:
+        raise UnsupportedError(f"a dictionary with a key of the type {type(key).__name__} is not supported") from error
+
+
 def _access(key: Any) -> str:
     if isinstance(key, pytree.SequenceKey):
         return f"[{key.idx}]"
     if isinstance(key, pytree.MappingKey):
-        return f"[{key.key!r}]"
+        return f"[{_key(key.key)}]"
     if isinstance(key, pytree.GetAttrKey):
         return f".{key.name}"
     raise UnsupportedError(f"an input of the kind {type(key).__name__} is not supported")
@@ -106,7 +116,7 @@ def _assemble(spec: Any, leaves: Any, class_expression: Callable[[type], str]) -
     if kind is list:
         return f"[{', '.join(parts)}]"
     if kind is dict:
-        return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(context, parts, strict=True)) + "}"
+        return "{" + ", ".join(f"{_key(k)}: {v}" for k, v in zip(context, parts, strict=True)) + "}"
     if kind is namedtuple:  # pytree's name for all of them; the class is the context
         return f"{class_expression(context)}({', '.join(parts)})"
     keys = _keys(kind, context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from remat_codegen.trace import Origin
 MODE = black.Mode(target_versions={black.TargetVersion.PY311})  # black's own defaults, whatever a project's settings are
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out
 MIB = 2**20
+
+_COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Python takes for a file's encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +89,14 @@ class _Renderer:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
         self.environment = _templates()
+        self.carries = usersource.carry(original.source or "", original.class_name, "pass") is not None
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
-        carried = (
-            None if self.parameters is None else usersource.carry(self.original.source or "", self.original.class_name, "pass")
-        )
+        carried = None if not self.carries else usersource.carry(self.original.source or "", self.original.class_name, "pass")
         self.taken = taken = carried.names if carried is not None else frozenset()
         namer = Namer()
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
@@ -103,12 +104,15 @@ class _Renderer:
         written = write_program(divide(self.model.graph, self.schedule), self.model, wishes(self.trace), namer, given)
         parts = self._parts(written, given)
         clashes = taken & (helper_names() | {"run_forward", "run_backward"})
-        parts = {name: _rename(text, clashes) for name, text in parts.items()}
+        others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in taken) for name in clashes}
+        parts = {k: usersource.rename_names(text, others) if isinstance(text, str) else text for k, text in parts.items()}
         if carried is not None:
             carried = usersource.carry(self.original.source or "", self.original.class_name, parts["new_forward"])
         text = self.environment.get_template("module.py.jinja").render(
             facts=self.facts,
-            original=self.original,
+            original=replace(
+                self.original, target=on_one_line(self.original.target), class_name=_identifier(self.original.class_name)
+            ),
             graph_digest=self.model.graph.digest(),
             described=self._described(),
             carried=carried,
@@ -117,15 +121,20 @@ class _Renderer:
             constants=self.constants,
             **parts,
         )
+        if any(_COOKIE.match(line) for line in text.split("\n", 2)[:2]):
+            text = f"# -*- coding: utf-8 -*-\n{text}"
         return black.format_str(text, mode=MODE)
 
     def _parameters(self) -> str | None:
-        """The parameter list of the new forward; None where the generated class has to wrap."""
-        if self.original.source is None:
-            return None
-        if usersource.carry(self.original.source, self.original.class_name, "pass") is None:
-            return None
-        return usersource.parameters_of(self.original.source, self.original.class_name) or "self, *args, **kwargs"
+        """The parameter list of the new forward; None where it takes whatever the original takes."""
+        return usersource.parameters_of(self.original.source or "", self.original.class_name) if self.carries else None
+
+    def _plain(self) -> str:
+        """The forward whose parameters the new one takes."""
+        if not self.carries:
+            return "self.original.forward"
+        inherits = usersource.inherits_forward(self.original.source or "", self.original.class_name)
+        return "super().forward" if inherits else "self.plain_forward"
 
     # ------------------------------------------------------------------ names of what is given
 
@@ -150,7 +159,8 @@ class _Renderer:
                 hint="register it with register_buffer(persistent=False)",
             )
         values = literal(tensor.tolist(), str)
-        return f"torch.tensor({values}, dtype={tensor.dtype}, device={str(tensor.device)!r})"
+        text = f"torch.tensor({values}, dtype={tensor.dtype}, device={str(tensor.device)!r})"
+        return text if tensor.numel() else f"{text}.reshape({tuple(tensor.shape)})"
 
     # ------------------------------------------------------------------ the parts
 
@@ -170,13 +180,13 @@ class _Renderer:
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
             parameters=self.parameters or "self, *args, **kwargs",
             passed_on=calls.passed_on(self.original.forward) if self.parameters else "*args, **kwargs",
-            plain="self.plain_forward" if self.parameters else "self.original",
+            plain="self.plain_forward" if self.carries else "self.original",
             rematerializes=rematerializes,
             step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
             inputs=expressions,
             uses_step=uses_step,
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
-            wraps=self.parameters is None,
+            binds=None if self.parameters else self._plain(),
         )
         parts["expected"] = self._expected()
         parts["frozen"] = self._frozen()
@@ -194,12 +204,12 @@ class _Renderer:
     def _about(self, named: Named) -> str:
         verb = {Role.FORWARD: "Computes", Role.REBUILD: "Computes again", Role.BACKWARD: "Rebuilds for"}
         if named.function.role is Role.BACKWARD:
-            return f"Goes back through {named.function.about}, and rebuilds what was forgotten."
-        return f"{verb[named.function.role]} {named.function.about}."
+            return f"Goes back through {_in_docstring(named.function.about)}, and rebuilds what was forgotten."
+        return f"{verb[named.function.role]} {_in_docstring(named.function.about)}."
 
     def _class(self, kind: type) -> str:
-        """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it from."""
-        if self.parameters is not None and kind.__name__ in self.taken:
+        """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it."""
+        if self.carries and kind.__name__ in self.taken:
             return kind.__name__
         if kind.__module__ == "collections":
             return f"__import__('collections').{kind.__name__}"
@@ -238,20 +248,26 @@ class _Renderer:
             if argument.variable is not None:
                 v = self.trace.variables[argument.variable]
                 parts.append(f"{argument.name}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}")
-        return ", ".join(parts) or "no inputs"
+        return on_one_line(", ".join(parts)) or "no inputs"
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
         lines = [f"import {m}" for m in ("contextlib", "functools", "sys", "weakref") if m in used]
-        lines += ["import torch"] if carried is not None else ["import inspect", "import torch", "from torch import nn"]
+        lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
+        lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
 
 
-def _rename(part: Any, names: frozenset[str]) -> Any:
-    """Our own names that the user's file has taken, with an underscore."""
-    if not isinstance(part, str):
-        return part
-    for name in names:
-        part = re.sub(rf"\b{name}\b", f"{name}_", part)
-    return part
+def on_one_line(text: str) -> str:
+    """Text for a comment: what would end its line, or cannot be printed, is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _in_docstring(text: str) -> str:
+    return on_one_line(text).replace("\\", "\\\\").replace('"', "'")
+
+
+def _identifier(name: str) -> str:
+    """A class's name, which may be any string, as one that can stand in code."""
+    return name if name.isidentifier() else re.sub(r"^(?=\d)", "_", re.sub(r"[^0-9A-Za-z_]", "_", name) or "_")

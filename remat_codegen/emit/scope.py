@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,18 @@ def module_expression(base: str, path: str, containers: frozenset[str], root: st
     for part in rest.split(".") if rest else ():
         if part.isdigit() and here in containers:
             text = f"{text}[{part}]"
-        elif part.isidentifier() and part.isascii() and not (part.startswith("__") and not part.endswith("__")):
+        elif _is_attribute(part):
             text = f"{text}.{part}"
         else:
             text = f"getattr({text}, {part!r})"
         here = f"{here}.{part}" if here else part
     return text
+
+
+def _is_attribute(part: str) -> bool:
+    """Whether `m.part` means the same inside a class and out of it."""
+    mangled = part.startswith("__") and not part.endswith("__")
+    return part.isidentifier() and part.isascii() and not mangled and not keyword.iskeyword(part)
 
 
 def common_path(paths: Sequence[str]) -> str:

@@ -27,9 +27,7 @@ SLOTS = 2000  # memory slots in the need of a step without recomputation
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
-def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOTS, progress: Progress | None = None
-) -> Plan:
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOTS, progress: Progress | None = None) -> Plan:
     """The fastest sequence of the chain within the budget."""
     plain = candidate(graph, profile, range(len(graph.nodes)))
     if plain.peak_bytes <= budget_bytes:

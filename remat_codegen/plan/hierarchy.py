@@ -8,7 +8,7 @@ can write), and after it every backward node with the runs that rebuild what it 
     merge   a run is taken out, and the copy of before is held instead
 
 Starting orders keep what crosses between segments of the forward pass (Chen et al. 2016, for any graph and any number of
-segments), or the cheapest set by a minimum cut, bytes against time (the partitioner of torch.compile, with a price of memory).
+segments; Chen's own sqrt(n) equal ones are among them, so a plan is never slower than theirs where theirs fits).
 `squeeze` splits at the peak until an order fits a budget, the most bytes for the time first; `spend` merges while there
 is room, the most time for the bytes first. `improve` repeats both around random choices and takes what is faster (large
 neighbourhood search). HiRemate, which partitions a graph recursively and solves an integer program per level, is
@@ -24,36 +24,65 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from remat_codegen.graph.ir import Graph, Kind
+from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import checkmate
 from remat_codegen.profile.costs import Profile
 
 Order = tuple[int, ...]
 Splits = dict[int, list[int]]  # position -> data that are rebuilt there
 
+PATIENCE = 12  # how many rounds of splitting may pass without a gain
+PEAKS_AT_ONCE = 12  # positions above the limit that are treated in one round
+SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes
 SLOWEST = 6  # an order that takes this many times as long as the plain step is given up
+SEGMENT_GROWTH = 1.6  # from one number of segments to the next
+LEAST_STARTS = 2  # how many of the starting orders are brought to their least peak
+TRIAL_ROUNDS = 8  # of splitting, in a step of the search
+IMPROVED_STARTS = 3  # how many of the fitting orders are improved
+STEPS_PER_NODE = 6  # the most steps of the search that a graph gets
+WARMTH = 1.0  # how much slower an order may become for a while: in parts of its overhead for each node of the graph
+PEAK_LEVELS = 3  # of a family
+SAVED_LEVELS = 6
 
 
 class Board:
-    """A graph and its costs as plain lists, made once for many orders."""
+    """A graph and its costs as plain lists, made once for many orders.
+
+    What the loss and the backward nodes write lives as long in every order, because they run once and in order: it is counted
+    here, `late` while a node runs and `between` before it does. `reads` and `writes` are of the rest.
+    """
 
     def __init__(self, graph: Graph, profile: Profile) -> None:
         self.graph, self.profile = graph, profile
-        self.reads = [tuple(set(n.reads)) for n in graph.nodes]
-        self.writes = [tuple(set(n.writes)) for n in graph.nodes]
-        self.size = [d.nbytes for d in graph.data]
-        self.time, self.workspace = profile.time_ns, profile.workspace_bytes
-        self.loss, self.outputs = graph.loss, frozenset(graph.outputs)
-        self.gradient = [d.kind is Kind.GRADIENT for d in graph.data]
         producers = graph.producers()
         self.producer = [p[0] for p in producers]
+        self.early = [p < graph.loss for p in self.producer]
+        self.reads = [tuple(sorted({d for d in n.reads if self.early[d]})) for n in graph.nodes]
+        self.writes = [tuple(sorted({d for d in n.writes if self.early[d]})) for n in graph.nodes]
+        self.size = [d.nbytes for d in graph.data]
+        self.time, self.workspace = profile.time_ns, profile.workspace_bytes
+        self.loss, self.outputs = graph.loss, frozenset(d for d in graph.outputs if self.early[d])
+        self.late, self.between = self._late(producers)
         shared = {p for w in producers if len(w) > 1 for p in w}
         self.once = checkmate.runs_once(graph) | shared
         self.plain: Order = tuple(range(len(graph.nodes)))
         self.plain_ns = sum(profile.time_ns)
+
+    def _late(self, producers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        late, between = [0] * len(self.graph.nodes), [0] * len(self.graph.nodes)
+        outputs = set(self.graph.outputs)
+        for data, (writes, reads) in enumerate(zip(producers, self.graph.readers(), strict=True)):
+            if self.early[data]:
+                continue
+            end = len(late) - 1 if data in outputs else max((*reads, *writes))
+            for node in range(writes[0], end + 1):
+                late[node] += self.size[data]
+                between[node] += self.size[data] if node > writes[0] else 0
+        return late, between
 
     def movable(self, data: int) -> bool:
         """Whether it can be dropped and rebuilt."""
@@ -79,6 +108,13 @@ class Copy:
         index = bisect_left(self.readers, position)
         return self.readers[index] if index < len(self.readers) else None
 
+    def held_from(self) -> int:
+        """The last step that needs an earlier copy. Copies that nobody reads do not count: their runs may go as well."""
+        copy = self.before
+        while copy is not None and copy.before is not None and not copy.readers:
+            copy = copy.before
+        return self.start if copy is None else copy.end
+
     def last_touch(self, position: int) -> int:
         """The last step before a position that writes or reads it."""
         index = bisect_left(self.readers, position)
@@ -100,27 +136,30 @@ class Lives:
             made: list[Copy] = []
             for data in board.writes[node]:
                 mine = self.copies[data]
-                if mine and board.gradient[data]:
-                    mine[-1].end = position
-                    continue
                 copy = Copy(data, position, [], position, mine[-1] if mine else None)
                 mine.append(copy)
                 made.append(copy)
             self.at.append(made)
         for data in board.outputs:
-            self.copies[data][-1].end = len(order)
+            self.copies[data][-1].end = len(order) - 1
 
     @cached_property
     def during(self) -> np.ndarray:
         """The bytes alive while each node runs."""
-        change = np.zeros(len(self.order) + 2, dtype=np.int64)
-        size = self.board.size
-        for copies in self.copies:
-            for copy in copies:
-                change[copy.start] += size[copy.data]
-                change[copy.end + 1] -= size[copy.data]
-        work = self.board.workspace
-        return np.cumsum(change)[: len(self.order)] + np.array([work[i] for i in self.order], dtype=np.int64)
+        board, change = self.board, [0] * (len(self.order) + 2)
+        for made in self.at:
+            for copy in made:
+                change[copy.start] += board.size[copy.data]
+                change[copy.end + 1] -= board.size[copy.data]
+        beside = [board.workspace[node] + board.late[node] for node in self.order]
+        following = 0
+        for position in range(len(self.order) - 1, board.loss, -1):
+            node = self.order[position]
+            if node < board.loss:
+                beside[position] += following
+            else:
+                following = board.between[node]
+        return np.cumsum(np.array(change[:-2], dtype=np.int64)) + np.array(beside, dtype=np.int64)
 
     @property
     def peak(self) -> int:
@@ -168,7 +207,7 @@ def rebuilding(board: Board, kept: Set[int]) -> Order:
     have = set(kept)
     have.update(d for i in range(board.loss) if i in board.once for d in board.writes[i])
     for node in range(board.loss + 1, len(board.plain)):
-        again = _closure(board, [d for d in board.reads[node] if board.producer[d] < board.loss], have)
+        again = _closure(board, board.reads[node], have)
         order.extend([*again, node])
         have.update(d for i in again for d in board.writes[i])
     return checkmate.without_dead_runs(board.graph, order)
@@ -238,61 +277,79 @@ class _Splitter:
         return checkmate.without_dead_runs(board.graph, result)
 
 
-def squeeze(board: Board, order: Order, limits: Limits, jitter: random.Random | None = None) -> Order | None:
+def squeeze(
+    board: Board, order: Order, limits: Limits, jitter: random.Random | None = None, rounds: int | None = None
+) -> Order | None:
     """Splits until an order keeps to the limits; None where that does not work out."""
-    best_excess, patience = None, 0
-    for _ in range(4 * len(board.plain)):
+    least, stuck = None, 0
+    for _ in range(4 * len(board.plain) if rounds is None else rounds):
         lives = Lives(board, order)
         over = np.maximum(lives.during - limits.along(lives), 0)
         excess = int(over.sum())
         if not excess:
             return order
-        patience = 0 if best_excess is None or excess < best_excess else patience + 1
-        best_excess = excess if best_excess is None else min(excess, best_excess)
-        if patience > 12 or board.time_of(order) > SLOWEST * board.plain_ns:
+        stuck = 0 if least is None or excess < least else stuck + 1
+        least = excess if least is None else min(excess, least)
+        if stuck > PATIENCE or board.time_of(order) > SLOWEST * board.plain_ns:
             return None
-        splitter = _split_at(lives, over, int(over.argmax()), limits, jitter)
+        splitter = _Splitter(lives)
+        for _ in range(PEAKS_AT_ONCE if jitter is None else 2):
+            if not over.any() or not _split_at(splitter, over, int(over.argmax()), limits, jitter):
+                break
         if not splitter.splits:
             return None
         order = splitter.order()
     return None
 
 
-def _split_at(lives: Lives, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> _Splitter:
-    """The splits that bring one position below its limit, the most bytes for the time first."""
-    board, splitter = lives.board, _Splitter(lives)
-    counts = np.concatenate(([0], np.cumsum(over > 0)))
-    ranked: list[tuple[float, int, Copy, int, int]] = []
-    for copies in lives.copies:
-        for copy in copies:
-            if not (copy.start < peak <= copy.end) or not board.movable(copy.data) or not board.size[copy.data]:
-                continue
-            end = copy.next_touch(peak)
-            if end is None or end <= max(peak, board.loss):
-                continue
-            start = copy.last_touch(peak)
-            again = splitter.closure(copy.data, end)
-            if again is None:
-                continue
-            cost = sum(board.time[i] for i in again) + 1
-            widest = max(sum(board.size[d] for d in board.writes[i]) for i in again)
-            if len(again) > 1 and int(lives.during[end]) + widest > limits.peak:
-                cost *= 4
-            covered = int(counts[end] - counts[start + 1])
-            rate = board.size[copy.data] * covered / cost
-            if jitter is not None:
-                rate *= jitter.uniform(0.6, 1.6)
-            ranked.append((-rate, copy.data, copy, start, end))
-    need = int(over[peak])
-    ranked.sort(key=lambda r: r[:2])
-    for _, data, copy, start, end in ranked:
-        if splitter.closure(data, end) is None:
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A stretch over which nothing touches a copy, and how many bytes it would free for the time it takes to rebuild it."""
+
+    rate: float
+    copy: Copy
+    start: int
+    end: int
+
+
+def _split_at(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> bool:
+    """Chooses splits that bring one position below its limit, and takes them off `over`; whether there were any."""
+    board, found = splitter.board, False
+    for gap in _gaps_over(splitter, over, peak, limits, jitter):
+        data = gap.copy.data
+        if splitter.closure(data, gap.end) is None:  # it was none when ranked, but what it needs may have been dropped
             continue
-        splitter.drop(copy, start, end)
-        need -= board.size[data]
-        if need <= 0:
+        splitter.drop(gap.copy, gap.start, gap.end)
+        found = True
+        part = over[gap.start + 1 : gap.end]
+        np.maximum(part - board.size[data], 0, out=part)
+        if not over[peak]:
             break
-    return splitter
+    return found
+
+
+def _gaps_over(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> list[_Gap]:
+    """What is held idle at a position and can be rebuilt later, best first."""
+    lives, board = splitter.lives, splitter.board
+    counts = np.concatenate(([0], np.cumsum(over > 0)))
+    found = []
+    for copies in lives.copies:
+        copy = next((c for c in reversed(copies) if c.start < peak), None)
+        if copy is None or copy.end <= peak or not board.movable(copy.data) or not board.size[copy.data]:
+            continue
+        end, start = copy.next_touch(peak), copy.last_touch(peak)
+        if end is None or end <= max(peak, board.loss) or not splitter.there(copy.data, peak):
+            continue
+        again = splitter.closure(copy.data, end)
+        if again is None:
+            continue
+        cost = sum(board.time[i] for i in again) + 1
+        widest = max(sum(board.size[d] for d in board.writes[i]) for i in again)
+        if len(again) > 1 and int(lives.during[end]) + widest > limits.peak:
+            cost *= 4  # there is no room to rebuild it: more will have to be given up
+        rate = board.size[copy.data] * int(counts[end] - counts[start + 1]) / cost
+        found.append(_Gap(rate if jitter is None else rate * jitter.uniform(0.6, 1.6), copy, start, end))
+    return sorted(found, key=lambda g: (-g.rate, g.copy.data))
 
 
 # Spending
@@ -325,7 +382,7 @@ def _merges(lives: Lives, jitter: random.Random | None) -> list[tuple[int, list[
             if source is not None and source.readers == [position] and source.start in saves and source.before is not None:
                 gain += saves[source.start]
         saves[position] = gain
-        longer = [(c.data, c.before.end) for c in lives.at[position] if c.readers and c.before is not None]
+        longer = [(c.data, c.held_from()) for c in lives.at[position] if c.readers]
         price = sum(board.size[d] * (position - end) for d, end in longer)
         rate = gain / (price + 1)
         if jitter is not None:
@@ -353,7 +410,7 @@ def _take(room: np.ndarray, position: int, longer: Sequence[tuple[int, int]], si
 
 
 def segment_orders(board: Board, counts: Sequence[int]) -> list[Order]:
-    """Chen's plan for any graph: for each number of segments, keep what crosses from one to the next."""
+    """Chen's plan for any graph, with sqrt(n) nodes a segment, and with other numbers of segments cut where little crosses."""
     last = _last_forward_reads(board)
     crossing = np.zeros(board.loss + 1, dtype=np.int64)
     weight = np.zeros(board.loss, dtype=np.float64)
@@ -362,12 +419,14 @@ def segment_orders(board: Board, counts: Sequence[int]) -> list[Order]:
             weight[producer] += board.size[data]
             crossing[producer : max(last[data], producer)] += board.size[data]
     total = np.cumsum(weight)
-    orders = []
-    for count in counts:
-        cuts = _cuts(total, crossing, count)
-        kept = {d for d, p in enumerate(board.producer) if p < board.loss and any(p <= c < last[d] for c in cuts)}
-        orders.append(rebuilding(board, kept))
-    return list(dict.fromkeys(orders))
+    size = max(1, round(board.loss**0.5))
+    cuts = [list(range(size - 1, board.loss - 1, size)), *(_cuts(total, crossing, count) for count in counts)]
+    return list(dict.fromkeys(rebuilding(board, _crossing(board, last, c)) for c in cuts))
+
+
+def _crossing(board: Board, last: Sequence[int], cuts: Sequence[int]) -> set[int]:
+    """What a forward node, or the loss, reads after one of the cuts, and was made before it."""
+    return {d for d, p in enumerate(board.producer) if p < board.loss and any(p <= c < last[d] for c in cuts)}
 
 
 def _last_forward_reads(board: Board) -> list[int]:
@@ -390,3 +449,118 @@ def _cuts(total: np.ndarray, crossing: np.ndarray, count: int) -> list[int]:
         if near:
             cuts.append(min(near, key=lambda p: (int(crossing[p]), abs(total[p] - aim))))
     return sorted(set(cuts))
+
+
+def starting_orders(board: Board) -> list[Order]:
+    """The plain order, and segments in growing numbers."""
+    counts = sorted({round(2 * SEGMENT_GROWTH**k) for k in range(16)})
+    return list(dict.fromkeys([board.plain, *segment_orders(board, [c for c in counts if c <= max(2, board.loss // 3)])]))
+
+
+# The search
+
+
+def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 1) -> Order:
+    """Large neighbourhood search: drop some of what is held in one region, fit, spend; take what is not slower."""
+    rng = random.Random(seed)
+    best = current = order
+    best_ns = current_ns = board.time_of(order)
+    lives = Lives(board, current)
+    for step in range(steps if best_ns > board.plain_ns else 0):
+        trial = _shake(lives, rng)
+        fitting = squeeze(board, trial, limits, rng, TRIAL_ROUNDS) if trial is not None else None
+        if fitting is None:
+            continue
+        found = spend(board, fitting, limits, rng)
+        found_ns = board.time_of(found)
+        warmth = WARMTH / board.loss * (1 - step / steps) * (best_ns - board.plain_ns)
+        if found != current and found_ns <= current_ns + warmth * rng.random():
+            current, current_ns, lives = found, found_ns, Lives(board, found)
+        if found_ns < best_ns:
+            best, best_ns = found, found_ns
+    return best
+
+
+def _shake(lives: Lives, rng: random.Random) -> Order | None:
+    """An order that drops a few of the data nodes that are held over a long gap, near each other."""
+    board = lives.board
+    gaps: list[tuple[int, int, Copy]] = []
+    for copies in lives.copies:
+        for copy in copies:
+            if board.movable(copy.data) and board.size[copy.data]:
+                touches = [copy.start, *copy.readers]
+                gaps.extend((b, a, copy) for a, b in pairwise(touches) if b > board.loss and b - a > 2)
+    if not gaps:
+        return None
+    gaps.sort(key=lambda g: g[:2])
+    centre, width = rng.randrange(len(gaps)), rng.choice((2, 6, 16, 40))
+    near = gaps[max(0, centre - width) : centre + width]
+    splitter = _Splitter(lives)
+    for end, start, copy in rng.sample(near, min(len(near), rng.choice((1, 2, 3, 5, 8)))):
+        if splitter.closure(copy.data, end) is not None:
+            splitter.drop(copy, start, end)
+    return splitter.order()
+
+
+class Search:
+    """Plans of one graph for any budget."""
+
+    def __init__(self, graph: Graph, profile: Profile) -> None:
+        self.board = Board(graph, profile)
+        self.starts = starting_orders(self.board)
+        self.rounds = SPLIT_WORK // (len(graph.nodes) + 100) + 1
+        self.peaks = {order: Lives(self.board, order).peak for order in self.starts}
+
+    @cached_property
+    def least(self) -> tuple[Order, int]:
+        """The order of the least peak that the search finds, whatever the budget, and its peak."""
+        ranked = sorted(self.starts, key=lambda o: self.peaks[o])[:LEAST_STARTS]
+        found = [self._descend(order) for order in dict.fromkeys([*ranked, self.board.plain])]
+        return min(found, key=lambda f: (f[1], self.board.time_of(f[0])))
+
+    def _descend(self, order: Order) -> tuple[Order, int]:
+        peak, board = self.peaks[order], self.board
+        for part in (0.85, 0.95, 0.99):
+            while (lower := squeeze(board, order, Limits(int(peak * part)), None, self.rounds)) is not None:
+                order, peak = lower, Lives(board, lower).peak
+                if not peak:
+                    break
+        return order, peak
+
+    def fitted(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
+        """The starts and what else is known, brought within the limits and spent, fastest first."""
+        found = [s for o in (*extra, *self.starts) if (s := squeeze(self.board, o, limits, None, self.rounds)) is not None]
+        if limits.hold(Lives(self.board, self.least[0])):
+            found.append(self.least[0])
+        spent = dict.fromkeys(spend(self.board, o, limits) for o in dict.fromkeys(found))
+        return sorted(spent, key=self.board.time_of)
+
+    def best(self, limits: Limits, steps: int, extra: Sequence[Order] = ()) -> Order | None:
+        """The fastest order found within the limits."""
+        found = self.fitted(limits, extra)[:IMPROVED_STARTS]
+        trial = steps // (3 * IMPROVED_STARTS)  # a third of the work says where the rest is best spent
+        found = [improve(self.board, order, limits, trial, seed) for seed, order in enumerate(found)]
+        if not found:
+            return None
+        return improve(self.board, min(found, key=self.board.time_of), limits, steps - trial * len(found), len(found))
+
+
+def steps_for(graph: Graph, work: int) -> int:
+    """How many steps of the search a graph gets. A step visits all its nodes a few times."""
+    return min(work // (len(graph.nodes) + 100), STEPS_PER_NODE * len(graph.nodes))
+
+
+def family_orders(graph: Graph, profile: Profile) -> list[Order]:
+    """Orders of a piece for a few peaks and a few budgets of what is kept over its loss."""
+    search = Search(graph, profile)
+    board, plain = search.board, Lives(search.board, search.board.plain)
+    saved = checkmate.saved_bytes(graph, board.plain)
+    beside = int(plain.during[graph.loss]) - saved
+    highest, lowest = plain.peak, search.least[1]
+    orders = [*search.starts, search.least[0]]
+    for level in range(PEAK_LEVELS):
+        peak = highest - (highest - lowest) * level // (PEAK_LEVELS - 1)
+        for part in range(SAVED_LEVELS):
+            limits = Limits(peak, beside + saved * part // (SAVED_LEVELS - 1))
+            orders.extend(search.fitted(limits)[:1])
+    return list(dict.fromkeys(orders))

@@ -28,13 +28,14 @@ SMALL_SHARE = 0.01  # what must outlive its block and is at most this part of th
 @dataclass(frozen=True, slots=True)
 class Grid:
     """How finely a family is spaced, and when the exact solver gives way: `largest` in forward nodes, `time_limit_s`
-    for one ILP."""
+    for one ILP. `search_work` is how much is searched beyond that, in nodes visited."""
 
     saved_levels: int = 10
     peak_levels: int = 3
     time_limit_s: float = 10.0
     gap: float = 1e-3
-    largest: int = 60
+    largest: int = 25
+    search_work: int = 400_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ whose schedule fits is found by bisection, on the simulated peak: rounding, and 
 dynamic program assumes, thus cost nothing. A few of the smallest m are always tried; the least peak among them is
 `minimum_bytes`.
 
-A graph of one block is solved exactly within the budget, or by `greedy_orders` where it is too large for that.
+A graph of one block is solved exactly within the budget if it is small. Larger ones, the options of large blocks, and what the
+exact parts leave on the table (they are exact within a block only) are the work of `hierarchy`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from remat_codegen.graph.ir import Block, Graph
-from remat_codegen.plan import checkmate
+from remat_codegen.plan import checkmate, hierarchy
 from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rotor import Backward, Link, Operation, Table
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute, Forget, Schedule, Timeline, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_forgets, without_recomputation
 
 Progress = Callable[[str, int, int], None]
 
@@ -110,12 +111,12 @@ def _plan_chain(
     table = chain.table(plain.peak_bytes, slots)
     columns = table.distinct()
     if not columns:
-        return _infeasible(plain, ("no sequence of blocks was found",))
+        return _plan_searched(graph, profile, budget_bytes, [plain], grid, ("no sequence of blocks was found",))
     tried = {m: chain.candidate(table, m) for m in columns[:TIGHTEST]}
     fitting = [m for m, c in tried.items() if c.peak_bytes <= budget_bytes]
     notes = chain.notes()
     if not fitting:
-        return _infeasible(min([*tried.values(), plain], key=lambda c: c.peak_bytes), notes)
+        return _plan_searched(graph, profile, budget_bytes, [*tried.values(), plain], grid, notes)
     low, high = columns.index(fitting[-1]), len(columns)
     while high - low > 1:
         middle = (low + high) // 2
@@ -123,15 +124,14 @@ def _plan_chain(
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
         if progress is not None:
             progress("fitting the budget", len(columns) - (high - low), len(columns))
-    best = _fastest(list(tried.values()), budget_bytes)
-    assert best is not None  # the fitting ones are among those tried
-    return _plan(Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE, best, notes, profile)
+    status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
+    return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
 
 
 @lru_cache(maxsize=256)
 def _family(piece: Piece, grid: Grid) -> Family:
     """Families do not depend on the budget: a second plan of the same model finds them here."""
-    return solve_family(piece, grid, greedy_orders)
+    return solve_family(piece, grid, hierarchy.family_orders)
 
 
 class _Chain:
@@ -212,113 +212,48 @@ class _Chain:
 def _plan_whole(
     graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, grid: Grid, progress: Progress | None
 ) -> Plan:
-    """A graph that is no chain: exactly if it is small, else by the heuristic."""
+    """A graph that is no chain: exactly if it is small, else by the search."""
     if progress is not None:
         progress("solving the graph", 0, 1)
     if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers() if p[0] < graph.loss):
-        candidates = [plain, *(judge(graph, profile, with_forgets(graph, o)) for o in greedy_orders(graph, profile))]
-        best = _fastest(candidates, budget_bytes)
-        notes = (f"one block of {graph.loss} nodes, too large for an exact plan: planned greedily",)
-        smallest = min(candidates, key=lambda c: c.peak_bytes)
-        return _infeasible(smallest, notes) if best is None else _plan(Status.FEASIBLE, best, notes, profile)
+        notes = (f"one block of {graph.loss} nodes, too large for an exact plan",)
+        return _plan_searched(graph, profile, budget_bytes, [plain], grid, notes)
     found = checkmate.plan(graph, profile, budget_bytes, time_limit_s=6 * grid.time_limit_s, gap=grid.gap)
-    if found.schedule is not None and found.peak_bytes <= budget_bytes:
+    if found.status is Status.OPTIMAL and found.peak_bytes <= budget_bytes:
         return replace(found, planner="rockmate", notes=("one block, solved as a whole",))
     least = checkmate.solve(graph, profile, None, minimise_peak=True, time_limit_s=6 * grid.time_limit_s, gap=0.0)
-    smallest = plain if least.order is None else judge(graph, profile, with_forgets(graph, least.order))
-    if smallest.peak_bytes <= budget_bytes:
-        return _plan(Status.FEASIBLE, smallest, ("one block, at its least peak",), profile)
-    return _infeasible(smallest, ("one block, solved as a whole",))
+    known = [plain] if least.order is None else [plain, judge(graph, profile, with_forgets(graph, least.order))]
+    if found.schedule is not None:
+        known.append(Candidate(found.schedule, found.time_ns, found.peak_bytes))
+    return _plan_searched(graph, profile, budget_bytes, known, grid, ("one block, solved as a whole",))
 
 
-# The heuristic for large graphs. A data node is kept over the loss (0), rebuilt once and then held (1), or rebuilt for each
-# backward node that reads it (2). Greedy moves raise levels of what is alive at the peak, best bytes for time first.
-
-TRIED_MOVES = 6
-MOST_MOVES = 400
-
-
-def greedy_orders(graph: Graph, profile: Profile) -> list[tuple[int, ...]]:
-    """Orders of falling peak, each from the one before by giving up one more data node, until no move helps."""
-    search = _Greedy(graph, profile)
-    orders = [tuple(range(len(graph.nodes)))]
-    while len(orders) < MOST_MOVES and (order := search.move()) is not None:
-        orders.append(order)
-    return orders
+@lru_cache(maxsize=8)
+def _search(graph: Graph, profile: Profile) -> hierarchy.Search:
+    """What the search finds out before it sees a budget."""
+    return hierarchy.Search(graph, profile)
 
 
-class _Greedy:
-    """The state of the descent: the level of each data node."""
-
-    def __init__(self, graph: Graph, profile: Profile) -> None:
-        self.graph, self.profile = graph, profile
-        self.producers = [p[0] for p in graph.producers()]
-        once = checkmate.runs_once(graph) | {p for w in graph.producers() if len(w) > 1 for p in w}
-        self.early = [p < graph.loss for p in self.producers]
-        self.movable = [e and p not in once for e, p in zip(self.early, self.producers, strict=True)]
-        self.level = [0] * len(graph.data)
-        self.current = self._timeline(self.order())
-
-    def _timeline(self, order: Sequence[int]) -> tuple[Schedule, Timeline]:
-        schedule = with_forgets(self.graph, order)
-        return schedule, simulate(self.graph, self.profile, schedule)
-
-    def order(self) -> tuple[int, ...]:
-        """The order that the levels stand for."""
-        order = list(range(self.graph.loss + 1))
-        have = {d for d, level in enumerate(self.level) if self.early[d] and level == 0}
-        for node in self.graph.backward_nodes:
-            again = self._rebuild([d for d in node.reads if self.early[d]], have)
-            order.extend([*again, node.id])
-            have.update(d for i in again for d in self.graph.nodes[i].writes if self.level[d] < 2)
-        return checkmate.without_dead_runs(self.graph, order)
-
-    def _rebuild(self, wanted: Sequence[int], have: set[int]) -> list[int]:
-        """The nodes to run so that `wanted` exists, in order."""
-        again: set[int] = set()
-        pending = [d for d in wanted if d not in have]
-        while pending:
-            producer = self.producers[pending.pop()]
-            if producer not in again:
-                again.add(producer)
-                pending.extend(d for d in self.graph.nodes[producer].reads if d not in have)
-        return sorted(again)
-
-    def move(self) -> tuple[int, ...] | None:
-        """The best of a few moves, taken; None if none of them lowers the memory around the peak."""
-        schedule, before = self.current
-        best: tuple[float, int] | None = None
-        for data in self._candidates(schedule, before)[:TRIED_MOVES]:
-            self.level[data] += 1
-            _, after = self._timeline(self.order())
-            self.level[data] -= 1
-            gain = self._excess(before, before.peak_bytes) - self._excess(after, before.peak_bytes)
-            rate = gain / (max(after.time_ns - before.time_ns, 0) + 1)
-            if gain > 0 and (best is None or rate > best[0]):
-                best = (rate, data)
-        if best is None:
-            return None
-        self.level[best[1]] += 1
-        order = self.order()
-        self.current = self._timeline(order)
-        return order
-
-    def _excess(self, timeline: Timeline, peak: int) -> int:
-        """How much the memory stands above nine tenths of a peak, added over the steps."""
-        line = peak - peak // 10
-        return sum(b - line for b in timeline.during_bytes if b > line)
-
-    def _candidates(self, schedule: Schedule, timeline: Timeline) -> list[int]:
-        """What is alive at the peak and could be given up, the most bytes for the time first."""
-        alive: set[int] = set()
-        for step in schedule.steps[: timeline.peak_step]:
-            if isinstance(step, Forget):
-                alive.discard(step.data)
-            else:
-                alive.update(self.graph.nodes[step.node].writes)
-        peak = schedule.steps[timeline.peak_step]
-        busy = () if isinstance(peak, Forget) else self.graph.nodes[peak.node].reads
-        free = [
-            d for d in sorted(alive) if self.movable[d] and self.level[d] < 2 and d not in busy and self.graph.data[d].nbytes
-        ]
-        return sorted(free, key=lambda d: -self.graph.data[d].nbytes / (self.profile.time_ns[self.producers[d]] + 1))
+def _plan_searched(
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    known: Sequence[Candidate],
+    grid: Grid,
+    notes: Sequence[str],
+    status: Status = Status.FEASIBLE,
+) -> Plan:
+    """The fastest of what is known and what the search finds, starting from there as well."""
+    search = _search(graph, profile)
+    candidates = [*known, judge(graph, profile, with_forgets(graph, search.least[0]))]
+    best = _fastest(candidates, budget_bytes)
+    if best is None:
+        return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
+    orders = [tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))]
+    steps = hierarchy.steps_for(graph, grid.search_work)
+    found = search.best(hierarchy.Limits(budget_bytes), steps, orders)
+    if found is not None:
+        candidates.append(judge(graph, profile, with_forgets(graph, found)))
+    best = _fastest(candidates, budget_bytes)
+    assert best is not None
+    return _plan(status, best, notes, profile)

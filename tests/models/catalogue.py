@@ -32,7 +32,7 @@ def tokens(*shape, high=99):
 
 def _torchvision(name, size=64, **options):
     def make():
-        import torchvision_cpu  # noqa: F401
+        import torchvision_cpu  # noqa: F401, I001 - first
         import torchvision
 
         return getattr(torchvision.models, name)(weights=None, **options)
@@ -40,8 +40,9 @@ def _torchvision(name, size=64, **options):
     _define(name, make, image(size))
 
 
-for _name in "resnet50 regnet_x_400mf densenet121 mobilenet_v3_small efficientnet_b0 vgg11_bn shufflenet_v2_x0_5 swin_t".split():
+for _name in "resnet50 regnet_x_400mf densenet121 mobilenet_v3_small efficientnet_b0 vgg11_bn shufflenet_v2_x0_5".split():
     _torchvision(_name)
+_torchvision("swin_t")
 _torchvision("convnext_tiny")
 _torchvision("googlenet", 96, init_weights=False)
 _torchvision("inception_v3", 299, init_weights=False)
@@ -70,7 +71,7 @@ _define("deeplabv3_mobilenet", _deeplab, image(64))
 
 def _timm(name, size, model):
     def make():
-        import torchvision_cpu  # noqa: F401
+        import torchvision_cpu  # noqa: F401, I001 - first
         import timm
 
         return timm.create_model(model)
@@ -127,9 +128,7 @@ _transformers(
 )
 _transformers("llama", "LlamaForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2)
 _transformers("qwen3", "Qwen3ForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2, head_dim=8)
-_transformers(
-    "mixtral", "MixtralForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2, num_local_experts=4
-)
+_transformers("mixtral", "MixtralForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2, num_local_experts=4)
 _transformers(
     "t5",
     "T5ForConditionalGeneration",

@@ -1,6 +1,6 @@
 """Lets torchvision and timm import beside a build of PyTorch for which no torchvision build exists.
 
-Its compiled operators (nms, roi_align) do not load and cannot be run; declaring them is enough for the import. Import this first.
+Its compiled operators (nms, roi_align) do not load and cannot be run; declaring them is enough for the import.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Random modules from a grammar: what people write, in combinations that nobody has tried.
 
-A model is a list of steps over a growing list of values, all of shape [rows, width] (or views that come back to it). The same seed
-gives the same model.
+A model is a list of steps over a growing list of values, all of shape [rows, width] (or views that come back to it). The same
+seed gives the same model.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 ROWS, WIDTH = 6, 16
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "silu", "softplus", "exp", "softmax", "log_softmax", "leaky_relu", "elu")
 UNARY = (
-    "linear", "linear", "linear", "activation", "activation", "dropout", "layer_norm", "batch_norm", "group_norm", "convolution",
-    "reused", "tied", "frozen", "noise", "scale", "in_place_activation", "in_place_add", "slice_write", "split", "chunk", "unbind",
-    "transpose", "expand", "attention", "counter", "feature_dropout", "detach", "index", "stack", "where", "normalize", "pad", "cumsum",
-)  # fmt: skip
+    "linear linear linear activation activation dropout layer_norm batch_norm group_norm convolution "
+    "reused tied frozen noise scale in_place_activation in_place_add slice_write split chunk unbind "
+    "transpose expand attention counter feature_dropout detach index stack where normalize pad cumsum"
+).split()
 BINARY = ("residual", "residual", "product", "concatenate", "matmul", "in_place_residual", "gate", "maximum")
 
 

@@ -57,15 +57,14 @@ def rank(number: int, port: int, folder: str, original, **options) -> None:
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
 def test_two_ranks(options, tmp_path):
     module, args, kwargs, model = zoo_model("gpt2")
-    text = emit(module, args, kwargs, model, rebuilding(model.graph, set(droppable(model.graph))), Path(zoo.__file__).read_text())
+    schedule = rebuilding(model.graph, set(droppable(model.graph)))
+    text = emit(module, args, kwargs, model, schedule, Path(zoo.__file__).read_text())
     (tmp_path / "source.txt").write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = mp.get_context("spawn")
-    workers = [
-        context.Process(target=rank, args=(number, port, str(tmp_path), module), kwargs=options) for number in range(2)
-    ]
+    workers = [context.Process(target=rank, args=(number, port, str(tmp_path), module), kwargs=options) for number in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -28,10 +28,11 @@ ALLOWED = {
     "schedule": ("graph", "profile.costs"),
     "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
     "planfile": ("errors", "graph", "schedule"),
+    "planline": ("errors", "planfile"),
     "emit": ("errors", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
     "verify": ("errors", "graph", "profile"),
 }
-SEES_EVERYTHING = {"cli", "pipeline"}
+SEES_EVERYTHING = {"cli", "pipeline", "lifecycle"}
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 
 

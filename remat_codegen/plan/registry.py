@@ -1,0 +1,31 @@
+"""All planners by name, in the order in which they are shown. Each is `plan(graph, profile, budget_bytes, *, progress=None,
+**options) -> Plan`; what options there are, and their defaults, stands in each planner's own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from remat_codegen.plan import best, chain, chen, dtr, ends, knapsack, mincut, rockmate, whole
+from remat_codegen.plan.result import Plan
+
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "none": ends.none,
+    "all": ends.all_,
+    "chen": chen.plan,
+    "rotor": chain.plan,
+    "checkmate": whole.plan,
+    "checkmate-lp": whole.approximate,
+    "rockmate": rockmate.plan,
+    "dtr": dtr.plan,
+    "dtr-eq": partial(dtr.plan, heuristic="eq"),
+    "dtr-local": partial(dtr.plan, heuristic="local"),
+    "dtr-lru": partial(dtr.plan, heuristic="lru"),
+    "dtr-size": partial(dtr.plan, heuristic="size"),
+    "dtr-msps": partial(dtr.plan, heuristic="msps"),
+    "mincut": mincut.plan,
+    "mincut-aggressive": partial(mincut.plan, aggressive=True),
+    "knapsack": knapsack.plan,
+    "best": best.plan,
+}

@@ -1,0 +1,159 @@
+"""Checkmate: the whole graph as one integer program, and the rounding of its linear relaxation (Jain, Jain, Nrusimha, Gholami,
+Abbeel, Keutzer, Stoica, Gonzalez, MLSys 2020).
+
+`plan` is `checkmate.solve` with a time limit and a gap, on graphs for which the program can be written down
+(`MOST_COLUMNS`). Its budget for time starts with a heuristic plan, DTR's improved: if the solver's incumbent is not faster, or
+there is none, that plan is the answer, with the solver's proof of how good it is. OPTIMAL is claimed only of what the
+solver proved, with a gap of zero.
+
+`approximate` is section 5: solve the relaxation, round S by a threshold, then run as little as S allows (two-phase rounding).
+S here is what is alive at the cuts of `bound.Relaxation`: at the loss alone, then also at all backward nodes if the graph is
+small, at fewer if it is large. Memory between cuts is not in that program, so it is solved with allowances, for smaller
+budgets too, and rounded by several thresholds. What S does not keep is forgotten at the cut, and rebuilt when a backward
+node reads it.
+
+Cost model: the program's for the search; the simulator judges, and the fastest that fits is taken. Complexity: exponential;
+for the approximation one linear program for each allowance, and one simulation for each threshold. Ties: the solver's; larger
+allowances first. Oracle: `least_time` of `tests/graphs.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from remat_codegen.graph.ir import Graph
+from remat_codegen.plan import checkmate, dtr
+from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
+from remat_codegen.plan.bound import Relaxation, cuts_of
+from remat_codegen.plan.ends import Progress, candidate, chosen, keeping, rebuildable
+from remat_codegen.plan.improve import improve
+from remat_codegen.plan.result import Plan, Status
+from remat_codegen.plan.rockmate import Candidate
+from remat_codegen.profile.costs import Profile
+
+MOST_COLUMNS = 60000  # about (backward nodes) x (forward data and nodes): beyond it the program is not even written down
+ALLOWANCES = (1.0, 0.9, 0.8, 0.65, 0.5)  # the parts of the budget that the relaxation is solved for
+THRESHOLDS = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def plan(
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    time_limit: float = 60.0,
+    gap: float = 0.0,
+    progress: Progress | None = None,
+) -> Plan:
+    """The fastest schedule within the budget, proved so unless the time runs out or the graph is too large."""
+    started = time.monotonic()
+    heuristic = _heuristic(graph, profile, budget_bytes, time_limit / 10)
+    base = sum(profile.time_ns)
+    if heuristic.time_ns == base and heuristic.schedule is not None:
+        return replace(heuristic, planner="checkmate", status=Status.OPTIMAL)
+    if not writable(graph):
+        note = f"{graph.loss} forward nodes are too many for the whole integer program: planned by heuristics"
+        return replace(heuristic, planner="checkmate", notes=(note,))
+    if progress is not None:
+        progress("solving the graph", 0, 1)
+    left = max(1.0, time_limit - (time.monotonic() - started))
+    found = checkmate.solve(graph, profile, budget_bytes, time_limit_s=left, gap=gap)
+    if found.order is None:
+        proved = found.status is Status.INFEASIBLE and heuristic.schedule is None
+        note = "proved that no schedule fits" if proved else "the solver found no schedule in time"
+        return replace(heuristic, planner="checkmate", notes=(*heuristic.notes, note))
+    solved = candidate(graph, profile, found.order)
+    fits = solved.peak_bytes <= budget_bytes
+    if heuristic.schedule is not None and not (fits and solved.time_ns <= heuristic.time_ns):
+        status = Status.OPTIMAL if heuristic.time_ns <= found.bound_ns else Status.TIME_LIMIT
+        note = "the solver's incumbent was not better than the heuristic plan"
+        return replace(heuristic, planner="checkmate", status=status, bound_ns=max(base, found.bound_ns), notes=(note,))
+    status = found.status if gap == 0.0 or solved.time_ns <= found.bound_ns else Status.FEASIBLE
+    result = chosen("checkmate", [solved], profile, budget_bytes, status=status)
+    return replace(result, bound_ns=max(base, found.bound_ns))
+
+
+def writable(graph: Graph) -> bool:
+    """Whether the whole integer program is small enough to be written down."""
+    early = sum(p[0] < graph.loss for p in graph.producers())
+    return (len(graph.nodes) - graph.loss) * (early + graph.loss) <= MOST_COLUMNS and all(
+        len(p) == 1 for p in graph.producers() if p[0] < graph.loss
+    )
+
+
+def _heuristic(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> Plan:
+    """The best of DTR's plans, improved: what the solver has to beat."""
+    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in ("dtr", "msps")]
+    found = [p for p in plans if p.schedule is not None]
+    if not found:
+        return plans[0]
+    best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
+    return improve(graph, profile, budget_bytes, best, time_limit=time_limit)
+
+
+def approximate(
+    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float = 30.0, progress: Progress | None = None
+) -> Plan:
+    """The fastest rounding of the relaxation that fits the budget."""
+    started = time.monotonic()
+    plain = candidate(graph, profile, range(len(graph.nodes)))
+    if plain.peak_bytes <= budget_bytes:
+        return chosen("checkmate-lp", [plain], profile, budget_bytes)
+    fleeting = frozenset(rebuildable(graph))
+    tried: list[Candidate] = [plain, candidate(graph, profile, keeping(graph, (), fleeting))]
+    columns = max(1, Relaxation(graph, profile, budget_bytes).columns)
+    most = max(1, min(len(graph.nodes) - graph.loss, MOST_RELAXED_COLUMNS // columns))
+    programs = [(count, allowance) for count in dict.fromkeys((1, most)) for allowance in ALLOWANCES]
+    for done, (count, allowance) in enumerate(programs):
+        left = time_limit - (time.monotonic() - started)
+        if left <= 0:
+            break
+        if progress is not None:
+            progress("rounding the relaxation", done, len(programs))
+        cuts = cuts_of(graph, profile, count)
+        solved = Relaxation(graph, profile, int(budget_bytes * allowance)).solve(cuts, left)
+        if solved is None or not solved.alive:
+            continue
+        for threshold in THRESHOLDS:
+            kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
+            tried.append(candidate(graph, profile, rounded(graph, kept)))
+            tried.append(candidate(graph, profile, rounded(graph, kept, fleeting)))
+    return chosen("checkmate-lp", tried, profile, budget_bytes)
+
+
+def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collection[int] = ()) -> tuple[int, ...]:
+    """The order that forgets, at each cut, what is not kept there, and runs as little as that allows.
+
+    Of what is rebuilt, `fleeting` is held only if the next cut keeps it.
+    """
+    lost = set(rebuildable(graph))
+    producers = graph.producers()
+    have = {d for d, p in enumerate(producers) if p[0] < graph.loss}
+    following = _next_cut(graph, kept)
+    order = list(range(graph.loss + 1))
+    for node in graph.nodes[graph.loss :]:
+        if node.id in kept:
+            have -= lost - set(kept[node.id])
+        if node.id == graph.loss:
+            continue
+        again: set[int] = set()
+        pending = [d for d in node.reads if d in lost and d not in have]
+        while pending:
+            producer = producers[pending.pop()][0]
+            if producer not in again:
+                again.add(producer)
+                pending.extend(d for d in graph.nodes[producer].reads if d in lost and d not in have)
+        order.extend([*sorted(again), node.id])
+        later = kept.get(following[node.id], ())
+        have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting or d in later)
+    return checkmate.without_dead_runs(graph, order)
+
+
+def _next_cut(graph: Graph, kept: Mapping[int, Collection[int]]) -> list[int]:
+    """For each node, the next cut after it, or the number of nodes."""
+    table = [len(graph.nodes)] * len(graph.nodes)
+    for node in reversed(range(len(graph.nodes) - 1)):
+        table[node] = node + 1 if node + 1 in kept else table[node + 1]
+    return table

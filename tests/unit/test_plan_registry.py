@@ -1,0 +1,226 @@
+"""Every planner, on random graphs: valid, writable by the emitter, within budget or INFEASIBLE."""
+
+from __future__ import annotations
+
+import graphs
+import pytest
+
+from remat_codegen.plan import chain, checkmate, chen, dtr, ends, improve, knapsack, mincut, rockmate, whole
+from remat_codegen.plan.options import Grid
+from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.plan.result import Status
+from remat_codegen.plan.rotor import Table
+from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
+
+QUICK = {"checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}
+SLOW = {"best"}
+
+
+def need(graph, profile):
+    """The peak without recomputation."""
+    return simulate(graph, profile, without_recomputation(graph)).peak_bytes
+
+
+def check(graph, profile, budget, plan):
+    """What must hold of any plan."""
+    if plan.schedule is None:
+        assert plan.status is Status.INFEASIBLE
+        assert plan.minimum_bytes is None or plan.minimum_bytes > budget
+        return
+    validate(graph, plan.schedule)
+    rockmate.restrict(graph, plan.schedule)
+    timeline = simulate(graph, profile, plan.schedule)
+    assert (timeline.time_ns, timeline.peak_bytes) == (plan.time_ns, plan.peak_bytes)
+    assert plan.peak_bytes <= budget and plan.time_ns >= sum(profile.time_ns)
+
+
+@pytest.mark.parametrize("name", [n for n in PLANNERS if n not in SLOW])
+def test_valid_and_within_budget(name):
+    for seed in range(6):
+        graph, profile = graphs.random_graph(seed, 4 + seed % 3, once=seed % 2 == 1)
+        most = need(graph, profile)
+        for budget in graphs.budgets(most // 2, most, 3):
+            plan = PLANNERS[name](graph, profile, budget, **QUICK.get(name, {}))
+            check(graph, profile, budget, plan)
+            optimum = graphs.least_time(graph, profile, budget) if graph.loss <= 5 else None
+            if plan.schedule is not None and optimum is not None:
+                assert plan.time_ns >= optimum
+                assert plan.time_ns == optimum or plan.status is not Status.OPTIMAL
+            if plan.schedule is not None and graph.loss <= 5:
+                assert optimum is not None
+
+
+@pytest.mark.parametrize("name", [n for n in PLANNERS if n not in {"best", "checkmate", "rockmate"}])
+def test_chains_and_the_same_plan_twice(name):
+    graph, profile = graphs.chain_graph([1, 2, 3, 1])
+    most = need(graph, profile)
+    for budget in graphs.budgets(most // 2, most, 4):
+        plan = PLANNERS[name](graph, profile, budget)
+        check(graph, profile, budget, plan)
+        assert PLANNERS[name](graph, profile, budget).schedule == plan.schedule
+
+
+def test_best_is_never_worse_than_any():
+    for graph, profile in (graphs.random_graph(3, 7), graphs.chain_graph([1, 2, 1])):
+        most = need(graph, profile)
+        for budget in graphs.budgets(most * 6 // 10, most, 3):
+            best = PLANNERS["best"](graph, profile, budget, time_limit=20.0)
+            check(graph, profile, budget, best)
+            others = [PLANNERS[n](graph, profile, budget, **QUICK.get(n, {})) for n in PLANNERS if n != "best"]
+            times = [p.time_ns for p in others if p.schedule is not None]
+            assert not times or (best.schedule is not None and best.time_ns <= min(times))
+
+
+def test_the_ends():
+    graph, profile = graphs.chain_graph([1, 2])
+    most = need(graph, profile)
+    assert ends.none(graph, profile, most).status is Status.OPTIMAL
+    assert ends.none(graph, profile, most - 1).minimum_bytes == most
+    rebuilt = ends.all_(graph, profile, most)
+    assert rebuilt.schedule is not None and rebuilt.peak_bytes < most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rotor_is_the_best_sequence_of_its_options(seed):
+    graph, profile = graphs.chain_graph([seed, seed + 1, seed, seed + 2])
+    links = chain.Chain(graph, profile).links
+    families = [link.family for link in links]
+    assert all(len(f.options) <= 2 for f in families)
+    most = need(graph, profile)
+    times = Table(links, 1, 2 * most).time_ns
+    for budget in graphs.budgets(most // 3, 2 * most, 8):
+        oracle = graphs.best_sequence(families, budget)
+        assert times[budget] == (float("inf") if oracle is None else oracle)
+    plan = chain.plan(graph, profile, most - 1, slots=4000)
+    check(graph, profile, most - 1, plan)
+    assert plan.schedule is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rockmate_is_never_worse_than_rotor(seed):
+    graph, profile = graphs.chain_graph([seed, seed + 1, seed + 1, seed])
+    most = need(graph, profile)
+    for budget in graphs.budgets(most // 2, most, 5):
+        one, other = chain.plan(graph, profile, budget), rockmate.plan(graph, profile, budget)
+        if one.schedule is not None:
+            assert other.schedule is not None and other.time_ns <= one.time_ns
+
+
+def test_segments_follow_the_square_root():
+    count = 64
+    ops = [graphs.Op((i - 1,) if i else (), 4, saves=(i,), time=1, back=1) for i in range(count)]
+    graph, profile = graphs.training_graph(ops)
+    plan = chen.plan(graph, profile, 10**6, segments=8)
+    assert plan.time_ns - sum(profile.time_ns) <= count
+    assert plan.peak_bytes <= 4 * (8 + 8 + 4) < need(graph, profile) / 2
+    assert chen.plan(graph, profile, 10**6, segments=1).time_ns == sum(profile.time_ns)
+    assert chen.plan(graph, profile, plan.peak_bytes).time_ns <= plan.time_ns
+
+
+@pytest.mark.parametrize("heuristic", dtr.HEURISTICS)
+def test_dtr_in_all_its_settings(heuristic):
+    for seed in range(8):
+        graph, profile = graphs.random_graph(seed, 10, once=seed % 2 == 1)
+        for budget in graphs.budgets(need(graph, profile) // 2, need(graph, profile), 4):
+            for options in ({}, {"eager": False}, {"ignore_small": True}, {"sampling": True, "seed": 3}):
+                check(graph, profile, budget, dtr.plan(graph, profile, budget, heuristic=heuristic, **options))
+            free = dtr.plan(graph, profile, budget, heuristic=heuristic, recompute_in_forward=True)
+            if free.schedule is not None:
+                validate(graph, free.schedule)
+                assert free.peak_bytes <= budget
+
+
+def test_dtr_neighbourhoods():
+    ops = [graphs.Op((i - 1,) if i else (), 4, saves=(i,), time=i + 1) for i in range(5)]
+    graph, profile = graphs.training_graph(ops)
+    for heuristic, expected in (("dtr", [2 + 3, 2 + 3]), ("msps", [0, 2 + 3]), ("eq", [5, 5])):
+        runtime = dtr.Runtime(graph, profile, 10**6, dtr.Settings(heuristic))
+        runtime.resident[:5] = [True] * 5
+        for data in (1, 2):
+            runtime._evict(data)
+        sizes = [runtime.score.of(d) * 4 * (1 if heuristic == "msps" else runtime.clock + 1) for d in (0, 3)]
+        assert sizes == [1 + expected[0], 4 + expected[1]]
+    with pytest.raises(ValueError, match="no heuristic"):
+        dtr.plan(graph, profile, 1, heuristic="fifo")
+
+
+def test_dtr_runs_out_of_memory():
+    graph, profile = graphs.chain_graph([1, 2])
+    plan = dtr.plan(graph, profile, 1)
+    assert plan.status is Status.INFEASIBLE and "out of memory" in plan.notes[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_cut_saves_the_fewest_bytes(seed):
+    graph, _ = graphs.random_graph(seed, 6, once=seed % 2 == 1)
+    fixed = ends.fixed(graph)
+    early = [d for d, p in enumerate(graph.producers()) if p[0] < graph.loss]
+    wanted = {d for n in graph.nodes[graph.loss :] for d in n.reads if d in early}
+
+    def enough(saved):
+        pending, seen = [d for d in wanted if d not in saved], set()
+        while pending:
+            data = pending.pop()
+            producer = graph.producers()[data][0]
+            if producer in fixed and data not in saved:
+                return False
+            if data not in seen:
+                seen.add(data)
+                pending.extend(d for d in graph.nodes[producer].reads if d not in saved)
+        return True
+
+    outputs = set(graph.outputs)
+    free = [d for d in early if d not in outputs]
+    sets = ({d for i, d in enumerate(free) if mask >> i & 1} | outputs for mask in range(1 << len(free)))
+    least = min(sum(graph.data[d].nbytes for d in s - outputs) for s in sets if enough(s))
+    saved = mincut.least_saved(graph, frozenset(i for i in fixed if i < graph.loss))
+    assert enough(saved | outputs) and sum(graph.data[d].nbytes for d in saved - outputs) == least
+
+
+def test_the_knapsack_never_takes_too_much():
+    values, weights = [5, 4, 3, 9], [4000, 3001, 2999, 5000]
+    for kept in knapsack.keep_most(values, weights, 15):
+        assert sum(weights[i] for i in kept) <= sum(weights)
+    exact = knapsack.keep_most([6, 5, 5], [3, 2, 2], 8)
+    assert exact[0] == {0, 1, 2} and frozenset({1, 2}) in exact and exact[-1] == frozenset()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_improvement_never_hurts(seed):
+    graph, profile = graphs.random_graph(seed, 5 + seed % 5, once=seed % 2 == 1)
+    most = need(graph, profile)
+    for budget in graphs.budgets(most // 2, most, 4):
+        for name in ("all", "chen", "dtr", "dtr-size", "checkmate-lp"):
+            before = PLANNERS[name](graph, profile, budget)
+            after = improve.improve(graph, profile, budget, before, time_limit=5.0)
+            check(graph, profile, budget, after)
+            if before.schedule is None:
+                assert after is before
+                continue
+            assert after.schedule is not None and after.time_ns <= before.time_ns
+            order = [s.node for s in before.schedule.steps if isinstance(s, Compute)]
+            costs = improve.Costs(improve.Tables(graph, profile), order)
+            assert (costs.peak, costs.time) == (before.peak_bytes, before.time_ns)
+            twice = [
+                *order[: graph.loss + 1],
+                *(i for i in range(graph.loss) if i not in ends.fixed(graph)),
+                *order[graph.loss + 1 :],
+            ]
+            assert improve.Tables(graph, profile).live(twice) == checkmate.without_dead_runs(graph, twice)
+            if graph.loss <= 5:
+                assert after.time_ns >= graphs.least_time(graph, profile, budget)
+
+
+def test_checkmate_proves_and_falls_back():
+    graph, profile = graphs.random_graph(5, 6)
+    budget = need(graph, profile) * 8 // 10
+    plan = whole.plan(graph, profile, budget, time_limit=20.0)
+    exact = checkmate.solve(graph, profile, budget)
+    if exact.order is None:
+        assert plan.schedule is None
+    else:
+        assert plan.status is Status.OPTIMAL and plan.time_ns == sum(profile.time_ns[i] for i in exact.order)
+    deep, costs = graphs.chain_graph([1] * 60)
+    assert not whole.writable(deep)
+    fallen = whole.plan(deep, costs, need(deep, costs) // 2, time_limit=5.0)
+    assert fallen.planner == "checkmate" and fallen.status is Status.FEASIBLE and "too many" in fallen.notes[0]

@@ -1,0 +1,51 @@
+"""Every planner on graphs of real models, costs made up from sizes: valid, writable, within budget or INFEASIBLE."""
+
+from __future__ import annotations
+
+import emitted
+import pytest
+
+from remat_codegen.graph.ir import total_bytes
+from remat_codegen.plan import rockmate
+from remat_codegen.plan.bound import bound
+from remat_codegen.plan.options import Grid
+from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.plan.result import Status
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import simulate, validate, without_recomputation
+
+QUICK = {
+    "checkmate": {"time_limit": 5.0},
+    "checkmate-lp": {"time_limit": 5.0},
+    "rockmate": {"grid": Grid(2, 1), "time_limit": 2.0},
+}
+
+
+def costs(graph):
+    """Time by bytes moved, dearer for every third node; some workspace."""
+    moved = [total_bytes(graph, {*n.reads, *n.writes}) for n in graph.nodes]
+    times = [1000 + b * (8 if n.id % 3 == 0 else 1) for n, b in zip(graph.nodes, moved, strict=True)]
+    return Profile(tuple(times), tuple(b // 8 if n.id % 5 == 0 else 0 for n, b in zip(graph.nodes, moved, strict=True)))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "unet", "lstm", "odd"])
+def test_every_planner(model):
+    graph = emitted.zoo_model(model)[3].graph
+    profile = costs(graph)
+    most = simulate(graph, profile, without_recomputation(graph)).peak_bytes
+    for share in (0.5, 0.8):
+        budget = int(most * share)
+        least = bound(graph, profile, budget, time_limit=3.0).time_ns
+        for name, plan in PLANNERS.items():
+            if name == "best" or (name in QUICK and share < 0.8):
+                continue
+            found = plan(graph, profile, budget, **QUICK.get(name, {}))
+            if found.schedule is None:
+                assert found.status is Status.INFEASIBLE
+                continue
+            validate(graph, found.schedule)
+            rockmate.restrict(graph, found.schedule)
+            timeline = simulate(graph, profile, found.schedule)
+            assert (timeline.time_ns, timeline.peak_bytes) == (found.time_ns, found.peak_bytes)
+            assert found.peak_bytes <= budget
+            assert least is not None and least <= found.time_ns

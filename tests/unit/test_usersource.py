@@ -1,0 +1,200 @@
+"""What of a user's file is carried over, and what is left out or makes the generated class wrap the original."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from remat_codegen.emit.usersource import carry, inherits_forward, parameters_of, rename_names
+
+MODEL = "class Model(nn.Module):\n    def forward(self, x):\n        return {}\n"
+HEAD = "import torch\nfrom torch import nn\n"
+
+
+def carried(top: str, use: str = "x", head: str = HEAD):
+    return carry(head + top + MODEL.format(use), "Model", "def forward(self, x):\n    return 1\n")
+
+
+def code(top: str, use: str = "x") -> str:
+    found = carried(top, use)
+    assert found is not None
+    ast.parse(found.code)
+    return found.code
+
+
+def test_forward_is_renamed_and_the_new_one_stands_behind_it():
+    found = code("")
+    assert found.index("def plain_forward(self, x)") < found.index("def forward(self, x):\n        return 1")
+
+
+def test_only_what_the_class_needs_is_carried():
+    found = code("A = 1\nB = 2\ndef f(): return A\ndef g(): return B\n", "f()")
+    assert "A = 1" in found and "def f" in found and "B" not in found and "def g" not in found
+
+
+def test_imports_are_those_that_are_needed():
+    found = carried("import os, math\nimport math as m\nfrom functools import (\n    cache,\n)\n", "m.pi + cache(x)")
+    assert found is not None
+    assert found.imports == ("from torch import nn", "import math as m", "from functools import ( cache, )")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "print(W)",
+        "print(T, file=None)",
+        "log(W)",
+        "assert T",
+        "'T'",
+        "T",
+        "logging.info(T)",
+        "logger.warning('%s', T)",
+        "sys.stdout.write(str(T))",
+        "open('x', 'w').write(str(T))",
+        "torch.manual_seed(W)",
+        "if W: print(W)",
+        "for i in range(W): print(i)",
+        "register(Model)",
+        "if __name__ == '__main__': T.clear()",
+    ],
+)
+def test_what_only_prints_is_left_out(statement):
+    top = "W = 4\nT = [1]\nimport logging, sys\nlogger = logging.getLogger()\ndef log(x): print(x)\ndef register(x): print(x)\n"
+    assert code(f"{top}{statement}\n", "W * T[0] * logger.level") == code(top, "W * T[0] * logger.level")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "T[0] = 2",
+        "T.append(W)",
+        "T += [1]",
+        "del T[0]",
+        "T.x = 1",
+        "y = T.pop()",
+        "change(T)",
+        "random.shuffle(T)",
+        "torch.nn.init.normal_(T)",
+        "for i in T: T[0] = i",
+        "with torch.no_grad(): T.zero_()",
+        "(T[0], z) = 1, 2",
+        "for T[0] in range(3): pass",
+        "W += 1",
+    ],
+)
+def test_what_changes_data_is_carried(statement):
+    top = "import random\nW = 4\nT = [1]\ndef change(x): x.append(1)\n"
+    found = code(f"{top}{statement}\n", "W * T[0]")
+    assert ast.unparse(ast.parse(statement)) in ast.unparse(ast.parse(found))
+
+
+def test_prints_are_taken_out_of_what_changes_data():
+    found = code(
+        "T = [1]\nfor i in T:\n    print(i)\n    T[0] = i\nif T: print(T)\nelse: T.append(1)\nT.pop(); print(T)\n", "T[0]"
+    )
+    assert "print" not in found and "T[0] = i" in found and "T.append(1)" in found and "T.pop()" in found
+
+
+def test_prints_in_functions_stay():
+    assert "print(x)" in code("def f(x):\n    print(x)\n    assert x\n    return x\n", "f(x)")
+
+
+@pytest.mark.parametrize(
+    ("top", "use"),
+    [
+        ("import numpy as np\n", "np.pi"),
+        ("from .other import y\n", "y"),
+        ("from other import *\n", "x"),
+        ("if True:\n    import numpy\n", "numpy.pi"),
+        ("try:\n    from .x import y\nexcept ImportError:\n    y = 1\n", "y"),
+        ("def f():\n    import numpy\n", "f()"),
+        ("HERE = __file__\n", "HERE"),
+        ("K = 1\n", "globals()['K']"),
+        ("K = 1\n", "eval('K')"),
+        ("F = 3\n", "F"),
+        ("import torch.nn as F\n", "F"),
+        ("def range(x): return x\n", "range(x)"),
+        ("class FROZEN: pass\n", "FROZEN"),
+        ("with open('x') as math: pass\n", "math"),
+        ("match 1:\n    case sys: pass\n", "sys"),
+        ("", "self.plain_forward(x)"),
+    ],
+)
+def test_what_cannot_be_carried(top, use):
+    assert carried(top, use) is None
+
+
+@pytest.mark.parametrize(
+    ("top", "use"),
+    [
+        ("import numpy as np\n", "x"),
+        ("F = 3\n", "x"),
+        ("import torch.nn.functional as F\n", "F.relu(x)"),
+        ("from torch.nn import functional as F\n", "F.relu(x)"),
+        ("try:\n    import flash\nexcept ImportError:\n    flash = None\n", "flash"),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\n    Y = numpy\n", "Y"),
+    ],
+)
+def test_what_can_be_carried(top, use):
+    assert carried(top, use) is not None
+
+
+def test_a_class_that_is_not_in_the_file_is_not_carried():
+    assert carry(HEAD, "Model", "pass") is None
+    assert carry("Model = 1\n" + HEAD, "Model", "pass") is None
+    assert carry(HEAD + "if True:\n    " + MODEL.format("x").replace("\n", "\n    ") + "\n", "Model", "pass") is None
+    assert carry(HEAD + MODEL.format("x") + "Model = deco(Model)\n", "Model", "pass") is None
+
+
+def test_of_two_classes_the_last_counts():
+    found = carry(HEAD + MODEL.format("1") + MODEL.format("2"), "Model", "pass")
+    assert found is not None and found.code.count("plain_forward") == 1
+
+
+def test_a_star_import_names_what_is_used():
+    found = carried("from math import *\n", "sin(pi)")
+    assert found is not None and "from math import pi, sin" in found.imports
+    assert "cos" not in found.names and "sin" in found.names
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kept"),
+    [
+        ("self, x, /, y=1, *a, z: int = 2, **k", True),
+        ("self", True),
+        ("this, x", False),
+        ("*args", False),
+        ("self, torch", False),
+        ("self, *, Step", False),
+        ("self, **super", False),
+    ],
+)
+def test_a_parameter_list_is_taken_over_where_it_can_be(parameters, kept):
+    source = f"{HEAD}class Model(nn.Module):\n    def forward({parameters}): pass\n"
+    assert parameters_of(source, "Model") == (parameters if kept else None)
+
+
+def test_a_decorated_or_inherited_forward_has_no_parameter_list():
+    assert parameters_of(HEAD + MODEL.format("x").replace("    def", "    @torch.no_grad()\n    def"), "Model") is None
+    assert parameters_of(HEAD + "class Model(nn.Linear): pass\n", "Model") is None
+    assert inherits_forward(HEAD + "class Model(nn.Linear): pass\n", "Model")
+    assert not inherits_forward(HEAD + MODEL.format("x"), "Model")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Step()", "Step_()"),
+        ("m.Step(Step, m.h[0].Step)", "m.Step(Step_, m.h[0].Step)"),
+        ("'Step' + f(Step=Step)", "'Step' + f(Step=Step_)"),
+        ("class Step:\n    x: Step = Step\n", "class Step_:\n    x: Step_ = Step_\n"),
+        ("Stepping + MyStep", "Stepping + MyStep"),
+    ],
+)
+def test_names_are_renamed_and_nothing_else(before, after):
+    assert rename_names(before, {"Step": "Step_"}) == after
+
+
+def test_code_is_left_alone_where_nothing_is_renamed():
+    assert rename_names("x = (", {}) == "x = ("
