@@ -125,6 +125,9 @@ def _plan_chain(
         if progress is not None:
             progress("fitting the budget", len(columns) - (high - low), len(columns))
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
+    fastest = _fastest(list(tried.values()), budget_bytes)
+    if fastest is not None and all(b.last - b.first < grid.largest for b in graph.blocks):
+        return _plan(status, fastest, notes, profile)  # a search would gain little, and treat equal blocks differently
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
 
 
