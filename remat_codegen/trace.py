@@ -222,7 +222,8 @@ class _Reader:
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.names = _names_by_identity(module)
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
-        self.containers = frozenset(path for path, m in module.named_modules() if isinstance(m, indexed))
+        # The model itself may be wrapped in something that cannot be indexed.
+        self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}

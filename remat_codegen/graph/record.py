@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -198,6 +199,8 @@ class _Recorder:
         mutated = {self.of_storage[t.untyped_storage()._cdata] for t, v in zip(given, versions, strict=True) if t._version != v}
         mutated |= {self.of_storage[t.untyped_storage()._cdata] for t in _written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(packed)
+        if _is_opaque(op):
+            phantoms = _real_phantoms(op, args, kwargs)
         return {"saved": saved, "phantoms": phantoms, "mutated": tuple(sorted(mutated))}
 
     def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -274,6 +277,30 @@ class _Recorder:
 
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
+
+
+def _is_opaque(op: Operation) -> bool:
+    """Whether an operation saves a workspace of its library's own, the size of which fake tensors do not know."""
+    return op.target._schema.name.removeprefix("aten::") in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def _real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:
+    """The sizes of what an operation saves beside its arguments and results, seen by running it for real, on zeros."""
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        zeros = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).zero_()
+        return zeros.requires_grad_(leaf.requires_grad)
+
+    found: list[torch.Tensor] = []
+    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+        args, kwargs = pytree.tree_map(real, (args, kwargs))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.detach()), lambda held: held):
+            out = op.target(*args, **kwargs)
+        known = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)}
+        sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
+    return tuple(size for key, size in sizes.items() if key not in known)
 
 
 def _written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -42,7 +42,7 @@ def test_exact_and_within_budget(name, tmp_path):
     least = smallest(name, tmp_path)
     reports = [loose]
     for share in (0.0, 0.5):
-        budget = int(least + share * (loose.unmodified_peak_bytes - least))
+        budget = int(least + share * max(0, loose.unmodified_peak_bytes - least))
         reports.append(generate(name, str(budget), tmp_path))
     for report in reports:
         assert report.verify.ok, report.verify.failures()
