@@ -15,7 +15,7 @@ from remat_codegen.request import Request
 
 FILE = Path(catalogue.__file__)
 TORCH = {"unet", "fno", "lstm", "padded_encoder", "transformer", "dcgan_generator", "dcgan_discriminator"}
-FAST = {"lstm", "dcgan_generator", "dcgan_discriminator"}
+FAST = TORCH
 LIBRARY = dict.fromkeys(catalogue.NAMES[:13], "torchvision") | dict.fromkeys(catalogue.NAMES[13:18], "timm")
 
 
