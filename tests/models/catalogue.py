@@ -91,7 +91,7 @@ _timm("pvt_v2_b0", 64, "pvt_v2_b0")
 
 def _transformers(name, model, inputs, **config):
     def make():
-        import torchvision_cpu  # noqa: F401, I001 - transformers imports torchvision where it is installed
+        import torchvision_cpu  # noqa: F401 - transformers imports torchvision where it is installed
         import transformers
 
         transformers.logging.set_verbosity_error()

@@ -34,7 +34,7 @@ def smallest(name: str, folder: Path) -> int:
     return int(re.search(r"\((\d+) bytes\)", caught.value.line())[1])
 
 
-@pytest.mark.parametrize("name", map(marked, catalogue.NAMES))
+@pytest.mark.parametrize("name", [marked(n) for n in catalogue.NAMES])
 def test_exact_and_within_budget(name, tmp_path):
     if name not in TORCH:
         pytest.importorskip("transformers" if name not in LIBRARY else "timm")

@@ -192,7 +192,7 @@ def test_help_and_version():
         (["m.py:Net", "--budget", "1GiB", "--plan", "p.json"], "leave out --budget"),
         (["m.py:Net", "--budget", "1GB2"], "cannot read the budget '1GB2'"),
         (["m.py:Net", "--budget", "-1GiB"], "-1GiB"),
-        (["m.py:Net", "--budget", "1GiB", "--planner", "best"], "'best' is not"),
+        (["m.py:Net", "--budget", "1GiB", "--planner", "luck"], "'luck' is not"),
         (["m.py:Net", "--budget", "1GiB", "--seed", "x"], "--seed"),
         (["m.py:Net", "--budget", "1GiB", "--seed", "-1"], "-1 is not a seed"),
         (["m.py:Net", "--budget", "1GiB", "--sead", "1"], "--seed"),
