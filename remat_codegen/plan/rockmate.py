@@ -112,18 +112,19 @@ def _plan_chain(
     columns = table.distinct()
     if not columns:
         return _plan_searched(graph, profile, budget_bytes, [plain], grid, ("no sequence of blocks was found",))
-    tried = {m: chain.candidate(table, m) for m in columns[:TIGHTEST]}
-    fitting = [m for m, c in tried.items() if c.peak_bytes <= budget_bytes]
     notes = chain.notes()
-    if not fitting:
-        return _plan_searched(graph, profile, budget_bytes, [*tried.values(), plain], grid, notes)
-    low, high = columns.index(fitting[-1]), len(columns)
+    tried: dict[int, Candidate] = {}
+    low, high = -1, len(columns)
     while high - low > 1:
         middle = (low + high) // 2
         tried[columns[middle]] = found = tried.get(columns[middle]) or chain.candidate(table, columns[middle])
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
         if progress is not None:
             progress("fitting the budget", len(columns) - (high - low), len(columns))
+    if low < 0:  # peaks need not grow with the column: look at all of the smallest
+        tried |= {m: chain.candidate(table, m) for m in columns[:TIGHTEST] if m not in tried}
+        if _fastest(list(tried.values()), budget_bytes) is None:
+            return _plan_searched(graph, profile, budget_bytes, [*tried.values(), plain], grid, notes)
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
     if fastest is not None and all(b.last - b.first < grid.largest for b in graph.blocks):
