@@ -217,7 +217,7 @@ class _Recorder:
         """The sequence number of each result's autograd node -> the result's position."""
         numbers: dict[int, int] = {}
         for position, variable in enumerate(op.results):
-            node = None if variable is None else self.tensors[variable].grad_fn
+            node = None if variable is None else _grad_fn(self.tensors[variable])
             if node is not None:
                 numbers.setdefault(node._sequence_nr(), position)
         return numbers
@@ -246,7 +246,7 @@ class _Recorder:
         """Notes the strides of the gradient that each result of a step receives."""
         for variable in op.results:
             tensor = None if variable is None else self.tensors[variable]
-            if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None:
+            if tensor is not None and tensor.requires_grad and _grad_fn(tensor) is not None:
                 yield tensor.register_hook(lambda grad, v=variable: self._note(v, grad))
 
     def _note(self, variable: int, grad: torch.Tensor | None) -> None:
@@ -277,6 +277,14 @@ class _Recorder:
 
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
+
+
+def _grad_fn(tensor: torch.Tensor) -> Any:
+    """A tensor's autograd node; None for a view that an in-place operation on its base has made unusable."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _is_opaque(op: Operation) -> bool:
