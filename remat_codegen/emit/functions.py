@@ -303,7 +303,13 @@ class _Writer:
         results = [v for v in operation.results if v is not None]
         for variable in results:
             self.local[variable] = True
-        if not results:
+        counted = self._counted_by(operation)
+        if counted is not None:
+            self._line(f"if {counted}.training:")
+            self.lines.append(Line(self.depth + 1, text))
+            for variable in results:
+                del self.local[variable]
+        elif not results:
             self._line(text)
         else:
             targets = ["_" if v is None else self.scope.name(v) for v in operation.results]
@@ -317,6 +323,13 @@ class _Writer:
             )
             if not operation.grad_enabled:
                 self.depth -= 1
+
+    def _counted_by(self, operation: Operation) -> str | None:
+        """The normalisation module whose batches an operation counts: it does so in training only."""
+        changed = _changed_argument(operation)
+        path = "" if changed is None else self.trace.variables[changed].path
+        owner, _, name = path.rpartition(".")
+        return self.scope.module(owner) if name == "num_batches_tracked" else None
 
     def _name_results(self, position: int, node: Node, op: int, again: bool) -> None:
         """After an operation: its stop, and the slots of what it allocated."""

@@ -151,6 +151,23 @@ def test_loops(generated, loop):
     assert both(generated, loop)
 
 
+@pytest.mark.parametrize("everything", [False, True])
+def test_normalisation_follows_its_own_modules_mode(everything, tmp_path):
+    module, args, kwargs, model = zoo_model("vgg")
+    dropped = set(droppable(model.graph)) if everything else set()
+    text = emit(module, args, kwargs, model, rebuilding(model.graph, dropped), Path(zoo.__file__).read_text())
+    made = load(text, tmp_path, "generated_vgg")
+    original, generated = copy.deepcopy(module), made.rematerialize(copy.deepcopy(module))
+    for part in (original, generated):
+        part.features[1].eval()
+        part.drop.eval()
+        torch.manual_seed(1)
+        part(*args).square().mean().backward()
+    assert same(grads(original), grads(generated))
+    for (name, ours), theirs in zip(original.named_buffers(), generated.buffers(), strict=True):
+        assert ours.equal(theirs), name
+
+
 def test_state_dicts_fit_in_both_directions(generated):
     original, make, _ = generated
     model = make()
