@@ -252,11 +252,9 @@ def test_a_class_named_like_something_generated(name, tmp_path):
     holds(Case(source().replace("class Model", f"class {name}"), None, name), tmp_path)
 
 
-@pytest.mark.parametrize("name", ['Mo"""\nimport nothing', "class", "3\u00b2", "", "é", "\ud800"])
+@pytest.mark.parametrize("name", ['Mo"""\nimport nothing', "class", "3\u00b2", "", "é"])
 def test_a_class_renamed_to_anything(name, tmp_path):
     text = source() + f"Other = type('x', (Model,), {{}})\nOther.__name__ = {name!a}\n"
-    if name == "\ud800":  # type() refuses it
-        return
     holds(Case(text, False, "Other"), tmp_path)
 
 
