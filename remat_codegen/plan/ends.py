@@ -12,9 +12,9 @@ the sum of all times, `all` keeps nothing that can be rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
-from remat_codegen.graph.ir import Graph
+from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.plan import checkmate
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rockmate import Candidate, judge
@@ -61,6 +61,18 @@ def rebuildable(graph: Graph) -> tuple[int, ...]:
     return tuple(d for d, p in enumerate(graph.producers()) if p[0] not in once)
 
 
+def reruns(graph: Graph, producers: Sequence[Sequence[int]], node: Node, missing: Set[int]) -> set[int]:
+    """The nodes that have to run again so that `node` finds what it reads, where `missing` is not alive."""
+    again: set[int] = set()
+    pending = [d for d in node.reads if d in missing]
+    while pending:
+        producer = producers[pending.pop()][0]
+        if producer not in again:
+            again.add(producer)
+            pending.extend(d for d in graph.nodes[producer].reads if d in missing)
+    return again
+
+
 def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ()) -> tuple[int, ...]:
     """The order that keeps `kept` over the loss (and what cannot be rebuilt), and rebuilds the rest just in time.
 
@@ -71,13 +83,7 @@ def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ())
     have = {d for d, p in enumerate(producers) if p[0] < graph.loss} - lost
     order = list(range(graph.loss + 1))
     for node in graph.backward_nodes:
-        again: set[int] = set()
-        pending = [d for d in node.reads if d in lost and d not in have]
-        while pending:
-            producer = producers[pending.pop()][0]
-            if producer not in again:
-                again.add(producer)
-                pending.extend(d for d in graph.nodes[producer].reads if d in lost and d not in have)
+        again = reruns(graph, producers, node, lost - have)
         order.extend([*sorted(again), node.id])
         have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting)
     return checkmate.without_dead_runs(graph, order)

@@ -27,7 +27,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import checkmate, dtr
 from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
 from remat_codegen.plan.bound import Relaxation, cuts_of
-from remat_codegen.plan.ends import Progress, candidate, chosen, keeping, rebuildable
+from remat_codegen.plan.ends import Progress, candidate, chosen, keeping, rebuildable, reruns
 from remat_codegen.plan.improve import improve
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rockmate import Candidate
@@ -138,13 +138,7 @@ def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collect
             have -= lost - set(kept[node.id])
         if node.id == graph.loss:
             continue
-        again: set[int] = set()
-        pending = [d for d in node.reads if d in lost and d not in have]
-        while pending:
-            producer = producers[pending.pop()][0]
-            if producer not in again:
-                again.add(producer)
-                pending.extend(d for d in graph.nodes[producer].reads if d in lost and d not in have)
+        again = reruns(graph, producers, node, lost - have)
         order.extend([*sorted(again), node.id])
         later = kept.get(following[node.id], ())
         have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting or d in later)
