@@ -378,7 +378,7 @@ class _Writer:
             return
         name = self.scope.name(variable)
         self._line(f"{name} = {self._fetch(changed, position)}", (name,))
-        self.local[variable] = self.local[changed]
+        self.local[variable] = self.local.get(changed, False)  # inputs and parameters are nobody's to drop
 
     def _fetch_bases(self, position: int, operation: Operation, body: Body) -> None:
         """Takes what a node reads before its own lines begin."""
