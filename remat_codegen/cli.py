@@ -212,6 +212,11 @@ def cli() -> None:
 @click.option(
     "--planner", type=click.Choice(PLANNERS), default=DEFAULT_PLANNER, show_default=True, help="Who decides what is recomputed."
 )
+@click.option(
+    "--autocast",
+    type=click.Choice(("bfloat16", "float16")),
+    help="What torch.autocast casts to where the model is called. [default: it is called without]",
+)
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")
 @click.option(

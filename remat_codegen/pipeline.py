@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from remat_codegen import __version__, planfile, planline
 from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes, parse_budget
@@ -29,7 +31,7 @@ from remat_codegen.report import Progress, Report, Row, Verification
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, without_recomputation
 from remat_codegen.target import Target, load_target
-from remat_codegen.trace import Origin, trace
+from remat_codegen.trace import Autocast, Origin, trace
 
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
@@ -95,13 +97,21 @@ def _trace(request: Request, progress: Progress) -> Traced:
     with progress.stage("load"):
         target = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     with progress.stage("trace"):
-        traced = trace(target.module, target.args, target.kwargs)
+        traced = trace(target.module, target.args, target.kwargs, _autocast(request))
     with progress.stage("graph"):
         try:
             model = simplify(traced, record(traced))
         except ValueError as error:
             raise TargetError(str(error), where=target.label, hint="nothing here can be trained") from error
     return Traced(target, model)
+
+
+def _autocast(request: Request) -> Autocast:
+    """What the model is called under. Raises TargetError where there is no such type."""
+    if request.autocast is None:
+        return ()
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[request.autocast]
+    return ((torch.device(request.device).type, dtype),)
 
 
 def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPlan:
@@ -150,7 +160,7 @@ def _bound(plan: Plan, plain_ns: int) -> float | None:
 
 def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress) -> Plan:
     """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none."""
-    reserve = _most_generator_states(traced) + SLACK_BYTES
+    reserve = _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
     planner = PLANNERS[request.planner]
 
     def advance(what: str, done: int, total: int) -> None:
@@ -253,6 +263,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--init", request.init] if request.init else []
     words += ["--inputs", request.inputs] if request.inputs is not None else []
     words += ["--device", plan.device] if plan.device != "cpu" else []
+    words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["-o", request.output_path.name]
@@ -272,6 +283,7 @@ def _verify(file: Path, target: Target, device: str, seed: int, steps: int, prog
         steps=steps,
         seed=seed,
         device=device,
+        autocast=tuple((t, dtype) for t, dtype in generated.AUTOCAST.items() if dtype is not None),
         advance=progress.update,
     )
     exact = result

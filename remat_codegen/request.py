@@ -30,6 +30,7 @@ class Request:
     init: str = ""
     inputs: str | None = None
     device: str = "cpu"
+    autocast: str | None = None
     planner: str = DEFAULT_PLANNER
     seed: int = 0
     save_plan: Path | None = None

@@ -228,7 +228,7 @@ class Step:
         with contextlib.ExitStack() as as_in_forward:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
-                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
             self.awaited = next((stop for stop in self.program or () if not stop.passed), None)
         self.finished = self.awaited is None
 
@@ -282,8 +282,25 @@ def known_class(module, name):
     return found
 
 
-def check_call(model, frozen, expected, given):
-    """A plan is made for one set of inputs and of trainable parameters; anything else gets a clear error."""
+@contextlib.contextmanager
+def uncached_casts():
+    """Autocast makes a copy of a parameter when it is used and holds it no longer; the plan counts it so."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def check_call(model, frozen, expected, given, autocast):
+    """A plan is made for one set of inputs, of trainable parameters and of casts; anything else gets a clear error."""
+    for device, wanted in autocast.items():
+        found = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if found != wanted:
+            raise ValueError(
+                f"called under autocast to {found} on {device}, but this file was planned for {wanted}: generate it again"
+            )
     for name, wanted in expected.items():
         found = given[name]
         if torch.is_tensor(found):

@@ -16,7 +16,7 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -72,10 +72,13 @@ class Source:
     stack: tuple[tuple[str, int, str], ...] = ()
 
 
+Autocast = tuple[tuple[str, torch.dtype], ...]  # the device types that torch.autocast is on for, and what it casts to
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
-    tensor or unused."""
+    tensor or unused. `autocast` is what it runs under."""
 
     id: int
     target: Any
@@ -87,6 +90,7 @@ class Operation:
     module_type: str
     source: Source | None
     grad_enabled: bool = True
+    autocast: Autocast = ()
 
     @property
     def name(self) -> str:
@@ -101,7 +105,7 @@ class Trace:
 
     `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
     `constants` are the tensors that the model holds as plain attributes, by variable.
-    `containers` are the paths of modules that are indexed by number.
+    `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
     """
 
     variables: tuple[Variable, ...]
@@ -111,6 +115,7 @@ class Trace:
     output_spec: Any
     constants: tuple[tuple[int, torch.Tensor], ...] = ()
     containers: frozenset[str] = frozenset()
+    autocast: Autocast = ()
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
@@ -141,18 +146,31 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-    """The operations of `module(*args, **kwargs)`.
+@contextlib.contextmanager
+def autocasting(autocast: Autocast) -> Iterator[None]:
+    """Runs what is inside under these casts and no others; copies of parameters are not held beyond their operation."""
+    with contextlib.ExitStack() as stack:
+        for device in {"cpu", "cuda"} - {device for device, _ in autocast}:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        for device, dtype in autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+        yield
+
+
+def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast = ()) -> Trace:
+    """The operations of `module(*args, **kwargs)`, called under `autocast`.
 
     Raises TraceError where the forward pass fails, or decides something by a tensor's value (naming the line).
     """
     try:
         with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            exported = torch.export.export(module, args, kwargs, strict=False)
+            with autocasting(autocast):
+                exported = torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:  # whatever torch.export raises, the user gets one line
         raise _trace_error(error) from error
-    return _Reader(exported, module).read()
+    return _Reader(exported, module, autocast).read()
 
 
 @contextlib.contextmanager
@@ -214,11 +232,24 @@ def location(source: Source | None) -> str | None:
     return None if source is None else f"{_short(source.file)}:{source.line}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """The modes that operations run under."""
+
+    grad_enabled: bool
+    autocast: Autocast
+
+
+def _with_autocast(autocast: Autocast, device: str, dtype: torch.dtype | None) -> Autocast:
+    others = tuple(entry for entry in autocast if entry[0] != device)
+    return others if dtype is None else tuple(sorted((*others, (device, dtype)), key=lambda entry: entry[0]))
+
+
 class _Reader:
     """Reads one exported program into a Trace."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, module: torch.nn.Module) -> None:
-        self.exported = exported
+    def __init__(self, exported: torch.export.ExportedProgram, module: torch.nn.Module, autocast: Autocast) -> None:
+        self.exported, self.autocast = exported, autocast
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.names = _names_by_identity(module)
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
@@ -236,7 +267,7 @@ class _Reader:
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name])
-        outputs = self._body(self.exported.graph_module, grad_enabled=True)
+        outputs = self._body(self.exported.graph_module, _Surroundings(True, self.autocast))
         kept = self._user_outputs(outputs)
         return Trace(
             tuple(self.variables),
@@ -246,6 +277,7 @@ class _Reader:
             self.exported.call_spec.out_spec,
             tuple(self.constants),
             self.containers,
+            self.autocast,
         )
 
     def _user_outputs(self, outputs: Any) -> list[Any]:
@@ -292,7 +324,7 @@ class _Reader:
         self.variables.append(new)
         return new.id
 
-    def _body(self, graph_module: torch.fx.GraphModule, grad_enabled: bool) -> Any:
+    def _body(self, graph_module: torch.fx.GraphModule, around: _Surroundings) -> Any:
         """Reads a graph's operations, and those of the regions inside it; returns its outputs."""
         for node in graph_module.graph.nodes:
             if node.op == "output":
@@ -300,30 +332,35 @@ class _Reader:
             if node.op == "get_attr":
                 self.of_node[node] = getattr(graph_module, node.target)
             elif node.op == "call_function":
-                self._call(node, grad_enabled)
+                self._call(node, around)
         raise TraceError("the traced graph has no output")
 
-    def _call(self, node: Any, grad_enabled: bool) -> None:
+    def _call(self, node: Any, around: _Surroundings) -> None:
         if node.target is operator.getitem:
             whole, index = node.args
             self.of_node[node] = self.of_node[whole][index]
         elif str(node.target) == "wrap_with_set_grad_enabled":
-            self.of_node[node] = self._region(node.args[1], node.args[2:], bool(node.args[0]))
+            inside = replace(around, grad_enabled=bool(node.args[0]))
+            self.of_node[node] = self._region(node.args[1], node.args[2:], inside)
+        elif str(node.target) == "wrap_with_autocast":
+            device, dtype, enabled, _, body, *args = node.args
+            inside = replace(around, autocast=_with_autocast(around.autocast, device, dtype if enabled else None))
+            self.of_node[node] = self._region(body, tuple(args), inside)
         elif isinstance(node.target, torch._ops.OpOverload):
-            self.of_node[node] = self._operation(node, grad_enabled)
+            self.of_node[node] = self._operation(node, around)
         elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
             self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
         else:
             raise UnsupportedError(f"operation {node.target} is not supported", where=location(_source(node)))
 
-    def _region(self, body: torch.fx.Node, args: tuple[Any, ...], grad_enabled: bool) -> Any:
+    def _region(self, body: torch.fx.Node, args: tuple[Any, ...], around: _Surroundings) -> Any:
         graph_module = self.of_node[body]
         inner = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for placeholder, arg in zip(inner, args, strict=True):
             self.of_node[placeholder] = self._argument(arg)
-        return self._body(graph_module, grad_enabled)
+        return self._body(graph_module, around)
 
-    def _operation(self, node: Any, grad_enabled: bool) -> Any:
+    def _operation(self, node: Any, around: _Surroundings) -> Any:
         value = node.meta.get("val")
         many = isinstance(value, (list, tuple))
         values = tuple(value) if many else (value,)
@@ -344,7 +381,8 @@ class _Reader:
                 path,
                 kind,
                 _source(node),
-                grad_enabled,
+                around.grad_enabled,
+                around.autocast,
             )
         )
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))

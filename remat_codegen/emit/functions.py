@@ -314,15 +314,27 @@ class _Writer:
         else:
             targets = ["_" if v is None else self.scope.name(v) for v in operation.results]
             comma = "," if operation.many and len(targets) == 1 else ""
-            if not operation.grad_enabled:
-                self._line("with torch.no_grad():")
+            modes = self._modes(operation)
+            if modes:
+                self._line(f"with {', '.join(modes)}:")
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
             self.lines.append(
                 Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, view=is_view(self.record, operation))
             )
-            if not operation.grad_enabled:
+            if modes:
                 self.depth -= 1
+
+    def _modes(self, operation: Operation) -> list[str]:
+        """What an operation runs under that the model as a whole does not."""
+        modes = [] if operation.grad_enabled else ["torch.no_grad()"]
+        here, usual = dict(operation.autocast), dict(self.trace.autocast)
+        for device in sorted(here | usual):
+            if device not in here:
+                modes.append(f"torch.autocast({device!r}, enabled=False)")
+            elif here[device] != usual.get(device):
+                modes.append(f"torch.autocast({device!r}, dtype={here[device]})")
+        return modes
 
     def _counted_by(self, operation: Operation) -> str | None:
         """The normalisation module whose batches an operation counts: it does so in training only."""

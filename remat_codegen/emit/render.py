@@ -14,6 +14,7 @@ from typing import Any
 
 import black
 import jinja2
+import torch
 
 from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
@@ -176,6 +177,7 @@ class _Renderer:
             head=", ".join(head), forward=written.forward, backward=written.backward, result=result
         )
         expressions = [a.expression for a in used]
+        uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
         parts = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
             parameters=self.parameters or "self, *args, **kwargs",
@@ -185,12 +187,15 @@ class _Renderer:
             step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
             inputs=expressions,
             uses_step=uses_step,
+            uncached=uncached,
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
         parts["expected"] = self._expected()
         parts["frozen"] = self._frozen()
-        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | {"check_call"} | ({"Step"} if uses_step else set()))
+        parts["autocast"] = self._autocast()
+        given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
+        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | given_names)
         parts["helpers"] = "\n\n".join(helpers)
         return parts
 
@@ -241,6 +246,12 @@ class _Renderer:
             for n in (v.path, *v.aliases)
         ]
         return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else "set()"
+
+    def _autocast(self) -> str:
+        """For each device type in use, what autocast has to cast to when the model is called; None for not at all."""
+        types = {torch.device(v.device).type for v in self.trace.results()} | {device for device, _ in self.trace.autocast}
+        rows = [f"{t!r}: {dict(self.trace.autocast).get(t)}" for t in sorted(types & {"cpu", "cuda"})]
+        return "{" + ", ".join(rows) + "}"
 
     def _described(self) -> str:
         parts = []
