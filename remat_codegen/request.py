@@ -31,6 +31,7 @@ class Request:
     inputs: str | None = None
     device: str = "cpu"
     autocast: str | None = None
+    dynamic: str = ""
     planner: str = DEFAULT_PLANNER
     seed: int = 0
     save_plan: Path | None = None

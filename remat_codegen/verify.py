@@ -192,6 +192,24 @@ def _own_copy(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
+def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any]) -> tuple[Any, Any]:
+    """Inputs with each size that may change halved, as far as the model takes it. `expected` and `sizes` are a file's."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    shapes = iter([wanted[0] for wanted in expected.values() if isinstance(wanted, tuple)])
+    halves = {name: max(least, planned // 2) for name, (least, planned, *_) in sizes.items()}
+
+    def cut(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        for dimension, size in enumerate(next(shapes)):
+            if isinstance(size, str):
+                leaf = leaf.detach().narrow(dimension, 0, halves[size]).contiguous().requires_grad_(leaf.requires_grad)
+        return leaf
+
+    args, kwargs = pytree.tree_unflatten([cut(leaf) for leaf in leaves], spec)
+    return args, kwargs
+
+
 def _pairs(ours: Iterator, theirs: Iterator) -> Iterator[tuple[str, str, Any, Any]]:
     for (what, name, a), (other, _, b) in zip(ours, theirs, strict=True):
         yield what, name, a, (b if what == other else None)

@@ -156,7 +156,7 @@ class _Recorder:
 
     def run(self) -> Record:
         for variable in self.trace.variables:
-            if variable.origin is not Origin.RESULT:
+            if variable.origin not in (Origin.RESULT, Origin.SIZE):
                 self._given(variable)
         self.starts = [torch.autograd._get_sequence_nr()]
         rows = [self._operation(op) for op in self.trace.operations]
@@ -166,8 +166,8 @@ class _Recorder:
         count = len(self.trace.operations)
         return Record(
             tuple(self.storages),
-            tuple(self.of_variable[v.id] for v in self.trace.variables),
-            tuple(self.grads[v.id] for v in self.trace.variables),
+            tuple(self.of_variable.get(v.id, -1) for v in self.trace.variables),  # sizes have no memory
+            tuple(self.grads.get(v.id, False) for v in self.trace.variables),
             tuple(r["saved"] for r in rows),
             tuple(r["phantoms"] for r in rows),
             tuple(r["mutated"] for r in rows),
@@ -216,9 +216,9 @@ class _Recorder:
         kwargs = substitute(dict(op.kwargs), self.tensors)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in given]
-        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), _Casts(self.casts):
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                out = op.target(*args, **kwargs)
+        saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), _Casts(self.casts), saving:
+            out = op.target(*args, **kwargs)
         self.starts.append(torch.autograd._get_sequence_nr())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
             if variable is not None:

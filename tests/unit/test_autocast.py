@@ -12,7 +12,7 @@ from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.verify import load_generated
 
-MODEL = '''
+MODEL = """
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -57,7 +57,7 @@ class Shared(Once):
 
 def example_inputs():
     return (torch.randn(8, 32, 64),)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
