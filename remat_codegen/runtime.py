@@ -56,7 +56,8 @@ class Group:
 
 
 class Part:
-    """One thing that autograd saved: a tensor, a view of a slot, or None while it is forgotten."""
+    """One thing that autograd saved: a tensor, None while that is forgotten, or what is never forgotten here (a view of a slot,
+    a parameter or buffer with its version)."""
 
     def __init__(self, group, value):
         self.group, self.value = group, value
@@ -181,6 +182,7 @@ class Step:
 
     def __init__(self):
         self.live, self.blocks, self.given, self.group, self.last_group = {}, {}, [], None, None
+        self.theirs: set[int] = set()  # the storages of what was there before the step
         self.program, self.awaited, self.finished = None, None, False
         self.autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
@@ -195,6 +197,7 @@ class Step:
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
         given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
+        self.theirs = {tensor.untyped_storage()._cdata for tensor in (*given, *model.buffers())}
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield self
         self.live.clear()
@@ -208,7 +211,8 @@ class Step:
         held = (saved if saved.is_leaf else saved.detach(), saved._version) if slot is None else _reference(saved, slot)
         if self.group is None:
             return held
-        return self.group.add(held if slot is not None else held[0])
+        forgettable = slot is None and saved.untyped_storage()._cdata not in self.theirs
+        return self.group.add(held[0] if forgettable else held)
 
     def unpack(self, held):
         """The tensor that autograd saved; brings the backward program this far if it was not."""
