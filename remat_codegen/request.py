@@ -30,6 +30,8 @@ class Request:
     init: str = ""
     inputs: str | None = None
     device: str = "cpu"
+    autocast: str | None = None
+    dynamic: str = ""
     planner: str = DEFAULT_PLANNER
     seed: int = 0
     save_plan: Path | None = None

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
+import warnings
 import weakref
 
 import torch
@@ -253,7 +255,7 @@ class Step:
         with contextlib.ExitStack() as as_in_forward:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
-                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
             self.awaited = next((stop for stop in self.program or () if not stop.passed), None)
         self.finished = self.awaited is None
 
@@ -307,8 +309,25 @@ def known_class(module, name):
     return found
 
 
-def check_call(model, frozen, expected, given):
-    """A plan is made for one set of inputs and of trainable parameters; anything else gets a clear error."""
+@contextlib.contextmanager
+def uncached_casts():
+    """Autocast makes a copy of a parameter when it is used and holds it no longer; the plan counts it so."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def check_call(model, frozen, expected, given, autocast):
+    """A plan is made for one set of inputs, of trainable parameters and of casts; anything else gets a clear error."""
+    for device, dtype in autocast.items():
+        present = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if present != dtype:
+            raise ValueError(
+                f"called under autocast to {present} on {device}, but this file was planned for {dtype}: generate it again"
+            )
     for name, wanted in expected.items():
         found = given[name]
         if torch.is_tensor(found):
@@ -320,6 +339,36 @@ def check_call(model, frozen, expected, given):
     changed = [n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)]
     if changed:
         raise ValueError(f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again")
+
+
+def is_one(names, expected, given):
+    """Whether one of the sizes called `names` is 1 in this call."""
+    return any(
+        size in names and n == 1
+        for name, wanted in expected.items()
+        if isinstance(wanted, tuple) and torch.is_tensor(given[name])
+        for size, n in zip(wanted[0], given[name].shape, strict=False)
+    )
+
+
+def with_sizes(expected, sizes, given, planned_peak):
+    """`expected` for the sizes of this call. `sizes` are the least, the planned and the most (None: any) of each, and the
+    power of it that the peak grows with."""
+    found: dict[str, int] = {}
+    for name, wanted in expected.items():
+        shape = tuple(given[name].shape) if torch.is_tensor(given[name]) else ()
+        if isinstance(wanted, tuple) and len(shape) == len(wanted[0]):
+            found = {size: n for size, n in zip(wanted[0], shape, strict=True) if isinstance(size, str)} | found
+    for size, n in found.items():
+        least, _, most, _ = sizes[size]
+        if n < least or (most is not None and n > most):
+            raise ValueError(f"the size {size} is {n}, but the model takes {least} to {most or 'any'}")
+    factor = math.prod((n / sizes[size][1]) ** sizes[size][3] for size, n in found.items())
+    if factor > 1 and not getattr(with_sizes, "warned", False):
+        with_sizes.warned = True  # type: ignore[attr-defined]
+        peak = planned_peak * factor / 2**20
+        warnings.warn(f"inputs are larger than planned: expect an activation peak of about {peak:,.1f} MiB", stacklevel=3)
+    return {name: (tuple(found.get(n, n) for n in w[0]), *w[1:]) if isinstance(w, tuple) else w for name, w in expected.items()}
 
 
 def _describe(found):

@@ -290,6 +290,10 @@ class _Builder:
         return signature(self.trace, self.record, group)
 
 
+def _cast(operation: Operation) -> str:
+    return "".join(f" {device} in {dtype}" for device, dtype in operation.autocast)
+
+
 def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
     """What a group computes, with the layout of every tensor it touches but without names: equal signatures cost the same."""
     number: dict[int, int] = {}
@@ -308,5 +312,5 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
         table = {v: describe(v) for v in refs((operation.args, dict(operation.kwargs)))}
         args = substitute((operation.args, dict(operation.kwargs)), table)
         results = [None if v is None else (describe(v), record.gradient_of[v]) for v in operation.results]
-        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}")
+        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
