@@ -52,7 +52,7 @@ _catalogue.timm("swinv2_cr", 64, "swinv2_cr_tiny_224", img_size=64, window_size=
 _catalogue.timm("resnest", 64, "resnest14d")
 _catalogue.timm("crossvit", 240, "crossvit_tiny_240")
 _catalogue.timm("davit", 64, "davit_tiny")
-_catalogue.timm("halonet", 64, "halonet26t")
+_catalogue.timm("halonet", 256, "halonet26t")
 _catalogue.timm("lambda_resnet", 64, "lambda_resnet26t", img_size=64)
 _catalogue.timm("efficientformer", 224, "efficientformer_l1")
 
