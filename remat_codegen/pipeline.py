@@ -172,10 +172,12 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
         progress.update(done, total)
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    room = limit if plain.peak_bytes + SLACK_BYTES <= limit else limit - reserve
+    unmodified = plain.peak_bytes + SLACK_BYTES
+    room = limit if unmodified <= limit else limit - reserve
     plan = planner(traced.graph, profile, room, progress=advance)
     if plan.schedule is None:
-        raise _too_small(traced, limit, None if plan.minimum_bytes is None else plan.minimum_bytes + reserve)
+        least = None if plan.minimum_bytes is None else min(plan.minimum_bytes + reserve, unmodified)
+        raise _too_small(traced, limit, least)
     return plan
 
 
@@ -185,10 +187,12 @@ def _too_small(traced: Traced, limit: int, smallest: int | None) -> BudgetError:
 
 
 def _generator_states(traced: Traced, schedule: Schedule) -> int:
-    """Bytes of generator states that a schedule's file keeps: one for each random node that runs again."""
+    """Bytes of generator states that a schedule's file holds at most: one for each random node that runs again, and the
+    present one."""
     order = planfile.order_of(schedule)
     again = {n for n in order if order.count(n) > 1}
-    return sum(GENERATOR_STATE_BYTES for n in again if _is_random(traced, n) and not _on_cuda(traced))
+    random = sum(_is_random(traced, n) for n in again)
+    return 0 if _on_cuda(traced) or not random else (random + 1) * GENERATOR_STATE_BYTES  # one more while it is changed
 
 
 def _most_generator_states(traced: Traced) -> int:

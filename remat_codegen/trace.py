@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Asked, Dynamic, Size, Symbols, combine, hint
+from remat_codegen.views import separate_views
 
 
 class Origin(StrEnum):
@@ -192,6 +193,7 @@ def trace(
         exported = _export(module, args, kwargs, autocast, dynamic)
     except Exception as error:  # whatever torch.export raises, the user gets one line
         raise _trace_error(error) from error
+    separate_views(exported.graph_module)
     return _Reader(exported, module, autocast, asked, together).read()
 
 
