@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from remat_codegen.budget import parse_budget
+from remat_codegen.budget import parse_budget, parse_budgets
 from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options
-from remat_codegen.files import check_writable
+from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
 NO_PLAN = 1  # the exit code where the planner found nothing within the budget
@@ -68,4 +68,72 @@ def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, tra
     return 0 if outcome.fits else NO_PLAN
 
 
-VERBS = (plan, trace)
+@click.command("compare", short_help="Run planners side by side, over budgets.")
+@click.argument("target", metavar="TARGET|GRAPH.json")
+@click.option(
+    "--budgets", default="10%..90%/9", show_default=True, metavar="BUDGETS", help="A range and a count, or a list: 40%,1GiB."
+)
+@click.option("--planners", metavar="NAMES", help="With commas between.  [default: all]")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Draw a picture, .svg or .png (needs matplotlib).")
+@click.option("--measure", is_flag=True, help="Run each plan beside PyTorch, torch.utils.checkpoint and torch.compile.")
+@click.option("--runs", default=5, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Steps to measure.")
+@model_options
+@_backward
+@_limit
+@click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
+@output_options
+def compare_(
+    target: str,
+    budgets: str,
+    planners: str | None,
+    output: Path | None,
+    measure: bool,
+    runs: int,
+    add_backward: bool,
+    time_limit: float | None,
+    no_cache: bool,
+    as_json: bool,
+    quiet: bool,
+    traceback: bool,
+    **options: Any,
+) -> int:
+    """Plans TARGET, or a graph from a file, with each planner for each budget: overheads, lower bounds, planning times.
+
+    With --measure each plan is written out and run, interleaved with eager PyTorch and what comes with it.
+    """
+    wanted, names = parse_budgets(budgets), _planners(planners)
+    if output is not None:
+        check_writable(output)
+    file = Path(target) if target.endswith(".json") else None
+    if file is not None and measure:
+        raise click.UsageError("--measure needs a model; a graph from a file cannot be run")
+    with captured(as_json, quiet) as (progress, show):
+        from remat_codegen import compare, measured, picture, planning, report_graphs
+
+        if output is not None:
+            picture.check_picture(output)
+        request = Request(target, cache=not no_cache, **options)
+        if file is not None:
+            found = planning.priced_file(file, progress, add_backward=add_backward)
+        else:
+            found = planning.priced_model(request, progress)
+        compared = compare.compare(found, wanted, names, progress, time_limit=time_limit)
+        rows = measured.measure(compared, request, runs, progress) if measure else []
+        if output is not None:
+            write_atomically(output, picture.draw(compared, output, rows))
+        tables = report_graphs.compare_tables(compared) + ([report_graphs.measured_table(rows)] if measure else [])
+        show(compared.to_json() | ({"measured": rows} if measure else {}), *tables)
+    return 0
+
+
+def _planners(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return PLANNERS
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = next((n for n in names if n not in PLANNERS), None)
+    if unknown is not None:
+        raise click.UsageError(f"{unknown!r} is no planner; they are {', '.join(PLANNERS)}")
+    return names
+
+
+VERBS = (plan, trace, compare_)

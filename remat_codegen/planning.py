@@ -165,11 +165,12 @@ def plan_file(
     with progress.stage("plan"):
         outcome = run_planner(found, planner, budget, progress, time_limit=time_limit, bounded=True)
     if save_plan is not None and outcome.plan.schedule is not None:
-        write_atomically(save_plan, _saved(found, outcome).dumps())
+        write_atomically(save_plan, saved_plan(found, outcome).dumps())
     return found, outcome
 
 
-def _saved(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
+def saved_plan(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
+    """The plan of an outcome that fits, as it is saved and as a generated file's header says it."""
     plan = outcome.plan
     assert plan.schedule is not None
     return planfile.SavedPlan(

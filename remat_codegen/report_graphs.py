@@ -8,6 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from remat_codegen.budget import format_bytes
+from remat_codegen.compare import Compared, budget_text
+from remat_codegen.plan.result import Status
 from remat_codegen.planning import Outcome, Priced, lower_bound
 from remat_codegen.report import percent, two_columns
 
@@ -57,3 +59,58 @@ def no_plan(outcome: Outcome) -> str:
     least = outcome.plan.minimum_bytes
     hint = "" if least is None else f"; the smallest budget that works is {format_bytes(least)} ({least} bytes)"
     return f"{outcome.planner} finds no plan within {format_bytes(outcome.budget_bytes)}{hint}"
+
+
+# ---------------------------------------------------------------------------------------------- compare
+
+MARKS = {Status.OPTIMAL: "", Status.FEASIBLE: "", Status.TIME_LIMIT: "~", Status.TOO_LARGE: "~"}
+
+
+def compare_tables(compared: Compared) -> list[Any]:
+    """Overheads, the lower bound first; then planning times."""
+    found = compared.found
+    headings = [budget_text(found, b) for b in compared.budgets]
+    plain = f"{step_time(found, found.plain_ns)}, {format_bytes(found.plain_bytes)}"
+    title = Text(f"{found.label}: extra time within a budget (without recomputation: {plain})")
+    overheads = _grid(headings)
+    bounds = [lower_bound(found, compared.least(i)) for i in range(len(headings))]
+    overheads.add_row("lower bound", *("none fits" if b is None else percent(b) for b in bounds), style="bold")
+    for name, outcomes in compared.outcomes.items():
+        overheads.add_row(name, *(_overhead(found, o) for o in outcomes))
+    times = _grid(headings)
+    for name, outcomes in compared.outcomes.items():
+        times.add_row(name, *(f"{o.seconds:.2f}" for o in outcomes))
+    marks = Text("-: no plan within this budget; ~: the exact search was stopped, or the graph is too large for it")
+    notes = [Text(f"note: {note}") for note in found.notes]
+    return [title, overheads, marks, *notes, Text("\nplanning time, seconds"), times]
+
+
+def _overhead(found: Priced, outcome: Outcome) -> str:
+    overhead = outcome.overhead(found.plain_ns)
+    return "-" if overhead is None else f"{MARKS[outcome.plan.status]}{percent(overhead)}"
+
+
+def _grid(headings: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", style="bold", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def measured_table(rows: list[dict[str, Any]]) -> Table:
+    """What was measured: the step beside eager PyTorch's, and the peak."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", style="bold", no_wrap=True)
+    for heading in ("budget", "planned", "step", "planned peak", "peak", "gradients"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        if row.get("ratio") is None:
+            table.add_row(row["name"], row.get("budget") or "", "", Text(f"not available: {row['reason']}"))
+            continue
+        planned = "" if row["planned_ratio"] is None else f"{row['planned_ratio']:.3f} x"
+        peak = "" if row["planned_peak_bytes"] is None else format_bytes(row["planned_peak_bytes"])
+        exact = "exact" if row["difference"] == 0 else f"off by {row['difference']:.1e}"
+        measured = f"{row['ratio']:.3f} x", peak, format_bytes(row["peak_bytes"]), exact
+        table.add_row(row["name"], row.get("budget") or "", planned, *measured)
+    return table

@@ -32,7 +32,7 @@ ALLOWED = {
     "emit": ("errors", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
     "verify": ("errors", "graph", "profile"),
 }
-SEES_EVERYTHING = {"cli", "cli_graphs", "cli_options", "pipeline", "lifecycle", "planning", "report_graphs"}
+SEES_EVERYTHING = set("cli cli_graphs cli_options pipeline lifecycle planning compare measured picture report_graphs".split())
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 
 
