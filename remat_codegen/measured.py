@@ -2,7 +2,8 @@
 
 Beside the plans: eager PyTorch; `torch.utils.checkpoint` around each child of a ModuleList or Sequential; the same with
 selective checkpointing that saves matrix products, convolutions and attention; `torch.compile` with its activation memory
-budget. What cannot be had is listed with the reason. Every step starts from the same random state, so that gradients can be compared.
+budget. What cannot be had is listed with the reason. Every step starts from the same random state, so that gradients can be
+compared.
 """
 
 from __future__ import annotations
