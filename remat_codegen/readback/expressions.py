@@ -39,7 +39,6 @@ class Expressions:
         self.env: dict[str, Any] = {}
         self.ran: set[int] = set()  # operations of this frame
         self.first: set[int] = set()  # operations that have run at all
-        self.first_name: dict[str, set[int]] = {}  # the operations whose results had a name at first
         self.wish: tuple[str, ...] = ()  # the names that the present statement assigns
 
     def evaluate(self, node: ast.expr) -> Any:
@@ -192,14 +191,14 @@ class Expressions:
         machine, run = self.machine, self.machine.run
         keys = [k for k in (*machine.draws, machine.group) if k is not None]
         nodes = {n for k in keys for n in (machine.generators.get(k, ()) or machine.groups.get(k, ()))}
-        names = {op for name in self.wish for op in self.first_name.get(name, ())}
         kept = self.env.get("kept")
+        names = {self.operations.named(kept.number, name) for name in self.wish} if isinstance(kept, Block) else ()
         wishes = (
             lambda op: bool(machine.rebuilding) or op not in self.first,
             lambda op: not isinstance(kept, Block) or self.operations.block_of(op) == kept.number,
             lambda op: not machine.rebuilding or self.operations.node_of[op] in nodes,
             lambda op: run is not None and self.operations.node_of[op] == run.node and op not in run.done,
-            lambda op: not machine.rebuilding or op in names,
+            lambda op: op in names,
             lambda op: op not in self.ran,
         )
         for wish in wishes:
@@ -216,15 +215,6 @@ class Expressions:
     def _described(self, variables: Sequence[int]) -> str:
         names = [self.model.trace.variables[v] for v in variables]
         return ", ".join(v.path if v.origin is not Origin.RESULT else v.name for v in names) or "nothing"
-
-    def named(self, name: str, value: Any) -> None:
-        """Remembers what a name stood for when it was first computed, to tell equal operations apart later."""
-        if self.machine.rebuilding:
-            return
-        for variable in tensors(value):
-            op = self.machine.made_by.get(variable)
-            if op is not None:
-                self.first_name.setdefault(name, set()).add(op)
 
 
 def dotted(node: ast.expr) -> str:

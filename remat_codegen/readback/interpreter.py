@@ -183,7 +183,6 @@ class _Interpreter(Expressions):
         if isinstance(target, ast.Name):
             self.machine.drop(self.env.get(target.id))
             self.env[target.id] = value
-            self.named(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else None
             if parts is None:

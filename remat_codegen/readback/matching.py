@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from remat_codegen.emit.names import wishes
+from remat_codegen.emit.scope import Scope
 from remat_codegen.graph.simplify import Model, is_view
-from remat_codegen.trace import Operation, Origin, Ref, refs
+from remat_codegen.trace import Operation, Origin, Ref, refs, substitute
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 
@@ -46,13 +48,15 @@ class Operations:
         trace = model.trace
         self.node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
         self.core = [self._core(body.operations) for body in model.bodies]
-        self.same_as = self._in_place_results()
+        self.same_as = self._same_tensors()
         self.by_path = {
             path: v.id
             for v in trace.variables
             if v.origin in (Origin.PARAMETER, Origin.BUFFER)
             for path in (*v.aliases, v.path)
         }
+        self._names: dict[int, dict[str, int]] = {}  # by block, made when they are asked for
+        self._wishes = wishes(trace)
         self._by_reads: dict[tuple[int, ...], list[int]] = {}
         for operation in trace.operations:
             if operation.id in self.node_of:
@@ -76,16 +80,33 @@ class Operations:
         node = self.node_of[op]
         return next(b.id for b in self.model.graph.blocks if b.first <= node <= b.last)
 
-    def _in_place_results(self) -> dict[int, int]:
-        """What an in-place operation returns is the very tensor that it changed."""
+    def named(self, block: int, name: str) -> int | None:
+        """The operation whose result the generator calls by a name in the functions of a block."""
+        if block not in self._names:
+            maker = {v: op.id for op in self.model.trace.operations for v in op.results if v is not None}
+            names = Scope.of(self.model, block, self._wishes).names
+            self._names[block] = {n: maker[v] for v, n in names.items() if v in maker}
+        return self._names[block].get(name)
+
+    def _same_tensors(self) -> dict[int, int]:
+        """What an in-place operation returns is the very tensor that it changed; equal views of a tensor are one view."""
         found: dict[int, int] = {}
+        views: dict[Any, tuple[int | None, ...]] = {}
         for operation in self.model.trace.operations:
-            changed = _changed(operation) if self.model.record.mutated[operation.id] else None
-            storage = self.model.record.of_variable
-            for result in operation.results[:1] if changed is not None else ():
-                if result is not None and storage[result] == storage[changed]:
-                    found[result] = found.get(changed, changed)
+            if operation.id in self.node_of and self.is_view(operation.id):
+                table = {v: f"%{found.get(v, v)}" for v in refs((operation.args, dict(operation.kwargs)))}
+                key = operation.name, repr(substitute((operation.args, dict(operation.kwargs)), table))
+                pairs = zip(operation.results, views.setdefault(key, operation.results), strict=True)
+            else:
+                pairs = zip(operation.results[:1], (self._changed_by(operation),), strict=False)
+            found |= {v: found.get(same, same) for v, same in pairs if v is not None and same is not None and same != v}
         return found
+
+    def _changed_by(self, operation: Operation) -> int | None:
+        """The variable that an in-place operation changes and returns."""
+        changed = _changed(operation) if self.model.record.mutated[operation.id] else None
+        storage, result = self.model.record.of_variable, operation.results[0] if operation.results else None
+        return changed if changed is not None and result is not None and storage[result] == storage[changed] else None
 
     def canonical(self, variable: int) -> int:
         """The variable that stands for all names of the same tensor."""
