@@ -19,7 +19,7 @@
 #: 182:159;183:160;184:161,163-164;185:162)+13-14;3*(281:56-57;282:58;284:56;287:49,51;
 #: 288:52;292:47)+13-14;320:14-15;2*(321:16)+2-2;325:0-13",
 #: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],
-#: "seal":"dfb54cf92b6d103c"}
+#: "seal":"809651a37a9e41c7"}
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
 import contextlib
@@ -123,7 +123,7 @@ class GPT2(nn.Module):
     def forward(self, idx):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(idx)
-        check_call(self, FROZEN, EXPECTED, {"idx": idx})
+        check_call(self, FROZEN, EXPECTED, {"idx": idx}, AUTOCAST)
         step = Step()
         with step.forward(run_backward, self, idx):
             return run_forward(self, step, idx)
@@ -143,6 +143,7 @@ EXPECTED = {
     "idx": ((2, 512), torch.int64, False),
 }
 FROZEN: set[str] = set()
+AUTOCAST = {"cpu": None}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
@@ -770,7 +771,9 @@ class Step:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
                 as_in_forward.enter_context(
-                    torch.autocast(device, dtype=dtype, enabled=enabled)
+                    torch.autocast(
+                        device, dtype=dtype, enabled=enabled, cache_enabled=False
+                    )
                 )
             self.awaited = next(
                 (stop for stop in self.program or () if not stop.passed), None
@@ -829,8 +832,18 @@ def _set_generator_state(device, state):
     )
 
 
-def check_call(model, frozen, expected, given):
-    """A plan is made for one set of inputs and of trainable parameters; anything else gets a clear error."""
+def check_call(model, frozen, expected, given, autocast):
+    """A plan is made for one set of inputs, of trainable parameters and of casts; anything else gets a clear error."""
+    for device, dtype in autocast.items():
+        present = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else None
+        )
+        if present != dtype:
+            raise ValueError(
+                f"called under autocast to {present} on {device}, but this file was planned for {dtype}: generate it again"
+            )
     for name, wanted in expected.items():
         found = given[name]
         if torch.is_tensor(found):

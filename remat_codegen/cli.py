@@ -212,6 +212,18 @@ def cli() -> None:
 @click.option(
     "--planner", type=click.Choice(PLANNERS), default=DEFAULT_PLANNER, show_default=True, help="Who decides what is recomputed."
 )
+@click.option(
+    "--autocast",
+    type=click.Choice(("bfloat16", "float16")),
+    help="What torch.autocast casts to where the model is called. [default: it is called without]",
+)
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="NAME.DIM",
+    callback=lambda ctx, option, value: ",".join(value).replace(" ", ""),
+    help="A size of an input that may differ from call to call, like idx.0. The budget holds up to the traced size.",
+)
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")
 @click.option(

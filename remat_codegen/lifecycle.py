@@ -34,7 +34,7 @@ _FIRST = re.compile(
     r"\(sha256 (?P<source>[0-9a-f]{12}), graph (?P<graph>[0-9a-f]{12})\)\."
 )
 _COMMAND = re.compile(r"#     (remat-codegen .+)")
-_OPTIONS = {"--budget": "budget", "--init": "init", "--inputs": "inputs", "--device": "device", "--planner": "planner"}
+_OPTIONS = {f"--{word}": word for word in ("budget", "init", "inputs", "device", "planner", "autocast", "dynamic")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from remat_codegen import __version__, planfile, planline
 from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes, parse_budget
+from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable, write_atomically
@@ -28,8 +31,9 @@ from remat_codegen.profile.measure import measure
 from remat_codegen.report import Progress, Report, Row, Verification
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, without_recomputation
+from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
-from remat_codegen.trace import Origin, trace
+from remat_codegen.trace import Autocast, Origin
 
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
@@ -95,13 +99,24 @@ def _trace(request: Request, progress: Progress) -> Traced:
     with progress.stage("load"):
         target = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     with progress.stage("trace"):
-        traced = trace(target.module, target.args, target.kwargs)
+        asked = parse_dynamic(request.dynamic, target.module.forward, target.args, target.kwargs)
+        traced = trace_sizes(target.module, target.args, target.kwargs, _autocast(request), asked)
     with progress.stage("graph"):
         try:
-            model = simplify(traced, record(traced))
+            recorded = record(traced)
+            traced = with_least(target.module, target.args, target.kwargs, traced, recorded, asked) if asked else traced
+            model = simplify(traced, recorded)
         except ValueError as error:
             raise TargetError(str(error), where=target.label, hint="nothing here can be trained") from error
     return Traced(target, model)
+
+
+def _autocast(request: Request) -> Autocast:
+    """What the model is called under. Raises TargetError where there is no such type."""
+    if request.autocast is None:
+        return ()
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[request.autocast]
+    return ((torch.device(request.device).type, dtype),)
 
 
 def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPlan:
@@ -150,17 +165,19 @@ def _bound(plan: Plan, plain_ns: int) -> float | None:
 
 def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress) -> Plan:
     """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none."""
-    reserve = _most_generator_states(traced) + SLACK_BYTES
+    reserve = _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
     planner = PLANNERS[request.planner]
 
     def advance(what: str, done: int, total: int) -> None:
         progress.update(done, total)
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    room = limit if plain.peak_bytes + SLACK_BYTES <= limit else limit - reserve
+    unmodified = plain.peak_bytes + SLACK_BYTES
+    room = limit if unmodified <= limit else limit - reserve
     plan = planner(traced.graph, profile, room, progress=advance)
     if plan.schedule is None:
-        raise _too_small(traced, limit, None if plan.minimum_bytes is None else plan.minimum_bytes + reserve)
+        least = None if plan.minimum_bytes is None else min(plan.minimum_bytes + reserve, unmodified)
+        raise _too_small(traced, limit, least)
     return plan
 
 
@@ -170,10 +187,12 @@ def _too_small(traced: Traced, limit: int, smallest: int | None) -> BudgetError:
 
 
 def _generator_states(traced: Traced, schedule: Schedule) -> int:
-    """Bytes of generator states that a schedule's file keeps: one for each random node that runs again."""
+    """Bytes of generator states that a schedule's file holds at most: one for each random node that runs again, and the
+    present one."""
     order = planfile.order_of(schedule)
     again = {n for n in order if order.count(n) > 1}
-    return sum(GENERATOR_STATE_BYTES for n in again if _is_random(traced, n) and not _on_cuda(traced))
+    random = sum(_is_random(traced, n) for n in again)
+    return 0 if _on_cuda(traced) or not random else (random + 1) * GENERATOR_STATE_BYTES  # one more while it is changed
 
 
 def _most_generator_states(traced: Traced) -> int:
@@ -227,6 +246,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         overhead=plan.overhead,
         bound=plan.bound,
         plan_lines=planline.plan_lines(plan),
+        growth=growth(traced.model, schedule) if traced.model.trace.sizes else {},
     )
     return planline.seal(render(original, traced.model, schedule, facts))
 
@@ -253,6 +273,8 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--init", request.init] if request.init else []
     words += ["--inputs", request.inputs] if request.inputs is not None else []
     words += ["--device", plan.device] if plan.device != "cpu" else []
+    words += ["--dynamic", request.dynamic] if request.dynamic else []
+    words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["-o", request.output_path.name]
@@ -272,6 +294,7 @@ def _verify(file: Path, target: Target, device: str, seed: int, steps: int, prog
         steps=steps,
         seed=seed,
         device=device,
+        autocast=_casts(generated),
         advance=progress.update,
     )
     exact = result
@@ -281,8 +304,24 @@ def _verify(file: Path, target: Target, device: str, seed: int, steps: int, prog
         exact = comparing.compare(module, generated.rematerialize, args, kwargs, steps=steps, seed=seed, device=device)
     rows = [_row(what, found, exact.of(what)) for what, found in result.differences.items()]
     measured, budget = result.measured_peak_bytes, generated.BUDGET_BYTES
+    if hasattr(generated, "SIZES"):
+        rows.append(_at_other_sizes(generated, target, device, seed))
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
     return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
+
+
+def _at_other_sizes(generated: Any, target: Target, device: str, seed: int) -> Row:
+    """The file with inputs of half the size, where that may change."""
+    args, kwargs = comparing.halved(target.args, target.kwargs, generated.EXPECTED, generated.SIZES)
+    found = comparing.compare(
+        target.module, generated.rematerialize, args, kwargs, steps=1, seed=seed, device=device, autocast=_casts(generated)
+    )
+    worst = [f"{d.where} differs by {d.worst:.1e}" for d in found.differences.values() if d.worst is not None]
+    return Row("half the size", found.identical, worst[0] if worst else "everything bit-identical")
+
+
+def _casts(generated: Any) -> Autocast:
+    return tuple((t, dtype) for t, dtype in generated.AUTOCAST.items() if dtype is not None)
 
 
 def _row(what: str, found: Any, in_double: Any) -> Row:

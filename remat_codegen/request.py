@@ -36,6 +36,8 @@ class Request:
     plan: Path | None = None
     verify: bool = False
     cache: bool = True
+    autocast: str | None = None
+    dynamic: str = ""
 
     @property
     def output_path(self) -> Path:

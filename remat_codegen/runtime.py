@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
+import warnings
 import weakref
 
 import torch
@@ -31,11 +33,36 @@ class Slot:
 
 
 class Group:
-    """All that autograd saved for one operation, in order: tensors, or views of slots."""
+    """All that autograd saved for one operation, in order. Autograd owns it: each part goes when autograd lets go of it."""
 
     def __init__(self):
-        self.saved = []
+        self.parts = []
         self.next = 0
+
+    def add(self, value):
+        """One more part, for autograd to hold."""
+        part = Part(self, value)
+        self.parts.append(weakref.ref(part))
+        return part
+
+    def alive(self):
+        """The parts that autograd still holds."""
+        return [part for part in (ref() for ref in self.parts) if part is not None]
+
+    def refill(self, saved):
+        """Puts the next part back; an operation that runs again saves in the same order."""
+        part = self.parts[self.next]()
+        self.next += 1
+        if part is not None and (part.value is None or torch.is_tensor(part.value)):
+            part.value = saved.detach()
+
+
+class Part:
+    """One thing that autograd saved: a tensor, None while that is forgotten, or what is never forgotten here (a view of a slot,
+    a parameter or buffer with its version)."""
+
+    def __init__(self, group, value):
+        self.group, self.value = group, value
 
 
 class Stop:
@@ -60,7 +87,8 @@ class Kept:
         self.step.live[key] = slot
         group = self.step.last_group
         if group is not None:  # the operation may have saved its own result
-            group.saved = [_reference(s, slot) if _is_view_of(s, key) else s for s in group.saved]
+            for part in group.alive():
+                part.value = _reference(part.value, slot) if _is_view_of(part.value, key) else part.value
 
     @contextlib.contextmanager
     def saves(self, name):
@@ -124,8 +152,8 @@ class Kept:
     def forget_saved(self, name):
         """Frees what autograd saved under `saves(name)`; it is rebuilt before autograd wants it."""
         group = self.groups[name]()
-        if group is not None:
-            group.saved = [None if torch.is_tensor(s) else s for s in group.saved]
+        for part in group.alive() if group is not None else ():
+            part.value = None if torch.is_tensor(part.value) else part.value
 
     def rebuild(self, name, value):
         """Puts a value back that was forgotten."""
@@ -156,6 +184,7 @@ class Step:
 
     def __init__(self):
         self.live, self.blocks, self.given, self.group, self.last_group = {}, {}, [], None, None
+        self.theirs: set[int] = set()  # the storages of what was there before the step
         self.program, self.awaited, self.finished = None, None, False
         self.autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
 
@@ -170,6 +199,7 @@ class Step:
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
         given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
+        self.theirs = {tensor.untyped_storage()._cdata for tensor in (*given, *model.buffers())}
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield self
         self.live.clear()
@@ -183,15 +213,15 @@ class Step:
         held = (saved if saved.is_leaf else saved.detach(), saved._version) if slot is None else _reference(saved, slot)
         if self.group is None:
             return held
-        self.group.saved.append(held if slot is not None else held[0])
-        return self.group, len(self.group.saved) - 1
+        forgettable = slot is None and saved.untyped_storage()._cdata not in self.theirs
+        return self.group.add(held[0] if forgettable else held)
 
     def unpack(self, held):
         """The tensor that autograd saved; brings the backward program this far if it was not."""
-        if isinstance(held[0], Group):
-            while held[0].saved[held[1]] is None:
+        if isinstance(held, Part):
+            while held.value is None:
                 self.go_on()
-            held = held[0].saved[held[1]]
+            held = held.value
             if torch.is_tensor(held):
                 return held
         if isinstance(held[0], Slot):
@@ -211,11 +241,8 @@ class Step:
             yield
 
     def _refill(self, saved):
-        group = self.group
-        if group is not None:
-            if torch.is_tensor(group.saved[group.next]) or group.saved[group.next] is None:
-                group.saved[group.next] = saved.detach()
-            group.next += 1
+        if self.group is not None:
+            self.group.refill(saved)
 
     def go_on(self):
         """Runs the backward program up to its next `yield`."""
@@ -228,7 +255,7 @@ class Step:
         with contextlib.ExitStack() as as_in_forward:
             as_in_forward.enter_context(torch.no_grad())
             for device, dtype, enabled in self.autocasts:
-                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+                as_in_forward.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
             self.awaited = next((stop for stop in self.program or () if not stop.passed), None)
         self.finished = self.awaited is None
 
@@ -282,8 +309,25 @@ def known_class(module, name):
     return found
 
 
-def check_call(model, frozen, expected, given):
-    """A plan is made for one set of inputs and of trainable parameters; anything else gets a clear error."""
+@contextlib.contextmanager
+def uncached_casts():
+    """Autocast makes a copy of a parameter when it is used and holds it no longer; the plan counts it so."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def check_call(model, frozen, expected, given, autocast):
+    """A plan is made for one set of inputs, of trainable parameters and of casts; anything else gets a clear error."""
+    for device, dtype in autocast.items():
+        present = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if present != dtype:
+            raise ValueError(
+                f"called under autocast to {present} on {device}, but this file was planned for {dtype}: generate it again"
+            )
     for name, wanted in expected.items():
         found = given[name]
         if torch.is_tensor(found):
@@ -295,6 +339,36 @@ def check_call(model, frozen, expected, given):
     changed = [n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)]
     if changed:
         raise ValueError(f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again")
+
+
+def is_one(names, expected, given):
+    """Whether one of the sizes called `names` is 1 in this call."""
+    return any(
+        size in names and n == 1
+        for name, wanted in expected.items()
+        if isinstance(wanted, tuple) and torch.is_tensor(given[name])
+        for size, n in zip(wanted[0], given[name].shape, strict=False)
+    )
+
+
+def with_sizes(expected, sizes, given, planned_peak):
+    """`expected` for the sizes of this call. `sizes` are the least, the planned and the most (None: any) of each, and the
+    power of it that the peak grows with."""
+    found: dict[str, int] = {}
+    for name, wanted in expected.items():
+        shape = tuple(given[name].shape) if torch.is_tensor(given[name]) else ()
+        if isinstance(wanted, tuple) and len(shape) == len(wanted[0]):
+            found = {size: n for size, n in zip(wanted[0], shape, strict=True) if isinstance(size, str)} | found
+    for size, n in found.items():
+        least, _, most, _ = sizes[size]
+        if n < least or (most is not None and n > most):
+            raise ValueError(f"the size {size} is {n}, but the model takes {least} to {most or 'any'}")
+    factor = math.prod((n / sizes[size][1]) ** sizes[size][3] for size, n in found.items())
+    if factor > 1 and not getattr(with_sizes, "warned", False):
+        with_sizes.warned = True  # type: ignore[attr-defined]
+        peak = planned_peak * factor / 2**20
+        warnings.warn(f"inputs are larger than planned: expect an activation peak of about {peak:,.1f} MiB", stacklevel=3)
+    return {name: (tuple(found.get(n, n) for n in w[0]), *w[1:]) if isinstance(w, tuple) else w for name, w in expected.items()}
 
 
 def _describe(found):

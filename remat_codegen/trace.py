@@ -16,14 +16,17 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import sympy
 import torch
 from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.sizes import Asked, Dynamic, Size, Symbols, combine, hint
+from remat_codegen.views import separate_views
 
 
 class Origin(StrEnum):
@@ -33,6 +36,7 @@ class Origin(StrEnum):
     BUFFER = "buffer"
     CONSTANT = "constant"
     INPUT = "input"
+    SIZE = "size"
     RESULT = "result"
 
 
@@ -47,7 +51,8 @@ class Ref:
 class Variable:
     """A tensor of the trace. `path` is a parameter's or buffer's name in `state_dict`, or an input's name.
 
-    `aliases` are the other names of a tied parameter or buffer.
+    `aliases` are the other names of a tied parameter or buffer. `sizes` is an input's shape with the names of sizes that may
+    change in it, None where there is none.
     """
 
     id: int
@@ -60,6 +65,7 @@ class Variable:
     device: str
     requires_grad: bool = False
     aliases: tuple[str, ...] = ()
+    sizes: tuple[int | str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +78,13 @@ class Source:
     stack: tuple[tuple[str, int, str], ...] = ()
 
 
+Autocast = tuple[tuple[str, torch.dtype], ...]  # the device types that torch.autocast is on for, and what it casts to
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
-    tensor or unused."""
+    tensor or unused. `autocast` is what it runs under."""
 
     id: int
     target: Any
@@ -87,6 +96,7 @@ class Operation:
     module_type: str
     source: Source | None
     grad_enabled: bool = True
+    autocast: Autocast = ()
 
     @property
     def name(self) -> str:
@@ -101,7 +111,8 @@ class Trace:
 
     `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
     `constants` are the tensors that the model holds as plain attributes, by variable.
-    `containers` are the paths of modules that are indexed by number.
+    `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
+    `sizes` are those of the inputs that may differ from call to call.
     """
 
     variables: tuple[Variable, ...]
@@ -111,6 +122,8 @@ class Trace:
     output_spec: Any
     constants: tuple[tuple[int, torch.Tensor], ...] = ()
     containers: frozenset[str] = frozenset()
+    autocast: Autocast = ()
+    sizes: tuple[Dynamic, ...] = ()
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
@@ -122,10 +135,17 @@ def refs(value: Any) -> tuple[int, ...]:
     return tuple(leaf.variable for leaf in _leaves(value) if isinstance(leaf, Ref))
 
 
+def sizes_in(value: Any) -> tuple[int, ...]:
+    """The sizes that an argument structure mentions, as variables, in order."""
+    return tuple(v for leaf in _leaves(value) if isinstance(leaf, Size) for v in leaf.variables)
+
+
 def substitute(value: Any, tensors: Any) -> Any:
-    """The argument structure with each Ref replaced by `tensors[variable]`."""
+    """The argument structure with each Ref replaced by `tensors[variable]`, and each Size by its value as traced."""
     if isinstance(value, Ref):
         return tensors[value.variable]
+    if isinstance(value, Size):
+        return value.hint
     if isinstance(value, (list, tuple)):
         return type(value)(substitute(v, tensors) for v in value)
     if isinstance(value, dict):
@@ -141,18 +161,68 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-    """The operations of `module(*args, **kwargs)`.
+@contextlib.contextmanager
+def autocasting(autocast: Autocast) -> Iterator[None]:
+    """Runs what is inside under these casts and no others; copies of parameters are not held beyond their operation."""
+    with contextlib.ExitStack() as stack:
+        for device in {"cpu", "cuda"} - {device for device, _ in autocast}:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        for device, dtype in autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+        yield
 
-    Raises TraceError where the forward pass fails, or decides something by a tensor's value (naming the line).
+
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    autocast: Autocast = (),
+    dynamic: Asked = (),
+    together: bool = False,
+) -> Trace:
+    """The operations of `module(*args, **kwargs)`, called under `autocast`. `dynamic` names the sizes that may change;
+    with `together`, those that are the same dimension of different inputs and equal now are always equal.
+
+    Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
+    (naming the line).
     """
+    leaves = pytree.tree_leaves((args, kwargs))
+    asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
     try:
-        with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(module, args, kwargs, strict=False)
+        exported = _export(module, args, kwargs, autocast, dynamic)
     except Exception as error:  # whatever torch.export raises, the user gets one line
         raise _trace_error(error) from error
-    return _Reader(exported, module).read()
+    separate_views(exported.graph_module)
+    return _Reader(exported, module, autocast, asked, together).read()
+
+
+def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
+    def export(shapes: Any) -> torch.export.ExportedProgram:
+        with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()), autocasting(autocast):
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=shapes)
+
+    if not dynamic:
+        return export(None)
+    try:
+        return export(_shapes(module, args, kwargs, dynamic, others=False))
+    except Exception as first:  # sizes that have to be equal to those asked for: let torch.export find them
+        try:
+            return export(_shapes(module, args, kwargs, dynamic, others=True))
+        except Exception:
+            raise first from None
+
+
+def _shapes(module: Any, args: Any, kwargs: Any, dynamic: Asked, others: bool) -> Any:
+    """torch.export's description of the sizes asked for; the `others` may follow from them."""
+    collection = torch.export.ShapesCollection()
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            asked = {d for tensor, d in dynamic if tensor is leaf}
+            usual = torch.export.Dim.AUTO if others else torch.export.Dim.STATIC
+            collection[leaf] = [torch.export.Dim.DYNAMIC if d in asked else usual for d in range(leaf.dim())]
+    return collection.dynamic_shapes(module, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -169,6 +239,12 @@ def _silent_logs() -> Iterator[None]:
 def _trace_error(error: Exception) -> TraceError:
     text = str(error)
     where = _user_frame(error) or _quoted_frame(text)
+    fixed = re.search(r"You marked L\['(\w+)'\].*?size\(\)\[(\d+)\] as dynamic but your code specialized it", text)
+    if fixed:
+        return TraceError(
+            f"the model fixes the size {fixed[1]}.{fixed[2]}, so it cannot be dynamic",
+            hint="something in forward turns it into a plain number, or compares it with one",
+        )
     if isinstance(error, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) or "data-dependent" in text:
         return TraceError(
             "the model decides something by the value of a tensor, which a plan cannot follow",
@@ -214,11 +290,26 @@ def location(source: Source | None) -> str | None:
     return None if source is None else f"{_short(source.file)}:{source.line}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """The modes that operations run under."""
+
+    grad_enabled: bool
+    autocast: Autocast
+
+
+def _with_autocast(autocast: Autocast, device: str, dtype: torch.dtype | None) -> Autocast:
+    others = tuple(entry for entry in autocast if entry[0] != device)
+    return others if dtype is None else tuple(sorted((*others, (device, dtype)), key=lambda entry: entry[0]))
+
+
 class _Reader:
     """Reads one exported program into a Trace."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, module: torch.nn.Module) -> None:
-        self.exported = exported
+    def __init__(self, exported: Any, module: torch.nn.Module, autocast: Autocast, asked: frozenset, together: bool) -> None:
+        self.exported, self.autocast, self.asked, self.together = exported, autocast, asked, together
+        self.symbols = Symbols()
+        self.sizes: list[Dynamic] = []
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.names = _names_by_identity(module)
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
@@ -233,10 +324,12 @@ class _Reader:
     def read(self) -> Trace:
         graph = self.exported.graph
         specs = {spec.arg.name: spec for spec in self.exported.graph_signature.input_specs}
+        wanted = self._asked_symbols(specs)
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name])
-        outputs = self._body(self.exported.graph_module, grad_enabled=True)
+                self._sizes_of(node, wanted)
+        outputs = self._body(self.exported.graph_module, _Surroundings(True, self.autocast))
         kept = self._user_outputs(outputs)
         return Trace(
             tuple(self.variables),
@@ -246,7 +339,70 @@ class _Reader:
             self.exported.call_spec.out_spec,
             tuple(self.constants),
             self.containers,
+            self.autocast,
+            tuple(self.sizes),
         )
+
+    def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:
+        """The symbols of the sizes that were asked for."""
+        placeholders = [n for n in self.exported.graph.nodes if n.op == "placeholder"]
+        given = [n for n in placeholders if specs[n.name].kind is torch.export.graph_signature.InputKind.USER_INPUT]
+        wanted = set()
+        for leaf, node in enumerate(given):
+            value = node.meta.get("val")
+            for dimension, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                expression = self.symbols.note(size)
+                if (leaf, dimension) in self.asked and expression is not None:
+                    wanted |= expression.free_symbols
+        return wanted
+
+    def _sizes_of(self, node: torch.fx.Node, wanted: set[Any]) -> None:
+        """Makes a variable of each size that may change, where it is first seen."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not self.asked:
+            return
+        shape: Any = value.shape
+        for dimension, size in enumerate(shape):
+            symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+            if symbol is None or not symbol.free_symbols & wanted:
+                continue
+            if symbol not in self.symbols.values:
+                raise UnsupportedError(f"the size {node.name}.{dimension} is computed from another one, which is not supported")
+            if symbol in self.symbols.variables:
+                continue
+            self._add_size(Dynamic(-1, self.of_node[node].variable, dimension, hint(size), *self._limits(symbol)), symbol)
+        self._name_sizes(node, value)
+
+    def _limits(self, symbol: Any) -> tuple[int, int | None]:
+        limits = self.exported.range_constraints.get(symbol)
+        if limits is None:
+            return 2, None
+        return int(limits.lower), int(limits.upper) if isinstance(limits.upper, sympy.Integer) else None
+
+    def _add_size(self, new: Dynamic, symbol: Any) -> None:
+        for place, known in enumerate(self.sizes if self.together else ()):
+            if (known.dimension, known.planned) == (new.dimension, new.planned):
+                most = min((m for m in (known.most, new.most) if m is not None), default=None)
+                self.sizes[place] = replace(known, least=max(known.least, new.least), most=most)
+                self.symbols.variables[symbol] = known.variable
+                return
+        name = f"{self.variables[new.source].name}_{new.dimension}"
+        variable = Variable(len(self.variables), name, Origin.SIZE, name, (), (), torch.int64, "cpu")
+        self.variables.append(variable)
+        self.symbols.variables[symbol] = variable.id
+        self.sizes.append(replace(new, variable=variable.id))
+
+    def _name_sizes(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        """Puts the names of sizes into an input's variable."""
+        names = [self._size_name(size) for size in value.shape]
+        if any(isinstance(name, str) for name in names):
+            index = self.of_node[node].variable
+            self.variables[index] = replace(self.variables[index], sizes=tuple(names))
+
+    def _size_name(self, size: Any) -> int | str:
+        symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+        known = None if symbol is None else self.symbols.variables.get(symbol)
+        return hint(size) if known is None else self.variables[known].name
 
     def _user_outputs(self, outputs: Any) -> list[Any]:
         specs = self.exported.graph_signature.output_specs
@@ -286,13 +442,13 @@ class _Reader:
     def _variable(
         self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()
     ) -> int:
-        shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+        shape, stride = tuple(map(hint, value.shape)), tuple(map(hint, value.stride()))
         device = str(value.device)
         new = Variable(len(self.variables), name, origin, path, shape, stride, value.dtype, device, grad, aliases)
         self.variables.append(new)
         return new.id
 
-    def _body(self, graph_module: torch.fx.GraphModule, grad_enabled: bool) -> Any:
+    def _body(self, graph_module: torch.fx.GraphModule, around: _Surroundings) -> Any:
         """Reads a graph's operations, and those of the regions inside it; returns its outputs."""
         for node in graph_module.graph.nodes:
             if node.op == "output":
@@ -300,30 +456,42 @@ class _Reader:
             if node.op == "get_attr":
                 self.of_node[node] = getattr(graph_module, node.target)
             elif node.op == "call_function":
-                self._call(node, grad_enabled)
+                self._call(node, around)
         raise TraceError("the traced graph has no output")
 
-    def _call(self, node: Any, grad_enabled: bool) -> None:
+    def _call(self, node: Any, around: _Surroundings) -> None:
         if node.target is operator.getitem:
             whole, index = node.args
             self.of_node[node] = self.of_node[whole][index]
         elif str(node.target) == "wrap_with_set_grad_enabled":
-            self.of_node[node] = self._region(node.args[1], node.args[2:], bool(node.args[0]))
+            inside = replace(around, grad_enabled=bool(node.args[0]))
+            self.of_node[node] = self._region(node.args[1], node.args[2:], inside)
+        elif str(node.target) == "wrap_with_autocast":
+            device, dtype, enabled, _, body, *args = node.args
+            inside = replace(around, autocast=_with_autocast(around.autocast, device, dtype if enabled else None))
+            self.of_node[node] = self._region(body, tuple(args), inside)
+        elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.of_node[node] = self._number(node, node.meta["val"])
         elif isinstance(node.target, torch._ops.OpOverload):
-            self.of_node[node] = self._operation(node, grad_enabled)
+            self.of_node[node] = self._operation(node, around)
         elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
             self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
         else:
             raise UnsupportedError(f"operation {node.target} is not supported", where=location(_source(node)))
 
-    def _region(self, body: torch.fx.Node, args: tuple[Any, ...], grad_enabled: bool) -> Any:
+    def _number(self, node: Any, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return self.symbols.size(value)
+        return combine(node.target, [self._argument(a) for a in node.args])
+
+    def _region(self, body: torch.fx.Node, args: tuple[Any, ...], around: _Surroundings) -> Any:
         graph_module = self.of_node[body]
         inner = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for placeholder, arg in zip(inner, args, strict=True):
             self.of_node[placeholder] = self._argument(arg)
-        return self._body(graph_module, grad_enabled)
+        return self._body(graph_module, around)
 
-    def _operation(self, node: Any, grad_enabled: bool) -> Any:
+    def _operation(self, node: Any, around: _Surroundings) -> Any:
         value = node.meta.get("val")
         many = isinstance(value, (list, tuple))
         values = tuple(value) if many else (value,)
@@ -344,7 +512,8 @@ class _Reader:
                 path,
                 kind,
                 _source(node),
-                grad_enabled,
+                around.grad_enabled,
+                around.autocast,
             )
         )
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))

@@ -7,6 +7,7 @@ rounding from a mistake.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import sys
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 from remat_codegen.errors import VerifyError
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.trace import Autocast
 
 ROUNDING = 1e-9  # the largest relative difference in float64 that is put down to rounding
 LEARNING_RATE = 0.01
@@ -109,11 +111,15 @@ def compare(
     steps: int = 2,
     seed: int = 0,
     device: str = "cpu",
+    autocast: Autocast = (),
     advance: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Trains a copy of `model` and a rematerialized copy side by side for some steps; the last one's peak is measured."""
-    original = _Run(copy.deepcopy(model), args, kwargs)
-    generated = _Run(rematerialize(copy.deepcopy(model)), args, kwargs)
+    """Trains a copy of `model` and a rematerialized copy side by side for some steps; the last one's peak is measured.
+
+    Both are called under `autocast`.
+    """
+    original = _Run(copy.deepcopy(model), args, kwargs, autocast)
+    generated = _Run(rematerialize(copy.deepcopy(model)), args, kwargs, autocast)
     result = Comparison()
     if list(original.model.state_dict()) != list(generated.model.state_dict()):
         raise VerifyError("the generated model's state_dict has other keys than the original's")
@@ -136,8 +142,8 @@ def compare(
 class _Run:
     """One of the two models, with its optimizer and what its last step gave."""
 
-    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.model = model
+    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast) -> None:
+        self.model, self.autocast = model, autocast
         self.args, self.kwargs = pytree.tree_map(_own_copy, (args, kwargs))
         trainable = [p for p in model.parameters() if p.requires_grad]
         for parameter in trainable:
@@ -149,7 +155,10 @@ class _Run:
     def step(self) -> None:
         """Forward and backward."""
         self.outputs = None
-        outputs = self.model(*self.args, **self.kwargs)
+        with contextlib.ExitStack() as casts:  # as users write it: with autocast's copies of parameters cached
+            for device, dtype in self.autocast:
+                casts.enter_context(torch.autocast(device, dtype=dtype))
+            outputs = self.model(*self.args, **self.kwargs)
         example_loss(outputs).backward()
         self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
         self.generators = [torch.get_rng_state()]
@@ -181,6 +190,24 @@ def _own_copy(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any]) -> tuple[Any, Any]:
+    """Inputs with each size that may change halved, as far as the model takes it. `expected` and `sizes` are a file's."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    shapes = iter([wanted[0] for wanted in expected.values() if isinstance(wanted, tuple)])
+    halves = {name: max(least, planned // 2) for name, (least, planned, *_) in sizes.items()}
+
+    def cut(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        for dimension, size in enumerate(next(shapes)):
+            if isinstance(size, str):
+                leaf = leaf.detach().narrow(dimension, 0, halves[size]).contiguous().requires_grad_(leaf.requires_grad)
+        return leaf
+
+    args, kwargs = pytree.tree_unflatten([cut(leaf) for leaf in leaves], spec)
+    return args, kwargs
 
 
 def _pairs(ours: Iterator, theirs: Iterator) -> Iterator[tuple[str, str, Any, Any]]:

@@ -21,7 +21,7 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Body, Model, is_view
 from remat_codegen.schedule import Compute
-from remat_codegen.trace import Operation, Origin, Ref, refs
+from remat_codegen.trace import Operation, Origin, Ref, refs, sizes_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,9 @@ def write_function(plumbing: Plumbing, segment: Segment) -> Function:
     return _Writer(plumbing, segment).write()
 
 
+_ORDER = [Origin.INPUT, Origin.CONSTANT, Origin.RESULT, Origin.SIZE]  # of a function's arguments
+
+
 class _Writer:
     def __init__(self, plumbing: Plumbing, segment: Segment) -> None:
         self.plumbing, self.segment = plumbing, segment
@@ -142,7 +145,7 @@ class _Writer:
         if values:
             self._line(f"return {', '.join(values)}")
         given = [v for v in arguments if v not in self.handed] + [v for v in self.inputs if v not in arguments]
-        given.sort(key=lambda v: self.trace.variables[v].origin is Origin.RESULT)
+        given.sort(key=lambda v: _ORDER.index(self.trace.variables[v].origin))
         lines = [line.render() for line in tidy(self.lines)]
         uses_kept = any("kept" in text for text in lines)
         names = tuple(self.scope.name(v) for v in given)
@@ -293,7 +296,8 @@ class _Writer:
         return self.scope.name((owner or variables)[0])
 
     def _statement(self, position: int, operation: Operation) -> None:
-        for variable in refs((operation.args, dict(operation.kwargs))):
+        given = (operation.args, dict(operation.kwargs))
+        for variable in (*refs(given), *sizes_in(given)):
             self._fetch(variable, position)
         self._write_call(operation, position in self.program.again)
 
@@ -314,15 +318,27 @@ class _Writer:
         else:
             targets = ["_" if v is None else self.scope.name(v) for v in operation.results]
             comma = "," if operation.many and len(targets) == 1 else ""
-            if not operation.grad_enabled:
-                self._line("with torch.no_grad():")
+            modes = self._modes(operation)
+            if modes:
+                self._line(f"with {', '.join(modes)}:")
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
             self.lines.append(
                 Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, view=is_view(self.record, operation))
             )
-            if not operation.grad_enabled:
+            if modes:
                 self.depth -= 1
+
+    def _modes(self, operation: Operation) -> list[str]:
+        """What an operation runs under that the model as a whole does not."""
+        modes = [] if operation.grad_enabled else ["torch.no_grad()"]
+        here, usual = dict(operation.autocast), dict(self.trace.autocast)
+        for device in sorted(here | usual):
+            if device not in here:
+                modes.append(f"torch.autocast({device!r}, enabled=False)")
+            elif here[device] != usual.get(device):
+                modes.append(f"torch.autocast({device!r}, dtype={here[device]})")
+        return modes
 
     def _counted_by(self, operation: Operation) -> str | None:
         """The normalisation module whose batches an operation counts: it does so in training only."""
@@ -357,7 +373,7 @@ class _Writer:
     def _fetch(self, variable: int, position: int) -> str:
         """Makes sure that a variable has a value here; returns its expression."""
         origin = self.trace.variables[variable].origin
-        if origin in (Origin.INPUT, Origin.CONSTANT):
+        if origin in (Origin.INPUT, Origin.CONSTANT, Origin.SIZE):
             self.inputs[variable] = None
         if origin is not Origin.RESULT or variable in self.local:
             return self.scope.expression(variable)

@@ -7,17 +7,19 @@ Pure: the same model, schedule and facts give the same bytes, in any process.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import black
 import jinja2
+import torch
 
 from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
+from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
@@ -26,11 +28,13 @@ from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.schedule import Schedule
-from remat_codegen.trace import Origin
+from remat_codegen.sizes import Dynamic
+from remat_codegen.trace import Origin, Variable
 
 MODE = black.Mode(target_versions={black.TargetVersion.PY311})  # black's own defaults, whatever a project's settings are
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out
 MIB = 2**20
+AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspaces
 
 _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Python takes for a file's encoding
 
@@ -51,6 +55,7 @@ class Original:
 class Facts:
     """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
 
+    `growth` is the power of each size that may change, by variable, that the peak grows with.
     `plan_lines` are the comment lines that hold the plan (planline.py).
     """
 
@@ -65,6 +70,7 @@ class Facts:
     overhead: float
     bound: float | None = None
     plan_lines: tuple[str, ...] = ()
+    growth: Mapping[int, float] = field(default_factory=dict)
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:
@@ -145,6 +151,8 @@ class _Renderer:
         for argument in self.arguments:
             if argument.variable is not None:
                 given[argument.variable] = namer.fresh(re.sub(r"\W+", "_", argument.name).strip("_"))
+        for size in self.trace.sizes:
+            given[size.variable] = namer.fresh(self.trace.variables[size.variable].path)
         for variable, tensor in self.trace.constants:
             name = f"CONSTANT_{len(self.constants)}"
             self.constants[name] = self._constant(variable, tensor)
@@ -173,10 +181,14 @@ class _Renderer:
         head = ["m", *(["step"] if uses_step else []), *inputs]
         result = calls.result(self.trace, lambda v: self._output(v, written, given), self._class)
         schedule = self.environment.get_template("schedule.py.jinja").render(
-            head=", ".join(head), forward=written.forward, backward=written.backward, result=result
+            head=", ".join(head),
+            forward=[*self._measured(given, [*written.forward, result]), *written.forward],
+            backward=[*self._measured(given, written.backward), *written.backward],
+            result=result,
         )
         expressions = [a.expression for a in used]
-        parts = {"functions": functions, "schedule": schedule, "result": result}
+        uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
+        parts: dict[str, Any] = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
             parameters=self.parameters or "self, *args, **kwargs",
             passed_on=calls.passed_on(self.original.forward) if self.parameters else "*args, **kwargs",
@@ -185,12 +197,21 @@ class _Renderer:
             step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
             inputs=expressions,
             uses_step=uses_step,
+            uncached=uncached,
+            dynamic=bool(self.trace.sizes),
+            plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
         parts["expected"] = self._expected()
         parts["frozen"] = self._frozen()
-        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | {"check_call"} | ({"Step"} if uses_step else set()))
+        parts["autocast"] = self._autocast()
+        given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
+        parts["sizes"] = self._sizes(given)
+        parts["plain_at_one"] = self._plain_sizes(given)
+        given_names |= {"with_sizes"} if parts["sizes"] else set()
+        given_names |= {"is_one"} if parts["plain_at_one"] else set()
+        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | given_names)
         parts["helpers"] = "\n\n".join(helpers)
         return parts
 
@@ -229,9 +250,37 @@ class _Renderer:
                 text = literal(argument.value, str)
             else:
                 v = self.trace.variables[argument.variable]
-                text = f"({v.shape!r}, {v.dtype}, {v.requires_grad})"
+                text = f"({self._shape(v)!r}, {v.dtype}, {v.requires_grad})"
             rows.append(f"    {argument.name!r}: {text},")
         return "{\n" + "\n".join(rows) + "\n}" if rows else "{}"
+
+    def _shape(self, variable: Variable) -> tuple[int | str, ...]:
+        """A shape in which sizes that may change are names."""
+        return variable.shape if variable.sizes is None else tuple(variable.sizes)
+
+    def _measured(self, given: dict[int, str], lines: Sequence[str]) -> list[str]:
+        """The lines that take the sizes which `lines` mention from the inputs."""
+        used = [s for s in self.trace.sizes if any(uses(given[s.variable], line) for line in lines)]
+        return [f"{given[s.variable]} = {given[s.source]}.shape[{s.dimension}]" for s in used]
+
+    def _sizes(self, given: dict[int, str]) -> list[str]:
+        """For each size that may change: its least, the planned, its most, and the power of it that the peak grows with."""
+        rows = []
+        for size in self.trace.sizes:
+            least = 1 if self._plain_at_one(size) else size.least
+            known = (least, size.planned, size.most, self.facts.growth[size.variable])
+            rows.append(f"{given[size.variable]!r}: {known},")
+        return rows
+
+    def _plain_at_one(self, size: Dynamic) -> bool:
+        """Whether the original forward is within the budget at size 1, where the plan does not hold."""
+        facts = self.facts
+        share = size.share_at_one
+        return share is not None and facts.unmodified_peak_bytes * share * AT_ONE_MARGIN <= facts.budget_bytes
+
+    def _plain_sizes(self, given: dict[int, str]) -> str:
+        names = [given[s.variable] for s in self.trace.sizes if self._plain_at_one(s)]
+        return "{" + ", ".join(repr(n) for n in names) + "}" if names else ""
 
     def _frozen(self) -> str:
         paths = [
@@ -242,17 +291,25 @@ class _Renderer:
         ]
         return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else "set()"
 
+    def _autocast(self) -> str:
+        """For each device type in use, what autocast has to cast to when the model is called; None for not at all."""
+        types = {torch.device(v.device).type for v in self.trace.results()} | {device for device, _ in self.trace.autocast}
+        rows = [f"{t!r}: {dict(self.trace.autocast).get(t)}" for t in sorted(types & {"cpu", "cuda"})]
+        return "{" + ", ".join(rows) + "}"
+
     def _described(self) -> str:
         parts = []
         for argument in self.arguments:
             if argument.variable is not None:
                 v = self.trace.variables[argument.variable]
                 parts.append(f"{argument.name}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}")
-        return on_one_line(", ".join(parts)) or "no inputs"
+        names = [f"{self.trace.variables[s.source].path}.{s.dimension}" for s in self.trace.sizes]
+        free = f" ({', '.join(names)} may differ)" if names else ""
+        return (on_one_line(", ".join(parts)) or "no inputs") + free
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
-        lines = [f"import {m}" for m in ("contextlib", "functools", "sys", "weakref") if m in used]
+        lines = [f"import {m}" for m in ("contextlib", "functools", "math", "sys", "warnings", "weakref") if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from remat_codegen.emit.names import Namer
 from remat_codegen.emit.spell import TRAINING_ARGUMENT
 from remat_codegen.graph.simplify import Model
-from remat_codegen.trace import Operation, Origin, location, refs
+from remat_codegen.trace import Operation, Origin, location, refs, sizes_in
 
 
 def module_expression(base: str, path: str, containers: frozenset[str], root: str = "") -> str:
@@ -116,7 +116,8 @@ class Scope:
 
     @staticmethod
     def _mentioned(operation: Operation) -> tuple[int, ...]:
-        return refs((operation.args, dict(operation.kwargs)))
+        given = (operation.args, dict(operation.kwargs))
+        return (*refs(given), *sizes_in(given))
 
     def outside(self) -> list[int]:
         """The model's inputs and other blocks' results that this block reads, in order."""
@@ -127,7 +128,9 @@ class Scope:
         for op in self.operations:
             for variable in self._mentioned(self.model.trace.operations[op]):
                 origin = self.model.trace.variables[variable].origin
-                if origin in (Origin.INPUT, Origin.CONSTANT) or (origin is Origin.RESULT and variable not in self.results):
+                if origin in (Origin.INPUT, Origin.CONSTANT, Origin.SIZE) or (
+                    origin is Origin.RESULT and variable not in self.results
+                ):
                     found[variable] = None
         return list(found)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from remat_codegen.sizes import Size
 from remat_codegen.trace import Operation, Ref
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
@@ -60,14 +61,16 @@ def spell(operation: Operation, tensor: Tensor, training: str | None, again: boo
         values[4] = f"({values[4]} if {training} else 0.0)"
     for place in _STATISTICS.get(base, ()) if again else ():
         values[place] = values[place] if values[place] == "None" else f"{values[place]}.clone()"
-    simple = _simple(operation, base, overload, values, keywords)
+    simple = _simple(operation, base, overload, values, keywords, tensor)
     if simple is not None:
         return simple
     call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
     return f"torch.ops.{operation.target._schema.name.replace('::', '.')}.{overload or 'default'}({call})"
 
 
-def _simple(op: Operation, base: str, overload: str, values: list[str], keywords: list[tuple[str, str]]) -> str | None:
+def _simple(
+    op: Operation, base: str, overload: str, values: list[str], keywords: list[tuple[str, str]], tensor: Tensor
+) -> str | None:
     first_is_tensor = bool(op.args) and isinstance(op.args[0], Ref)
     call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
     if f"{base}.{overload}" in _BINARY and len(values) == 2 and not keywords:
@@ -92,7 +95,7 @@ def _simple(op: Operation, base: str, overload: str, values: list[str], keywords
         ]
         return f"F.scaled_dot_product_attention({', '.join([*given, *(f'{k}={v}' for k, v in keywords)])})"
     if base in ("slice", "select") and not keywords:
-        return _indexing(op, base, values)
+        return _indexing(op, base, values, tensor)
     if base == "group_norm":
         return f"F.group_norm({', '.join(_without_defaults(values[:5], ['', '', 'None', 'None', '1e-05']))})"
     if base == "batch_norm" and len(values) >= 8:
@@ -111,17 +114,20 @@ def _simple(op: Operation, base: str, overload: str, values: list[str], keywords
     return None
 
 
-def _indexing(op: Operation, base: str, values: list[str]) -> str | None:
+def _indexing(op: Operation, base: str, values: list[str], tensor: Tensor) -> str | None:
     """x[:, 2:8] and x[:, 0], which PyTorch turns into the same slice and select."""
     given = list(op.args[1:])
-    if not all(isinstance(a, int) for a in given if a is not None) or (given and given[0] is not None and given[0] < 0):
+    if not all(isinstance(a, (int, Size)) for a in given if a is not None):
+        return None
+    if given and given[0] is not None and (isinstance(given[0], Size) or given[0] < 0):
         return None
     skipped = [":"] * (given[0] if given and given[0] is not None else 0)
     if base == "select":
-        return f"{values[0]}[{', '.join([*skipped, str(given[1])])}]"
+        return f"{values[0]}[{', '.join([*skipped, values[2]])}]"
     start, end, step = (*given[1:], *[None] * (4 - len(given)))[:3]
-    ends = "" if end is None or end >= ENDLESS else str(end)
-    part = f"{start or ''}:{ends}" + (f":{step}" if step not in (None, 1) else "")
+    ends = "" if end is None or (isinstance(end, int) and end >= ENDLESS) else literal(end, tensor)
+    starts = "" if start in (None, 0) else literal(start, tensor)
+    part = f"{starts}:{ends}" + (f":{literal(step, tensor)}" if step not in (None, 1) else "")
     return f"{values[0]}[{', '.join([*skipped, part])}]"
 
 
@@ -152,6 +158,8 @@ def literal(value: Any, tensor: Tensor) -> str:
     """A Python expression that evaluates to `value`; exact for non-finite and complex numbers."""
     if isinstance(value, Ref):
         return tensor(value.variable)
+    if isinstance(value, Size):
+        return value.spelled(tensor)
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return repr(value)
     if isinstance(value, float):

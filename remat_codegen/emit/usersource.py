@@ -29,8 +29,13 @@ OURS = {
     **{name: name for name in ("torch", "math", "contextlib", "functools", "inspect", "sys", "weakref")},
     **{"nn": "torch.nn", "F": "torch.nn.functional"},
 }
-OWN_NAMES = frozenset({"rematerialize", "BUDGET_BYTES", "PLANNED_PEAK_BYTES", "EXPECTED", "FROZEN"})
-IN_FORWARD = frozenset({"torch", "inspect", "check_call", "run_forward", "run_backward", "Step", "EXPECTED", "FROZEN", "super"})
+OWN_NAMES = frozenset("rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES EXPECTED FROZEN AUTOCAST SIZES PLAIN_AT_ONE".split())
+IN_FORWARD = frozenset(
+    (
+        "torch inspect check_call run_forward run_backward Step EXPECTED FROZEN AUTOCAST SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE "
+        "uncached_casts with_sizes is_one super"
+    ).split()
+)
 PLACES = frozenset({"__file__", "__spec__", "__package__", "__path__", "__loader__", "globals", "eval", "exec"})
 
 # Calls at the top of a file that change nothing a class needs: what they print, log or set is not carried over.

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, substitute
+from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, substitute
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
@@ -56,6 +56,8 @@ class Record:
     `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
     `stop` the index of the result whose autograd node the engine reaches first among the operation's.
+    `shared_cast_bytes` is the size of autocast's copies of all parameters, where several operations share one such copy;
+    else 0.
     """
 
     storages: tuple[Storage, ...]
@@ -69,6 +71,7 @@ class Record:
     stop: tuple[int | None, ...]
     gradients: tuple[Gradient, ...]
     gradient_of: tuple[tuple[int, ...] | None, ...]
+    shared_cast_bytes: int = 0
 
 
 def example_loss(outputs: Any) -> torch.Tensor:
@@ -120,6 +123,20 @@ class _Births(TorchDispatchMode):
         return out
 
 
+class _Casts(TorchDispatchMode):
+    """Notes which leaf tensors are copied to another type."""
+
+    def __init__(self, casts: dict[int, list[int]]) -> None:
+        super().__init__()
+        self.casts = casts
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].is_leaf:
+            self.casts.setdefault(id(args[0]), []).append(out.untyped_storage().nbytes())
+        return out
+
+
 @dataclass
 class _Recorder:
     trace: Trace
@@ -134,11 +151,12 @@ class _Recorder:
     reached: set[int] = field(default_factory=set)
     first_reached: dict[int, int] = field(default_factory=dict)
     gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     step: int = 0
 
     def run(self) -> Record:
         for variable in self.trace.variables:
-            if variable.origin is not Origin.RESULT:
+            if variable.origin not in (Origin.RESULT, Origin.SIZE):
                 self._given(variable)
         self.starts = [torch.autograd._get_sequence_nr()]
         rows = [self._operation(op) for op in self.trace.operations]
@@ -148,8 +166,8 @@ class _Recorder:
         count = len(self.trace.operations)
         return Record(
             tuple(self.storages),
-            tuple(self.of_variable[v.id] for v in self.trace.variables),
-            tuple(self.grads[v.id] for v in self.trace.variables),
+            tuple(self.of_variable.get(v.id, -1) for v in self.trace.variables),  # sizes have no memory
+            tuple(self.grads.get(v.id, False) for v in self.trace.variables),
             tuple(r["saved"] for r in rows),
             tuple(r["phantoms"] for r in rows),
             tuple(r["mutated"] for r in rows),
@@ -158,7 +176,15 @@ class _Recorder:
             tuple(stops[i].get(self.first_reached.get(i, -1)) for i in range(count)),
             tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
+            self._shared_casts(),
         )
+
+    def _shared_casts(self) -> int:
+        """Autocast holds its copy of a parameter until it is left, whatever is forgotten meanwhile."""
+        given = {id(t): t for v, t in self.tensors.items() if self.trace.variables[v].origin is Origin.PARAMETER}
+        cast = {key: copies for key, copies in self.casts.items() if key in given}
+        shared = any(len(copies) > 1 for copies in cast.values())
+        return sum(copies[0] for copies in cast.values()) if shared else 0
 
     def _given(self, variable: Variable) -> None:
         tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device=variable.device)
@@ -190,7 +216,8 @@ class _Recorder:
         kwargs = substitute(dict(op.kwargs), self.tensors)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in given]
-        with torch.set_grad_enabled(op.grad_enabled), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), _Casts(self.casts), saving:
             out = op.target(*args, **kwargs)
         self.starts.append(torch.autograd._get_sequence_nr())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
@@ -200,7 +227,8 @@ class _Recorder:
         mutated |= {self.of_storage[t.untyped_storage()._cdata] for t in _written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(packed)
         if _is_opaque(op):
-            phantoms = _real_phantoms(op, args, kwargs)
+            with autocasting(op.autocast):
+                phantoms = _real_phantoms(op, args, kwargs)
         return {"saved": saved, "phantoms": phantoms, "mutated": tuple(sorted(mutated))}
 
     def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -16,10 +16,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.record import Record
-from remat_codegen.trace import Operation, Ref, Trace, refs, substitute
+from remat_codegen.trace import Operation, Ref, Trace, location, refs, substitute
 
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 
@@ -46,7 +47,8 @@ class Model:
 
 
 def simplify(trace: Trace, record: Record) -> Model:
-    """The graph of a traced model."""
+    """The graph of a traced model. Raises UnsupportedError, naming the user's line, for what cannot be planned."""
+    check_views(trace, record)
     groups = merge_groups(trace, record, group_operations(trace, record))
     return _Builder(trace, record, groups).build()
 
@@ -134,6 +136,16 @@ class _Uses:
 def is_view(record: Record, operation: Operation) -> bool:
     """Whether an operation only looks at memory that exists."""
     return not allocates(record, operation) and not record.mutated[operation.id]
+
+
+def check_views(trace: Trace, record: Record) -> None:
+    """A view is taken anew from what it looks at, wherever it is needed: that has to be one tensor."""
+    for operation in trace.operations:
+        given = {record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))}
+        looked_at = [s for s in given if record.storages[s].operation is not None]
+        if len(looked_at) > 1 and is_view(record, operation):
+            where = location(operation.source)
+            raise UnsupportedError(f"{operation.name} looks at several tensors at once, which is not supported", where=where)
 
 
 def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -290,6 +302,10 @@ class _Builder:
         return signature(self.trace, self.record, group)
 
 
+def _cast(operation: Operation) -> str:
+    return "".join(f" {device} in {dtype}" for device, dtype in operation.autocast)
+
+
 def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
     """What a group computes, with the layout of every tensor it touches but without names: equal signatures cost the same."""
     number: dict[int, int] = {}
@@ -308,5 +324,5 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
         table = {v: describe(v) for v in refs((operation.args, dict(operation.kwargs)))}
         args = substitute((operation.args, dict(operation.kwargs)), table)
         results = [None if v is None else (describe(v), record.gradient_of[v]) for v in operation.results]
-        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}")
+        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]

@@ -21,7 +21,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
-from remat_codegen.trace import Origin, Ref, Variable, refs, substitute
+from remat_codegen.trace import Origin, Ref, Variable, autocasting, refs, substitute
 
 MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
@@ -177,7 +177,7 @@ class _Bench:
                 tensor = _Swallow.apply(tensor, held)
             tensors[v] = tensor
         for op in self.operations:
-            with torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()):
+            with torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()), autocasting(op.autocast):
                 out = op.target(*substitute(op.args, tensors), **substitute(dict(op.kwargs), tensors))
             for variable, value in zip(op.results, out if op.many else (out,), strict=True):
                 if variable is not None:

@@ -1,6 +1,6 @@
 """Models that people train, small, with random weights: `catalogue.py:NAME` is a target, `catalogue.py:NAME_inputs` its inputs.
 
-A model from a library is built when it is asked for, so that the others need not be installed.
+These are the models that README's table lists; `more.py` has others.
 """
 
 from __future__ import annotations
@@ -8,44 +8,21 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from builders import Catalogue, image, language_inputs, narrow, text, tokens
 
-NAMES: list[str] = []
-
-
-def _define(name, make, inputs):
-    """Adds a target and its inputs to this file."""
-    NAMES.append(name)
-    globals()[name] = make
-    globals()[f"{name}_inputs"] = inputs
-
-
-def image(size, channels=3):
-    return lambda: (torch.randn(2, channels, size, size),)
-
-
-def tokens(*shape, high=99):
-    return torch.randint(0, high, shape)
+_catalogue = Catalogue(globals())
+NAMES = _catalogue.names
 
 
 # ------------------------------------------------------------------------------------------- torchvision
 
 
-def _torchvision(name, size=64, **options):
-    def make():
-        import torchvision_cpu  # noqa: F401, I001 - first
-        import torchvision
-
-        return getattr(torchvision.models, name)(weights=None, **options)
-
-    _define(name, make, image(size))
-
-
 for _name in "resnet50 regnet_x_400mf densenet121 mobilenet_v3_small efficientnet_b0 vgg11_bn shufflenet_v2_x0_5".split():
-    _torchvision(_name)
-_torchvision("swin_t")
-_torchvision("convnext_tiny")
-_torchvision("googlenet", 96, init_weights=False)
-_torchvision("inception_v3", 299, init_weights=False)
+    _catalogue.torchvision(_name)
+_catalogue.torchvision("swin_t")
+_catalogue.torchvision("convnext_tiny")
+_catalogue.torchvision("googlenet", 96, init_weights=False)
+_catalogue.torchvision("inception_v3", 299, init_weights=False)
 
 
 def _vit_b_16():
@@ -62,61 +39,25 @@ def _deeplab():
     return deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, aux_loss=True)
 
 
-_define("vit_b_16", _vit_b_16, image(32))
-_define("deeplabv3_mobilenet", _deeplab, image(64))
+_catalogue.add("vit_b_16", _vit_b_16, image(32), "torchvision")
+_catalogue.add("deeplabv3_mobilenet", _deeplab, image(64), "torchvision")
 
 
 # -------------------------------------------------------------------------------------------------- timm
 
 
-def _timm(name, size, model):
-    def make():
-        import torchvision_cpu  # noqa: F401, I001 - first
-        import timm
-
-        return timm.create_model(model)
-
-    _define(name, make, image(size))
-
-
-_timm("mixer_s32", 224, "mixer_s32_224")
-_timm("resmlp_12", 224, "resmlp_12_224")
-_timm("nfnet_f0", 64, "nfnet_f0")
-_timm("maxvit_nano", 256, "maxvit_nano_rw_256")
-_timm("pvt_v2_b0", 64, "pvt_v2_b0")
+_catalogue.timm("mixer_s32", 224, "mixer_s32_224")
+_catalogue.timm("resmlp_12", 224, "resmlp_12_224")
+_catalogue.timm("nfnet_f0", 64)
+_catalogue.timm("maxvit_nano", 256, "maxvit_nano_rw_256")
+_catalogue.timm("pvt_v2_b0", 64)
 
 
 # ------------------------------------------------------------------------------------------ transformers
 
 
-def _transformers(name, model, inputs, **config):
-    def make():
-        import torchvision_cpu  # noqa: F401 - transformers imports torchvision where it is installed
-        import transformers
-
-        transformers.logging.set_verbosity_error()
-        kind = getattr(transformers, model)
-        return kind(kind.config_class(**config))
-
-    _define(name, make, inputs)
-
-
-_text = {"vocab_size": 99, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_narrow = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 32,
-}
-
-
-def language_inputs():
-    return {"input_ids": tokens(2, 16), "labels": tokens(2, 16)}
-
-
-_transformers("gpt2", "GPT2LMHeadModel", language_inputs, **_text, n_positions=32, n_embd=32, n_layer=2, n_head=2)
-_transformers(
+_catalogue.transformers("gpt2", "GPT2LMHeadModel", language_inputs, **text, n_positions=32, n_embd=32, n_layer=2, n_head=2)
+_catalogue.transformers(
     "bert",
     "BertForSequenceClassification",
     lambda: {
@@ -125,16 +66,18 @@ _transformers(
         "labels": torch.tensor([0, 1]),
     },
     vocab_size=99,
-    **_narrow,
+    **narrow,
 )
-_transformers("llama", "LlamaForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2)
-_transformers("qwen3", "Qwen3ForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2, head_dim=8)
-_transformers("mixtral", "MixtralForCausalLM", language_inputs, **_text, **_narrow, num_key_value_heads=2, num_local_experts=4)
-_transformers(
+_catalogue.transformers("llama", "LlamaForCausalLM", language_inputs, **text, **narrow, num_key_value_heads=2)
+_catalogue.transformers("qwen3", "Qwen3ForCausalLM", language_inputs, **text, **narrow, num_key_value_heads=2, head_dim=8)
+_catalogue.transformers(
+    "mixtral", "MixtralForCausalLM", language_inputs, **text, **narrow, num_key_value_heads=2, num_local_experts=4
+)
+_catalogue.transformers(
     "t5",
     "T5ForConditionalGeneration",
     language_inputs,
-    **_text,
+    **text,
     d_model=32,
     d_kv=8,
     d_ff=64,
@@ -142,7 +85,7 @@ _transformers(
     num_heads=4,
     decoder_start_token_id=0,
 )
-_transformers(
+_catalogue.transformers(
     "vit",
     "ViTForImageClassification",
     lambda: {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])},
@@ -154,7 +97,7 @@ _transformers(
     patch_size=8,
     hidden_dropout_prob=0.1,
 )
-_transformers(
+_catalogue.transformers(
     "segformer",
     "SegformerForSemanticSegmentation",
     lambda: {"pixel_values": torch.randn(2, 3, 64, 64), "labels": tokens(2, 64, 64, high=3)},
@@ -165,11 +108,11 @@ _transformers(
     num_attention_heads=[1, 1, 2, 2],
     num_labels=3,
 )
-_transformers(
+_catalogue.transformers(
     "whisper",
     "WhisperForConditionalGeneration",
     lambda: {"input_features": torch.randn(2, 8, 32), "labels": tokens(2, 16)},
-    **_text,
+    **text,
     d_model=32,
     encoder_layers=2,
     decoder_layers=2,
@@ -183,7 +126,7 @@ _transformers(
     decoder_start_token_id=1,
     dropout=0.1,
 )
-_transformers(
+_catalogue.transformers(
     "mamba",
     "MambaForCausalLM",
     lambda: {"input_ids": tokens(2, 8), "labels": tokens(2, 8)},
@@ -312,14 +255,16 @@ def discriminator():
     )
 
 
-_define("unet", UNet, image(32))
-_define("fno", FNO, lambda: (torch.randn(2, 1, 64),))
-_define("lstm", Classifier, lambda: (tokens(3, 9),))
-_define("padded_encoder", Padded, lambda: (torch.randn(2, 9, 32), torch.arange(9).expand(2, 9) > torch.tensor([[6], [8]])))
-_define(
+_catalogue.add("unet", UNet, image(32))
+_catalogue.add("fno", FNO, lambda: (torch.randn(2, 1, 64),))
+_catalogue.add("lstm", Classifier, lambda: (tokens(3, 9),))
+_catalogue.add(
+    "padded_encoder", Padded, lambda: (torch.randn(2, 9, 32), torch.arange(9).expand(2, 9) > torch.tensor([[6], [8]]))
+)
+_catalogue.add(
     "transformer",
     lambda: nn.Transformer(32, 4, 2, 2, 64, batch_first=True),
     lambda: (torch.randn(2, 9, 32), torch.randn(2, 7, 32)),
 )
-_define("dcgan_generator", generator, lambda: (torch.randn(2, 16, 1, 1),))
-_define("dcgan_discriminator", discriminator, lambda: (torch.randn(2, 3, 16, 16, requires_grad=True),))
+_catalogue.add("dcgan_generator", generator, lambda: (torch.randn(2, 16, 1, 1),))
+_catalogue.add("dcgan_discriminator", discriminator, lambda: (torch.randn(2, 3, 16, 16, requires_grad=True),))

@@ -115,12 +115,6 @@ def retained_graph(model, idx):
     loss.backward(retain_graph=True)
 
 
-def autocast(model, idx):
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(idx).float().square().mean()
-    loss.backward()
-
-
 def checked_under_anomaly_detection(model, idx):
     with torch.autograd.detect_anomaly(check_nan=False):
         model(idx).square().mean().backward()
@@ -142,7 +136,6 @@ def checked_under_anomaly_detection(model, idx):
         an_exception_in_between,
         hooks_on_parameters,
         retained_graph,
-        autocast,
         checked_under_anomaly_detection,
     ],
     ids=lambda f: f.__name__,

@@ -22,15 +22,18 @@ ALLOWED = {
     "target": ("errors", "inputs"),
     "report": ("budget",),
     "runtime": (),
-    "trace": ("errors",),
+    "sizes": ("errors",),
+    "views": (),
+    "trace": ("errors", "sizes", "views"),
     "graph": ("errors", "trace", "graph"),
     "profile": ("errors", "trace", "graph", "profile"),
     "schedule": ("graph", "profile.costs"),
     "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
-    "emit": ("errors", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
-    "verify": ("errors", "graph", "profile"),
+    "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
+    "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile"),
+    "verify": ("errors", "trace", "graph", "profile"),
 }
 SEES_EVERYTHING = {"cli", "pipeline", "lifecycle"}
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}

@@ -1,0 +1,97 @@
+"""Models that are called under torch.autocast: traced, planned, run and checked under it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from remat_codegen import pipeline
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.verify import load_generated
+
+MODEL = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        h = self.norm(x)
+        h = self.down(F.dropout(F.gelu(self.up(h)), 0.1, self.training))
+        with torch.autocast("cpu", enabled=False):
+            gate = h.float() @ h.float().transpose(-2, -1)
+        return x + (gate.softmax(-1).to(h.dtype) @ h)
+
+
+class Once(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Shared(Once):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block()] * 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def example_inputs():
+    return (torch.randn(8, 32, 64),)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("autocast") / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def generate(model: Path, name: str, budget: str, folder: Path):
+    request = Request(f"{model}:{name}", budget, folder / "out.py", autocast="bfloat16", verify=True)
+    return pipeline.generate(request, Progress(None))
+
+
+@pytest.mark.parametrize("name", ["Once", "Shared"])
+@pytest.mark.parametrize("budget", ["100%", "75%"])
+def test_exact_and_within_budget(name, budget, model, tmp_path):
+    report = generate(model, name, budget, tmp_path)
+    assert report.verify.ok, report.verify.failures()
+    assert all("bit-identical" in row.detail for row in report.verify.rows[:-1])
+    assert "--autocast bfloat16" in (tmp_path / "out.py").read_text()
+
+
+def test_called_without_it_is_refused(model, tmp_path):
+    generate(model, "Once", "80%", tmp_path)
+    made = load_generated(tmp_path / "out.py")
+    with pytest.raises(ValueError, match=r"under autocast to None on cpu, but .* planned for torch.bfloat16"):
+        made.Once()(torch.randn(8, 32, 64))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert made.Once()(torch.randn(8, 32, 64)).dtype is torch.bfloat16
+
+
+def test_a_plan_without_it_is_refused_under_it(model, tmp_path):
+    pipeline.generate(Request(f"{model}:Once", "90%", tmp_path / "plain.py"), Progress(None))
+    made = load_generated(tmp_path / "plain.py")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="generate it again"):
+        made.Once()(torch.randn(8, 32, 64))
