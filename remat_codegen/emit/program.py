@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_codegen.emit.functions import Function, Plumbing, write_function
+from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
@@ -150,7 +151,9 @@ class _Main:
         inside = self.plumbing.scopes[segment.block].name(variable)
         hand = f"step[{number(segment.block)}].hand({inside!r}, "
         if lines and lines[-1].startswith(f"{name} = "):
-            lines[-1] = f"{hand}{lines[-1].removeprefix(f'{name} = ')})"
+            call = lines[-1].removeprefix(f"{name} = ")
+            lines[-1] = f"{hand}{call})"
+            lines += [f"del {name}"] if uses(name, call) else []  # what the name stood for before goes now
         else:
             lines += [f"{hand}{name})", f"del {name}"]
 
