@@ -27,7 +27,7 @@ def draw(compared: Compared, path: Path, measured: list[dict[str, Any]] | None =
     """The picture as a file's bytes, the same for the same comparison: no date, no random ids."""
     import matplotlib
 
-    settings = {"svg.hashsalt": "remat-codegen", "svg.fonttype": "none", "font.size": 9, "backend": "agg"}
+    settings: Any = {"svg.hashsalt": "remat-codegen", "svg.fonttype": "none", "font.size": 9, "backend": "agg"}
     with matplotlib.rc_context(settings):
         figure = _figure(compared, measured or [])
         buffer = io.BytesIO()
@@ -43,7 +43,8 @@ def _figure(compared: Compared, measured: list[dict[str, Any]]) -> Any:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
-    found, drawn = compared.found, []
+    found = compared.found
+    drawn: list[Any] = []
     for number, (name, outcomes) in enumerate(compared.outcomes.items()):
         style = {"color": colours[number % len(colours)], "marker": MARKERS[number % len(MARKERS)]}
         points = sorted((o.plan.peak_bytes, o.overhead(found.plain_ns)) for o in outcomes if o.fits)

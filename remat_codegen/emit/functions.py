@@ -360,10 +360,8 @@ class _Writer:
             if variable not in results or data not in self.program.slots:
                 continue
             name = self.scope.name(variable)
-            if not again:
+            if not again or self.program.wanted_by_autograd(self.program.copy_made(data, position)):
                 self._line(f"kept.slot({name!r}, {name})")
-            elif self.program.wanted_by_autograd(self.program.copy_made(data, position)):
-                self._line(f"kept.rebuild({name!r}, {name})")
 
     def _stops_of(self, node: Node) -> list[int]:
         return [n for n in sorted(self.plumbing.stops) if self.program.graph.nodes[n].forward == node.id]

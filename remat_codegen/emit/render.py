@@ -17,7 +17,7 @@ import jinja2
 import torch
 
 from remat_codegen.emit import calls, usersource
-from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
+from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
@@ -211,7 +211,8 @@ class _Renderer:
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
-        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | given_names)
+        called = Uses.of(f"{functions}\n\n{schedule}")
+        helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
         parts["helpers"] = "\n\n".join(helpers)
         return parts
 
@@ -309,7 +310,7 @@ class _Renderer:
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
-        lines = [f"import {m}" for m in ("contextlib", "functools", "math", "sys", "warnings", "weakref") if m in used]
+        lines = [f"import {m}" for m in ("contextlib", "functools", "math", "sys", "types", "warnings", "weakref") if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
