@@ -171,7 +171,10 @@ def _bound(plan: Plan, plain_ns: int) -> float | None:
 
 
 def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress) -> Plan:
-    """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none."""
+    """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none.
+
+    Where the unmodified step fits, a planner whose own plans do not gets that one.
+    """
     reserve = reserve_bytes(traced)
     planner = PLANNERS[request.planner]
 
@@ -180,16 +183,22 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     unmodified = plain.peak_bytes + SLACK_BYTES
-    room = limit if unmodified <= limit else limit - reserve
-    plan = planner(traced.graph, profile, room, progress=advance)
+    if unmodified <= limit:
+        plan = planner(traced.graph, profile, limit, progress=advance)
+        if plan.schedule is not None and len(planfile.order_of(plan.schedule)) == len(traced.graph.nodes):
+            return plan  # nothing runs again, so nothing has to be reserved
+    plan = planner(traced.graph, profile, limit - reserve, progress=advance)
+    if plan.schedule is None and unmodified <= limit:
+        return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if plan.schedule is None:
-        least = None if plan.minimum_bytes is None else min(plan.minimum_bytes + reserve, unmodified)
-        raise _too_small(traced, limit, least)
+        raise _too_small(traced, limit, None if plan.minimum_bytes is None else plan.minimum_bytes + reserve, unmodified)
     return plan
 
 
-def _too_small(traced: Traced, limit: int, smallest: int | None) -> BudgetError:
-    hint = None if smallest is None else f"the smallest budget that works is {format_bytes(smallest)} ({smallest} bytes)"
+def _too_small(traced: Traced, limit: int, least: int | None, unmodified: int) -> BudgetError:
+    found = min(least or unmodified, unmodified)
+    what = "the smallest budget that works is" if least is not None else "without recomputation the step needs"
+    hint = f"{what} {format_bytes(found)} ({found} bytes)"
     return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
 
 
