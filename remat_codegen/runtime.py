@@ -200,7 +200,7 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward is not supported after rematerializing")
+            raise RuntimeError("double backward (create_graph=True) is not supported")
         while not stop.passed and not self.finished:
             self.go_on()
 
@@ -211,7 +211,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
-            raise RuntimeError("a parameter or input was changed before backward")
+            raise RuntimeError("a parameter or input was changed in place too early")
         with contextlib.ExitStack() as modes:
             modes.enter_context(torch.no_grad())
             for device, dtype in AUTOCAST.items():
@@ -284,7 +284,7 @@ def check_call(model, frozen, expected, given, autocast):
         spare = isinstance(wanted, tuple) and wanted[2]  # a gradient may be left out
         _check(name, _described(given[name], spare), _described(wanted))
     for name, parameter in model.named_parameters():
-        _check(f"requires_grad of {name}", parameter.requires_grad, name not in frozen)
+        _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
 
 
 def _check(what, found, wanted):
