@@ -23,7 +23,7 @@ from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
-from remat_codegen.emit.segments import Role, divide
+from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
@@ -184,6 +184,7 @@ class _Renderer:
             head=", ".join(head),
             forward=[*self._measured(given, [*written.forward, result]), *written.forward],
             backward=[*self._measured(given, written.backward), *written.backward],
+            alive=f"{written.alive_bytes / MIB:,.1f} MiB",
             result=result,
         )
         expressions = [a.expression for a in used]
@@ -224,10 +225,7 @@ class _Renderer:
         )
 
     def _about(self, named: Named) -> str:
-        verb = {Role.FORWARD: "Computes", Role.REBUILD: "Computes again", Role.BACKWARD: "Rebuilds for"}
-        if named.function.role is Role.BACKWARD:
-            return f"Goes back through {_in_docstring(named.function.about)}, and rebuilds what was forgotten."
-        return f"{verb[named.function.role]} {_in_docstring(named.function.about)}."
+        return f"{_in_docstring(named.function.about)}."
 
     def _class(self, kind: type) -> str:
         """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it."""
