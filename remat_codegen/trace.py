@@ -202,7 +202,7 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
         given, shapes = (args, kwargs), None
         if dynamic:
             given, copied = _copies(given, dynamic)
-            shapes = _shapes(module, *given, copied, others)
+            shapes = _shapes(module, given[0], given[1], copied, others)
         with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()), autocasting(autocast):
             warnings.simplefilter("ignore")
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
