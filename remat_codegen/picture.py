@@ -43,7 +43,8 @@ def _figure(compared: Compared, measured: list[dict[str, Any]]) -> Any:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
-    found, drawn = compared.found, []
+    found = compared.found
+    drawn: list[float] = []
     for number, (name, outcomes) in enumerate(compared.outcomes.items()):
         style = {"color": colours[number % len(colours)], "marker": MARKERS[number % len(MARKERS)]}
         points = sorted((o.plan.peak_bytes, o.overhead(found.plain_ns)) for o in outcomes if o.fits)

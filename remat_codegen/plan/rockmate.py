@@ -249,15 +249,19 @@ def _plan_searched(
 ) -> Plan:
     """The fastest of what is known and what the search finds, starting from there as well."""
     search = _search(graph, profile)
-    candidates = [*known, judge(graph, profile, with_forgets(graph, search.least[0]))]
+    candidates = list(known)
+    if not search.large:
+        candidates.append(judge(graph, profile, with_forgets(graph, search.least[0])))
     best = _fastest(candidates, budget_bytes)
-    if best is None:
+    if best is None and not search.large:
         return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
-    orders = [tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))]
+    orders = [] if best is None else [tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))]
     steps = hierarchy.steps_for(graph, grid.search_work)
     found = search.best(hierarchy.Limits(budget_bytes), steps, orders)
     if found is not None:
         candidates.append(judge(graph, profile, with_forgets(graph, found)))
     best = _fastest(candidates, budget_bytes)
-    assert best is not None
+    if best is None:
+        candidates.append(judge(graph, profile, with_forgets(graph, search.least[0])))
+        return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
     return _plan(status, best, notes, profile)

@@ -27,7 +27,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import checkmate, dtr
 from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
 from remat_codegen.plan.bound import Relaxation, cuts_of
-from remat_codegen.plan.ends import Progress, candidate, chosen, keeping, rebuildable, reruns
+from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, keeping, rebuildable, reruns
 from remat_codegen.plan.improve import improve
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rockmate import Candidate
@@ -78,10 +78,13 @@ def plan(
 
 def writable(graph: Graph) -> bool:
     """Whether the whole integer program is small enough to be written down."""
+    return columns(graph) <= MOST_COLUMNS and all(len(p) == 1 for p in graph.producers() if p[0] < graph.loss)
+
+
+def columns(graph: Graph) -> int:
+    """About how many columns the whole integer program has."""
     early = sum(p[0] < graph.loss for p in graph.producers())
-    return (len(graph.nodes) - graph.loss) * (early + graph.loss) <= MOST_COLUMNS and all(
-        len(p) == 1 for p in graph.producers() if p[0] < graph.loss
-    )
+    return (len(graph.nodes) - graph.loss) * (early + graph.loss)
 
 
 def _heuristic(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> Plan:
@@ -142,7 +145,8 @@ def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collect
         again = reruns(graph, producers, node, lost - have)
         order.extend([*sorted(again), node.id])
         later = kept.get(following[node.id], ())
-        have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting or d in later)
+        short = len(order) < MOST_RUNS
+        have.update(d for i in again for d in graph.nodes[i].writes if not (short and d in fleeting) or d in later)
     return checkmate.without_dead_runs(graph, order)
 
 
