@@ -27,7 +27,7 @@ def draw(compared: Compared, path: Path, measured: list[dict[str, Any]] | None =
     """The picture as a file's bytes, the same for the same comparison: no date, no random ids."""
     import matplotlib
 
-    settings = {"svg.hashsalt": "remat-codegen", "svg.fonttype": "none", "font.size": 9, "backend": "agg"}
+    settings: Any = {"svg.hashsalt": "remat-codegen", "svg.fonttype": "none", "font.size": 9, "backend": "agg"}
     with matplotlib.rc_context(settings):
         figure = _figure(compared, measured or [])
         buffer = io.BytesIO()

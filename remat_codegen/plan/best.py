@@ -23,7 +23,8 @@ from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved
-PLANNING = 0.6  # the part of the time after which no further planner is started
+PLANNING = 0.8  # the part of the time after which no further planner is started
+LIMITED = ("checkmate", "checkmate-lp")  # these take whatever time they get
 EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
@@ -34,14 +35,15 @@ def plan(
     started = time.monotonic()
     plans: list[Plan] = []
     skipped: list[str] = []
-    entries = _entries(graph, time_limit)
+    entries = _entries(graph)
     for done, (name, run) in enumerate(entries):
         if progress is not None:
             progress(f"trying {name}", done, len(entries))
         if time.monotonic() - started > time_limit * PLANNING:
             skipped.append(name)
             continue
-        found = run(graph, profile, budget_bytes)
+        left = time_limit * PLANNING - (time.monotonic() - started)
+        found = run(graph, profile, budget_bytes, **({"time_limit": left} if name in LIMITED else {}))
         plans.append(found)
         if found.schedule is not None and found.status is Status.OPTIMAL:
             return _named(found, name, (), plans)
@@ -80,7 +82,7 @@ def _different(fitting: list[tuple[Plan, str]]) -> list[tuple[Plan, str]]:
 Run = Callable[..., Plan]
 
 
-def _entries(graph: Graph, time_limit: float) -> list[tuple[str, Run]]:
+def _entries(graph: Graph) -> list[tuple[str, Run]]:
     """The planners to run, the fast ones first."""
     found: list[tuple[str, Run]] = [("none", ends.none), ("all", ends.all_), ("chen", chen.plan), ("rotor", chain.plan)]
     found.extend((f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS)
@@ -88,7 +90,7 @@ def _entries(graph: Graph, time_limit: float) -> list[tuple[str, Run]]:
     found.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
     found.append(("knapsack", knapsack.plan))
     found.append(("rockmate", rockmate.plan))
-    found.append(("checkmate-lp", partial(whole.approximate, time_limit=time_limit / 5)))
     if whole.columns(graph) <= EXACT:
-        found.append(("checkmate", partial(whole.plan, time_limit=time_limit / 2)))
+        found.append(("checkmate", whole.plan))
+    found.append(("checkmate-lp", whole.approximate))
     return found

@@ -29,6 +29,9 @@ from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_f
 Progress = Callable[[str, int, int], None]
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
+MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
+MOST_KINDS = 80  # of blocks: none is solved by integer programs
+QUICK_ROUNDS = 60  # of splitting
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
@@ -127,15 +130,30 @@ def _plan_chain(
             return _plan_searched(graph, profile, budget_bytes, [*tried.values(), plain], grid, notes)
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
-    if fastest is not None and all(b.last - b.first < grid.largest for b in graph.blocks):
+    small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
+    if fastest is not None and small and not _quickly_beaten(graph, profile, budget_bytes, fastest):
         return _plan(status, fastest, notes, profile)  # a search would gain little, and treat equal blocks differently
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
+
+
+def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Candidate) -> bool:
+    """Whether the first step of a search is faster already: where few blocks make the peak, whole blocks are too coarse."""
+    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
+    fitting = hierarchy.squeeze(board, board.plain, limits, None, QUICK_ROUNDS)
+    return fitting is not None and board.time_of(hierarchy.spend(board, fitting, limits)) < known.time_ns
 
 
 @lru_cache(maxsize=256)
 def _family(piece: Piece, grid: Grid) -> Family:
     """Families do not depend on the budget: a second plan of the same model finds them here."""
     return solve_family(piece, grid, hierarchy.family_orders)
+
+
+def _coarser(grid: Grid, kinds: int) -> Grid:
+    """Fewer budgets where there are many kinds of blocks, and no integer programs where there are very many."""
+    if kinds > MOST_KINDS:
+        return replace(grid, largest=0)
+    return replace(grid, saved_levels=min(grid.saved_levels, 4), peak_levels=1) if kinds > MANY_KINDS else grid
 
 
 class _Chain:
@@ -148,6 +166,8 @@ class _Chain:
         self.nodes = [nodes for _, nodes in cut]
         pieces = [piece for piece, _ in cut]
         distinct = list(dict.fromkeys(pieces))
+        self.coarse = _coarser(grid, len(distinct)) is not grid
+        grid = _coarser(grid, len(distinct))
         families: dict[object, Family] = {}
         for done, piece in enumerate(distinct):
             if progress is not None:
