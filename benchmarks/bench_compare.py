@@ -29,7 +29,7 @@ MODELS = {
     "gpt2": "GPT-2, 6 layers, width 256, 2 sequences of 256 tokens",
     "resnet101": "ResNet-101, 2 images of 224 x 224",
     "regnet": "RegNetY-400MF, 2 images of 224 x 224",
-    "mixer": "MLP-Mixer S/32, 2 images of 224 x 224",
+    "mixer": "MLP-Mixer S/32, 8 images of 224 x 224",
     "transformer": "nn.Transformer, 4 + 4 layers, width 128, 2 sequences of 128",
     "unet": "U-Net, 4 levels, width 16, 2 images of 128 x 128",
 }
@@ -83,7 +83,7 @@ def table(headings: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
 
 
 def section(name: str, found: dict) -> list[str]:
-    headings = [f"{b} " for b in found["budgets"]]
+    headings = [b.replace("%", " %") for b in found["budgets"]]
     rows = [("lower bound", [cell(b) for b in found["bound"]])]
     rows += [(p, [cell(r["overhead"]) for r in row]) for p, row in found["planners"].items()]
     rows += [(FREE + h, [cell(o) for o in row]) for h, row in found["free"].items()]

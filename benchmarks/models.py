@@ -56,7 +56,11 @@ def images():
     return (torch.randn(2, 3, 224, 224),)
 
 
-resnet101_inputs = regnet_inputs = mixer_inputs = images
+def mixer_inputs():
+    return (torch.randn(8, 3, 224, 224),)
+
+
+resnet101_inputs = regnet_inputs = images
 
 
 def transformer_inputs():
