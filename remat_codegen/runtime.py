@@ -9,12 +9,14 @@ through the value named there.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import math
 import sys
 import warnings
 import weakref
+import zlib
 
 import torch
 
@@ -324,6 +326,12 @@ def uncached_casts():
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def unpacked(shape, dtype, device, *text):
+    """A constant tensor from its bytes."""
+    raw = bytearray(zlib.decompress(base64.b64decode("".join(text))))
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(device)
 
 
 def check_call(model, frozen, expected, given, autocast):

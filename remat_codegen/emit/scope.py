@@ -18,12 +18,14 @@ def module_expression(base: str, path: str, containers: frozenset[str], root: st
     text, here = base, root
     rest = path[len(root) + 1 :] if root else path
     for part in rest.split(".") if rest else ():
+        part, bracket, keys = part.partition("[")
         if part.isdigit() and here in containers:
             text = f"{text}[{part}]"
         elif _is_attribute(part):
             text = f"{text}.{part}"
         else:
             text = f"getattr({text}, {part!r})"
+        text += bracket + keys  # an element of a list or a dictionary
         here = f"{here}.{part}" if here else part
     return text
 
@@ -113,7 +115,7 @@ class Scope:
         return found or [""]
 
     def _holders(self, variable: int) -> list[str]:
-        """The modules of a parameter or buffer, or of those that a view from another block looks at: a rebuild takes it anew."""
+        """The module of a parameter or buffer; those of what a view from another block looks at: a rebuild takes it anew."""
         given = self.model.trace.variables[variable]
         if given.origin in (Origin.PARAMETER, Origin.BUFFER):
             return [given.path.rpartition(".")[0]]
