@@ -12,6 +12,7 @@ Lines are as long as black makes them in a generated file.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import math
@@ -19,6 +20,7 @@ import sys
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 
@@ -321,6 +323,12 @@ def uncached_casts():
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def unpacked(shape, dtype, device, *text):
+    """A constant tensor from its bytes."""
+    raw = bytearray(zlib.decompress(base64.b64decode("".join(text))))
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(device)
 
 
 def is_one(names, expected, given):

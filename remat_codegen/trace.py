@@ -24,6 +24,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from remat_codegen.attributes import attribute_paths
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Asked, Dynamic, Size, Symbols, combine, hint
 from remat_codegen.views import separate_views
@@ -329,6 +330,7 @@ class _Reader:
         self.sizes: list[Dynamic] = []
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.names = _names_by_identity(module)
+        self.attributes = attribute_paths(module)
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
         # The model itself may be wrapped in something that cannot be indexed.
         self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
@@ -443,18 +445,25 @@ class _Reader:
                 self.inputs.append(None)
             return
         path = spec.target or node.name
+        constant = self.exported.constants[path] if origin is Origin.CONSTANT else None
+        if id(constant) in self.attributes:  # what the model holds is reached there, like a buffer
+            origin, path = Origin.BUFFER, self.attributes[id(constant)]
+        elif constant is not None and constant.requires_grad:
+            hint = "make it a parameter of the model"
+            raise UnsupportedError("a tensor that is not the model's own requires a gradient", hint=hint)
         grad = (
             origin is Origin.PARAMETER
             and self.parameters[path].requires_grad
             or bool(origin is Origin.INPUT and value.requires_grad)
+            or bool(constant is not None and constant.requires_grad)
         )
         aliases = tuple(n for n in self.names.get(path, ()) if n != path)
         variable = self._variable(node.name, origin, path, value, grad, aliases)
         self.of_node[node] = Ref(variable)
         if origin is Origin.INPUT:
             self.inputs.append(variable)
-        if origin is Origin.CONSTANT:
-            self.constants.append((variable, self.exported.constants[path]))
+        if origin is Origin.CONSTANT and constant is not None:
+            self.constants.append((variable, constant))
 
     def _variable(
         self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()

@@ -18,12 +18,14 @@ def module_expression(base: str, path: str, containers: frozenset[str], root: st
     text, here = base, root
     rest = path[len(root) + 1 :] if root else path
     for part in rest.split(".") if rest else ():
+        part, bracket, keys = part.partition("[")
         if part.isdigit() and here in containers:
             text = f"{text}[{part}]"
         elif _is_attribute(part):
             text = f"{text}.{part}"
         else:
             text = f"getattr({text}, {part!r})"
+        text += bracket + keys  # an element of a list or a dictionary
         here = f"{here}.{part}" if here else part
     return text
 

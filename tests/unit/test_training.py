@@ -198,3 +198,40 @@ class NotANumber(nn.Module):
 def test_equal_nans_are_equal(tmp_path):
     """0 / 0 in an output, and nan in every gradient."""
     assert exact(NotANumber(), (torch.randn(2, 4),), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- constants
+
+TABLE = torch.arange(200.0).reshape(2, 100).sin()
+
+
+class Constants(nn.Module):
+    """Tensors that are neither parameters nor buffers: the model's own, a file's, and some made in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(100, 100)
+        self.anchors = torch.randn(100)
+        self.scales = [torch.rand(100), (torch.rand(1),)]
+        self.by_name = {"first": torch.rand(100, dtype=torch.float64), 2: torch.rand(3) > 0.5}
+        self.a.offsets = torch.rand(100, requires_grad=True)
+
+    def forward(self, x):
+        y = self.a(x).tanh() * self.anchors + self.scales[0] * self.scales[1][0] + self.a.offsets
+        y = (y * self.by_name["first"].float()).sin() * self.by_name[2].any() + TABLE
+        weights = torch.tensor([0.5 * i for i in range(100)])
+        return y.exp() * weights * torch.tensor([[1 + 2j] * 100]).real
+
+
+def test_constants_of_any_size(tmp_path):
+    assert exact(Constants(), (torch.randn(2, 100),), tmp_path)
+
+
+def test_constants_of_an_instance_are_reached_there(tmp_path):
+    make = rematerialized(Constants(), (torch.randn(2, 100),), tmp_path)
+    other = Constants()
+    generated, inputs = make(copy.deepcopy(other)), torch.randn(2, 100)
+    for model in (other, generated):
+        model(inputs).square().mean().backward()
+    assert other(inputs).equal(generated(inputs))
+    assert other.a.offsets.grad.equal(generated.a.offsets.grad)
