@@ -22,6 +22,7 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.budget import parse_budget
+from remat_codegen.cli_explain import explain_command
 from remat_codegen.errors import RematError
 from remat_codegen.files import check_writable
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
@@ -356,6 +357,9 @@ def _captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., N
 
     with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
         yield Progress(None if quiet else Console(file=sys.stderr)), show
+
+
+cli.add_command(explain_command(_captured, _output_options))
 
 
 def _exit_code(verification: Any) -> int:
