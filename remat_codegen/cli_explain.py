@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +31,12 @@ def explain_command(captured: Callable[..., Any], output_options: Callable[..., 
         """
         with captured(as_json, quiet) as (progress, show):
             from remat_codegen import explain as explaining
+            from remat_codegen.readback.tables import shown
 
             found = explaining.explain(file, progress, target, plan, cache=not no_cache)
-            show(found.to_json(), *_tables(found))
+            show(found.to_json(), *shown(found))
         for problem in found.problems:
             print(f"{file}:{problem.line}: {problem.text}", file=sys.stderr)
         return 0 if found.ok else 1
 
     return explain
-
-
-def _tables(found: Any) -> Iterator[Any]:
-    from rich.text import Text
-
-    from remat_codegen.readback.tables import block_table, closing_lines
-
-    if found.blocks:
-        yield block_table(found.blocks)
-    for line in closing_lines(found):
-        yield Text(line, no_wrap=True, overflow="ignore")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import lifecycle, pipeline, planfile
-from remat_codegen.errors import PlanFileError, RematError, VerifyError
+from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
 from remat_codegen.planfile import SavedPlan, order_of
 from remat_codegen.profile.cache import Cache
@@ -60,7 +60,9 @@ class Explanation:
         rows |= {"problems": [p.to_json() for p in self.problems], "notes": list(self.notes)}
         if not self.blocks:
             return rows | {"blocks": None}
-        sizes = {n: getattr(self, n) for n in ("peak_bytes", "peak_line", "peak_block", "unmodified_peak_bytes", "budget_bytes")}
+        sizes = {
+            n: getattr(self, n) for n in ("peak_bytes", "peak_line", "peak_block", "unmodified_peak_bytes", "budget_bytes")
+        }
         return rows | sizes | {"overhead": round(self.overhead, 6), "blocks": [b.to_json() for b in self.blocks]}
 
 
@@ -133,7 +135,8 @@ def _judged(case: _Case, reading: Reading) -> tuple[Reading, list[Problem], list
         return reading, _with_differences(case, problems, notes, text), notes, None
     planned = case.emitted(case.plan, case.plan.order)
     wanted = read_back(planned, case.traced.model)
-    if reading.problems and not differences(case.text, planned):  # two operations that only the plan can tell apart
+    alike = reading.problems and _is_python(case.text) and not differences(case.text, planned)
+    if alike:  # what is a problem here is that only the plan can tell equal operations apart
         schedule = planfile.schedule_of(case.plan, case.traced.graph, case.file)
         known = replace(reading, schedule=schedule, lines=(0,) * len(schedule.steps), problems=(), complete=True)
         return known, [], [*notes, "equal operations could not be told apart: the schedule is the plan's"], True

@@ -6,10 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from remat_codegen.budget import format_bytes
 from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.report import percent
+
+
+def shown(found: Any) -> Iterator[Table | Text]:
+    """A table of the blocks, and lines that are as they are, however long."""
+    if found.blocks:
+        yield block_table(found.blocks)
+    for line in closing_lines(found):
+        yield Text(line, no_wrap=True, overflow="ignore")
 
 
 def block_table(blocks: Sequence[BlockSummary]) -> Table:
