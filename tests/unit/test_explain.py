@@ -1,7 +1,5 @@
 """`explain` reads the schedule from a file's functions, and says what a person changed in them, and on which line."""
 
-# ruff: noqa: E501 - a piece of a file, and what becomes of it, are easier to read on one line
-
 from __future__ import annotations
 
 import contextlib
