@@ -19,7 +19,7 @@
 #: 182:159;183:160;184:161,163-164;185:162)+13-14;3*(281:56-57;282:58;284:56;287:49,51;
 #: 288:52;292:47)+13-14;320:14-15;2*(321:16)+2-2;325:0-13",
 #: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],
-#: "seal":"809651a37a9e41c7"}
+#: "seal":"f9f86a8630c4374f"}
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
 import contextlib
@@ -536,11 +536,36 @@ class Slot:
 
 
 class Group:
-    """All that autograd saved for one operation, in order: tensors, or views of slots."""
+    """All that autograd saved for one operation, in order. Autograd owns it: each part goes when autograd lets go of it."""
 
     def __init__(self):
-        self.saved = []
+        self.parts = []
         self.next = 0
+
+    def add(self, value):
+        """One more part, for autograd to hold."""
+        part = Part(self, value)
+        self.parts.append(weakref.ref(part))
+        return part
+
+    def alive(self):
+        """The parts that autograd still holds."""
+        return [part for part in (ref() for ref in self.parts) if part is not None]
+
+    def refill(self, saved):
+        """Puts the next part back; an operation that runs again saves in the same order."""
+        part = self.parts[self.next]()
+        self.next += 1
+        if part is not None and (part.value is None or torch.is_tensor(part.value)):
+            part.value = saved.detach()
+
+
+class Part:
+    """One thing that autograd saved: a tensor, None while that is forgotten, or what is never forgotten here (a view of a slot,
+    a parameter or buffer with its version)."""
+
+    def __init__(self, group, value):
+        self.group, self.value = group, value
 
 
 class Stop:
@@ -571,9 +596,12 @@ class Kept:
         self.step.live[key] = slot
         group = self.step.last_group
         if group is not None:  # the operation may have saved its own result
-            group.saved = [
-                _reference(s, slot) if _is_view_of(s, key) else s for s in group.saved
-            ]
+            for part in group.alive():
+                part.value = (
+                    _reference(part.value, slot)
+                    if _is_view_of(part.value, key)
+                    else part.value
+                )
 
     @contextlib.contextmanager
     def saves(self, name):
@@ -637,8 +665,8 @@ class Kept:
     def forget_saved(self, name):
         """Frees what autograd saved under `saves(name)`; it is rebuilt before autograd wants it."""
         group = self.groups[name]()
-        if group is not None:
-            group.saved = [None if torch.is_tensor(s) else s for s in group.saved]
+        for part in group.alive() if group is not None else ():
+            part.value = None if torch.is_tensor(part.value) else part.value
 
     def rebuild(self, name, value):
         """Puts a value back that was forgotten."""
@@ -677,6 +705,7 @@ class Step:
             None,
             None,
         )
+        self.theirs: set[int] = set()  # the storages of what was there before the step
         self.program, self.awaited, self.finished = None, None, False
         self.autocasts = [
             (d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d))
@@ -694,6 +723,9 @@ class Step:
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
         given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
+        self.theirs = {
+            tensor.untyped_storage()._cdata for tensor in (*given, *model.buffers())
+        }
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield self
         self.live.clear()
@@ -713,15 +745,15 @@ class Step:
         )
         if self.group is None:
             return held
-        self.group.saved.append(held if slot is not None else held[0])
-        return self.group, len(self.group.saved) - 1
+        forgettable = slot is None and saved.untyped_storage()._cdata not in self.theirs
+        return self.group.add(held[0] if forgettable else held)
 
     def unpack(self, held):
         """The tensor that autograd saved; brings the backward program this far if it was not."""
-        if isinstance(held[0], Group):
-            while held[0].saved[held[1]] is None:
+        if isinstance(held, Part):
+            while held.value is None:
                 self.go_on()
-            held = held[0].saved[held[1]]
+            held = held.value
             if torch.is_tensor(held):
                 return held
         if isinstance(held[0], Slot):
@@ -746,14 +778,8 @@ class Step:
             yield
 
     def _refill(self, saved):
-        group = self.group
-        if group is not None:
-            if (
-                torch.is_tensor(group.saved[group.next])
-                or group.saved[group.next] is None
-            ):
-                group.saved[group.next] = saved.detach()
-            group.next += 1
+        if self.group is not None:
+            self.group.refill(saved)
 
     def go_on(self):
         """Runs the backward program up to its next `yield`."""
