@@ -58,7 +58,7 @@ def test_the_plan_gives_the_committed_bytes(name, tmp_path, update_golden):
 
 def _fits(plan, target):
     """Whether a committed plan is for the model as it is now."""
-    graph = pipeline._trace(Request(target), QUIET).graph.digest()
+    graph = pipeline.trace_target(Request(target), QUIET).graph.digest()
     return plan.exists() and planfile.load(plan).graph == graph
 
 
