@@ -2,10 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIBRARIES := $(VENV)/.libraries
 CASES ?= 100
 SEED ?= 0
 
-.PHONY: demo test test-slow lint format type golden bench fuzz clean
+.PHONY: demo test test-slow lint format type golden bench bench-models libraries fuzz clean
 
 demo: $(STAMP)
 	mkdir -p build
@@ -14,7 +15,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(STAMP)
+# The models of torchvision, timm and transformers among them.
+test-slow: $(LIBRARIES)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)
@@ -33,7 +35,11 @@ golden: $(STAMP)
 	$(BIN)/python -m pytest tests/golden --update-golden
 
 bench: $(STAMP)
-	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	set -e; for file in $(filter-out %_models.py,$(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+
+# The table of models in README, which takes an hour.
+bench-models: $(LIBRARIES)
+	$(BIN)/python benchmarks/bench_models.py
 
 # Random cases beside the fixed ones of `make test`: make fuzz CASES=1000 SEED=7
 fuzz: $(STAMP)
@@ -41,6 +47,12 @@ fuzz: $(STAMP)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+libraries: $(LIBRARIES)
+
+$(LIBRARIES): $(STAMP) constraints-models.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-models.txt
+	touch $@
 
 # The environment is installed anew where what it is made from is newer.
 $(STAMP): pyproject.toml constraints.txt

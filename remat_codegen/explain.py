@@ -98,7 +98,7 @@ def explain(
     if lifecycle._has_no_device(request.device):
         raise VerifyError(f"{request.device} is not here, so its operations cannot be measured", where=str(file))
     with lifecycle._as_if_alone(request.target, file):
-        traced = pipeline._trace(request, progress)
+        traced = pipeline.trace_target(request, progress)
         with progress.stage("read"):
             reading = read_back(text, traced.model)
             case = _Case(file, text, header, traced, _fitting(saved, traced))

@@ -61,7 +61,7 @@ def generate(request: Request, progress: Progress) -> Report:
     for path in (output, request.save_plan):
         if path is not None:
             check_writable(path)
-    traced = _trace(request, progress)
+    traced = trace_target(request, progress)
     plan = _load_plan(request, traced) if request.plan is not None else _make_plan(request, traced, progress)
     schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
     with progress.stage("emit"):
@@ -97,7 +97,8 @@ def verify(
 # ---------------------------------------------------------------------------------------------- stages
 
 
-def _trace(request: Request, progress: Progress) -> Traced:
+def trace_target(request: Request, progress: Progress) -> Traced:
+    """Loads the request's target and finds its graph. Raises RematError where it cannot."""
     with progress.stage("load"):
         target = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     with progress.stage("trace"):
@@ -121,18 +122,25 @@ def _autocast(request: Request) -> Autocast:
     return ((torch.device(request.device).type, dtype),)
 
 
-def _make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
-    """A new plan; the order of the plan before it, if there was one, where that still does about as well."""
-    assert request.budget is not None
-    budget = parse_budget(request.budget)
+def measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
+    """Time and workspace of the graph's nodes, measured on the request's device or remembered from an earlier run."""
     with progress.stage("profile"):
         cache = Cache(request.device, enabled=request.cache)
         profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
         cache.save()
+    return profile
+
+
+def _make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
+    """A new plan; the order of the plan before it, if there was one, where that still does about as well."""
+    assert request.budget is not None
+    budget = parse_budget(request.budget)
+    profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
     with progress.stage("plan"):
-        plan = _plan_within(request, traced, profile, limit, progress, previous)
+        plan = _plan_within(request, traced, profile, limit, progress)
+        plan = _as_before(plan, previous, traced, profile, limit)
     with progress.stage("bound"):
         plan = _with_bound(plan, traced, profile, limit)
     assert plan.schedule is not None
@@ -153,6 +161,19 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
     )
 
 
+def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:
+    """The plan with the order of the one before it, where that fits and costs little more: so that a file changes little."""
+    try:
+        schedule = with_forgets(traced.graph, previous)
+        validate(traced.graph, schedule)
+    except (ValueError, IndexError):
+        return plan
+    timeline = simulate(traced.graph, profile, schedule)
+    if timeline.peak_bytes > limit - reserve_bytes(traced) or timeline.time_ns > (1 + STEADY) * plan.time_ns:
+        return plan
+    return replace(plan, schedule=schedule, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, status=Status.FEASIBLE)
+
+
 def _with_bound(plan: Plan, traced: Traced, profile: Profile, limit: int) -> Plan:
     """The plan with the better of its own lower bound and the general one."""
     found = bound(traced.graph, profile, limit).time_ns
@@ -166,11 +187,12 @@ def _bound(plan: Plan, plain_ns: int) -> float | None:
     return round(plan.bound_ns / plain_ns - 1, 4)
 
 
-def _plan_within(
-    request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress, previous: Sequence[int]
-) -> Plan:
-    """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none."""
-    reserve = _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
+def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int, progress: Progress) -> Plan:
+    """A plan that leaves room for what the file itself needs at run time. Raises BudgetError where there is none.
+
+    Where the unmodified step fits, a planner whose own plans do not gets that one.
+    """
+    reserve = reserve_bytes(traced)
     planner = PLANNERS[request.planner]
 
     def advance(what: str, done: int, total: int) -> None:
@@ -178,29 +200,22 @@ def _plan_within(
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     unmodified = plain.peak_bytes + SLACK_BYTES
-    room = limit if unmodified <= limit else limit - reserve
-    plan = planner(traced.graph, profile, room, progress=advance)
+    if unmodified <= limit:
+        plan = planner(traced.graph, profile, limit, progress=advance)
+        if plan.schedule is not None and len(planfile.order_of(plan.schedule)) == len(traced.graph.nodes):
+            return plan  # nothing runs again, so nothing has to be reserved
+    plan = planner(traced.graph, profile, limit - reserve, progress=advance)
+    if plan.schedule is None and unmodified <= limit:
+        return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if plan.schedule is None:
-        least = None if plan.minimum_bytes is None else min(plan.minimum_bytes + reserve, unmodified)
-        raise _too_small(traced, limit, least)
-    return _as_before(plan, previous, traced.graph, profile, room)
+        raise _too_small(traced, limit, None if plan.minimum_bytes is None else plan.minimum_bytes + reserve, unmodified)
+    return plan
 
 
-def _as_before(plan: Plan, previous: Sequence[int], graph: Graph, profile: Profile, room: int) -> Plan:
-    """The plan with the order of the one before it, where that fits and costs little: so that a file changes little."""
-    try:
-        schedule = with_forgets(graph, previous)
-        validate(graph, schedule)
-    except (ValueError, IndexError):
-        return plan
-    timeline = simulate(graph, profile, schedule)
-    if timeline.peak_bytes > room or timeline.time_ns > (1 + STEADY) * plan.time_ns:
-        return plan
-    return replace(plan, schedule=schedule, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, status=Status.FEASIBLE)
-
-
-def _too_small(traced: Traced, limit: int, smallest: int | None) -> BudgetError:
-    hint = None if smallest is None else f"the smallest budget that works is {format_bytes(smallest)} ({smallest} bytes)"
+def _too_small(traced: Traced, limit: int, least: int | None, unmodified: int) -> BudgetError:
+    found = min(least or unmodified, unmodified)
+    what = "the smallest budget that works is" if least is not None else "without recomputation the step needs"
+    hint = f"{what} {format_bytes(found)} ({found} bytes)"
     return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
 
 
@@ -211,6 +226,11 @@ def _generator_states(traced: Traced, schedule: Schedule) -> int:
     again = {n for n in order if order.count(n) > 1}
     random = sum(_is_random(traced, n) for n in again)
     return 0 if _on_cuda(traced) or not random else (random + 1) * GENERATOR_STATE_BYTES  # one more while it is changed
+
+
+def reserve_bytes(traced: Traced) -> int:
+    """What a generated file may need beside the planned tensors: generator states, and what is too small to be planned."""
+    return _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
 
 
 def _most_generator_states(traced: Traced) -> int:

@@ -24,6 +24,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from remat_codegen.attributes import attribute_paths
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Asked, Dynamic, Size, Symbols, combine, hint
 from remat_codegen.views import separate_views
@@ -198,20 +199,37 @@ def trace(
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
-    def export(shapes: Any) -> torch.export.ExportedProgram:
+    def export(others: bool = False) -> torch.export.ExportedProgram:
+        given, shapes = (args, kwargs), None
+        if dynamic:
+            given, copied = _copies(given, dynamic)
+            shapes = _shapes(module, given[0], given[1], copied, others)
         with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()), autocasting(autocast):
             warnings.simplefilter("ignore")
-            return torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=shapes)
+            return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
-    if not dynamic:
-        return export(None)
     try:
-        return export(_shapes(module, args, kwargs, dynamic, others=False))
-    except Exception as first:  # sizes that have to be equal to those asked for: let torch.export find them
-        try:
-            return export(_shapes(module, args, kwargs, dynamic, others=True))
-        except Exception:
-            raise first from None
+        return export()
+    except Exception:  # sizes that have to be equal to those asked for: let torch.export find them
+        if not dynamic:
+            raise
+        with contextlib.suppress(Exception):
+            return export(others=True)
+        raise
+
+
+def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:
+    """Copies of the inputs: torch.export marks tensors whose sizes may change, for good."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return made[id(leaf)]
+
+    return pytree.tree_map(copy, given), tuple((copy(tensor), dimension) for tensor, dimension in dynamic)
 
 
 def _shapes(module: Any, args: Any, kwargs: Any, dynamic: Asked, others: bool) -> Any:
@@ -312,6 +330,7 @@ class _Reader:
         self.sizes: list[Dynamic] = []
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.names = _names_by_identity(module)
+        self.attributes = attribute_paths(module)
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
         # The model itself may be wrapped in something that cannot be indexed.
         self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
@@ -426,18 +445,25 @@ class _Reader:
                 self.inputs.append(None)
             return
         path = spec.target or node.name
+        constant = self.exported.constants[path] if origin is Origin.CONSTANT else None
+        if id(constant) in self.attributes:  # what the model holds is reached there, like a buffer
+            origin, path = Origin.BUFFER, self.attributes[id(constant)]
+        elif constant is not None and constant.requires_grad:
+            hint = "make it a parameter of the model"
+            raise UnsupportedError("a tensor that is not the model's own requires a gradient", hint=hint)
         grad = (
             origin is Origin.PARAMETER
             and self.parameters[path].requires_grad
             or bool(origin is Origin.INPUT and value.requires_grad)
+            or bool(constant is not None and constant.requires_grad)
         )
         aliases = tuple(n for n in self.names.get(path, ()) if n != path)
         variable = self._variable(node.name, origin, path, value, grad, aliases)
         self.of_node[node] = Ref(variable)
         if origin is Origin.INPUT:
             self.inputs.append(variable)
-        if origin is Origin.CONSTANT:
-            self.constants.append((variable, self.exported.constants[path]))
+        if origin is Origin.CONSTANT and constant is not None:
+            self.constants.append((variable, constant))
 
     def _variable(
         self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()

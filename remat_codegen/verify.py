@@ -45,12 +45,17 @@ class Difference:
             self._note(name, None if same else float("inf"))
         elif ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             self._note(name, float("inf"))
-        elif not torch.equal(ours, theirs):
+        elif not _equal(ours, theirs):
             self._note(name, _relative(ours, theirs))
 
     def _note(self, name: str, size: float | None) -> None:
         if size is not None and (self.worst is None or size > self.worst):
             self.worst, self.where = size, name
+
+
+def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors are equal; where both are not a number, they are."""
+    return torch.equal(ours, theirs) or bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
 
 
 def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:

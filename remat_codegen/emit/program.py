@@ -29,12 +29,13 @@ class Named:
 @dataclass(frozen=True, slots=True)
 class Written:
     """All that a program becomes: functions, and the lines of run_forward and run_backward (empty if nothing has to
-    be done)."""
+    be done). `alive_bytes` are held at the loss."""
 
     functions: tuple[Named, ...]
     forward: tuple[str, ...]
     backward: tuple[str, ...]
     outputs: dict[int, str]
+    alive_bytes: int
 
 
 def write_program(program: Program, model: Model, wishes: dict[int, str], namer: Namer, given: dict[int, str]) -> Written:
@@ -50,7 +51,7 @@ def write_program(program: Program, model: Model, wishes: dict[int, str], namer:
     main = _Main(plumbing, names, given)
     forward = main.forward(forwards)
     backward = main.backward(backwards)
-    return Written(tuple(names.ordered()), tuple(forward), tuple(backward), main.names)
+    return Written(tuple(names.ordered()), tuple(forward), tuple(backward), main.names, program.alive_at_loss())
 
 
 def _is_late(segment: Segment, program: Program) -> bool:

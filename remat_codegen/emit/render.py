@@ -6,7 +6,9 @@ Pure: the same model, schedule and facts give the same bytes, in any process.
 
 from __future__ import annotations
 
+import base64
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +19,13 @@ import jinja2
 import torch
 
 from remat_codegen.emit import calls, usersource
-from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
+from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
-from remat_codegen.emit.segments import Role, divide
+from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
@@ -32,7 +34,9 @@ from remat_codegen.sizes import Dynamic
 from remat_codegen.trace import Origin, Variable
 
 MODE = black.Mode(target_versions={black.TargetVersion.PY311})  # black's own defaults, whatever a project's settings are
-LARGEST_LITERAL = 64  # elements of a constant tensor that is written out
+LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
+LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
+PACKED_LINE = 96  # characters
 MIB = 2**20
 AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspaces
 
@@ -160,12 +164,15 @@ class _Renderer:
         return given
 
     def _constant(self, variable: int, tensor: Any) -> str:
-        if tensor.numel() > LARGEST_LITERAL:
+        if tensor.nbytes > LARGEST_PACKED_BYTES:
             name = self.trace.variables[variable].path
             raise UnsupportedError(
-                f"the tensor {name} is neither a parameter nor a buffer",
+                f"the tensor {name} is neither a parameter nor a buffer, and too large to be written into a file",
                 hint="register it with register_buffer(persistent=False)",
             )
+        if tensor.numel() > LARGEST_LITERAL:
+            text = ", ".join(repr(line) for line in packed(tensor))
+            return f"unpacked({tuple(tensor.shape)}, {tensor.dtype}, {str(tensor.device)!r}, {text})"
         values = literal(tensor.tolist(), str)
         text = f"torch.tensor({values}, dtype={tensor.dtype}, device={str(tensor.device)!r})"
         return text if tensor.numel() else f"{text}.reshape({tuple(tensor.shape)})"
@@ -184,6 +191,7 @@ class _Renderer:
             head=", ".join(head),
             forward=[*self._measured(given, [*written.forward, result]), *written.forward],
             backward=[*self._measured(given, written.backward), *written.backward],
+            alive=f"{written.alive_bytes / MIB:,.1f} MiB",
             result=result,
         )
         expressions = [a.expression for a in used]
@@ -211,7 +219,8 @@ class _Renderer:
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
-        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}") | given_names)
+        called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
+        helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
         parts["helpers"] = "\n\n".join(helpers)
         return parts
 
@@ -223,10 +232,7 @@ class _Renderer:
         )
 
     def _about(self, named: Named) -> str:
-        verb = {Role.FORWARD: "Computes", Role.REBUILD: "Computes again", Role.BACKWARD: "Rebuilds for"}
-        if named.function.role is Role.BACKWARD:
-            return f"Goes back through {_in_docstring(named.function.about)}, and rebuilds what was forgotten."
-        return f"{verb[named.function.role]} {_in_docstring(named.function.about)}."
+        return f"{_in_docstring(named.function.about)}."
 
     def _class(self, kind: type) -> str:
         """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it."""
@@ -309,11 +315,19 @@ class _Renderer:
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
-        lines = [f"import {m}" for m in ("contextlib", "functools", "math", "sys", "warnings", "weakref") if m in used]
+        standard = "base64 contextlib functools math sys types warnings weakref zlib".split()
+        lines = [f"import {m}" for m in standard if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
+
+
+def packed(tensor: torch.Tensor) -> list[str]:
+    """A tensor's bytes as lines of text, for runtime.unpacked."""
+    raw = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    text = base64.b64encode(zlib.compress(raw, 9)).decode()
+    return [text[i : i + PACKED_LINE] for i in range(0, len(text), PACKED_LINE)]
 
 
 def on_one_line(text: str) -> str:

@@ -18,12 +18,14 @@ def module_expression(base: str, path: str, containers: frozenset[str], root: st
     text, here = base, root
     rest = path[len(root) + 1 :] if root else path
     for part in rest.split(".") if rest else ():
+        part, bracket, keys = part.partition("[")
         if part.isdigit() and here in containers:
             text = f"{text}[{part}]"
         elif _is_attribute(part):
             text = f"{text}.{part}"
         else:
             text = f"getattr({text}, {part!r})"
+        text += bracket + keys  # an element of a list or a dictionary
         here = f"{here}.{part}" if here else part
     return text
 
@@ -107,12 +109,20 @@ class Scope:
         for op in self.operations:
             operation = self.model.trace.operations[op]
             for variable in self._mentioned(operation):
-                given = self.model.trace.variables[variable]
-                if given.origin in (Origin.PARAMETER, Origin.BUFFER):
-                    found.append(given.path.rpartition(".")[0])
+                found += self._holders(variable)
             if has_training_flag(operation):
                 found.append(operation.module_path)
         return found or [""]
+
+    def _holders(self, variable: int) -> list[str]:
+        """The modules of a parameter or buffer, or of those that a view from another block looks at: it is taken anew."""
+        given = self.model.trace.variables[variable]
+        if given.origin in (Origin.PARAMETER, Origin.BUFFER):
+            return [given.path.rpartition(".")[0]]
+        if given.origin is not Origin.RESULT or variable in self.results or self.model.data_of[variable] is not None:
+            return []
+        maker = next(op for op in self.model.trace.operations if variable in op.results)
+        return [path for v in self._mentioned(maker) for path in self._holders(v)]
 
     @staticmethod
     def _mentioned(operation: Operation) -> tuple[int, ...]:

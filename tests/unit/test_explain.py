@@ -56,13 +56,13 @@ def case(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explained")
     shutil.copy(EXAMPLE, folder / "gpt2.py")
     request = replace(REQUEST, target=f"{folder / 'gpt2.py'}:GPT2", output=folder / "gpt2_remat.py")
-    traced = pipeline._trace(request, QUIET)
+    traced = pipeline.trace_target(request, QUIET)
     graph = traced.graph
     schedule = rebuilding(graph, set(droppable(graph)[::2]))
     plan = SavedPlan(graph.digest(), "chen", "feasible", "1GiB", 2**30, 2**20, 2**21, 0.5, None, "cpu", order_of(schedule))
     (folder / "plan.json").write_text(plan.dumps())
     pipeline.generate(replace(request, plan=folder / "plan.json"), QUIET)
-    return folder / "gpt2_remat.py", pipeline._trace(request, QUIET), plan  # the module that was imported last
+    return folder / "gpt2_remat.py", pipeline.trace_target(request, QUIET), plan  # the module that was imported last
 
 
 @pytest.fixture

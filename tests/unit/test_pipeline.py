@@ -146,3 +146,10 @@ def test_verify_refuses_what_it_did_not_write(tmp_path):
         (tmp_path / "other.py").write_text(text)
         with pytest.raises(VerifyError):
             verify(tmp_path / "other.py")
+
+
+def test_every_planner_stays_within_the_unmodified_peak(tmp_path):
+    """mincut recomputes whatever the budget is, and random numbers that are drawn again need their generators' states."""
+    for planner in ("mincut", "rotor", "dtr"):
+        report = generate(budget="100%", output=tmp_path / "x.py", planner=planner, verify=True)
+        assert report.verify.ok, report.verify.failures()

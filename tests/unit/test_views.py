@@ -65,3 +65,26 @@ def test_meshgrid_of_any_number(indexing, count, tmp_path):
     traced = model_of(model, args, {})
     text = emit(model, args, {}, traced, rebuilding(traced.graph, set(droppable(traced.graph))), None)
     assert compare(model, load(text, tmp_path).rematerialize, args, {}).identical
+
+
+class Latents(nn.Module):
+    """A view of a parameter that blocks of other modules read."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.ParameterDict({"latents": nn.Parameter(torch.linspace(0, 1, 12).reshape(3, 4))})
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(4)])
+
+    def forward(self, x):
+        x, latents = x + 1, self.start["latents"].expand(5, -1, -1)
+        for layer in self.layers:
+            x = (layer(x).exp() + latents).tanh()
+        return x
+
+
+def test_a_view_of_a_parameter_reaches_blocks_that_stand_elsewhere(tmp_path):
+    model, args = Latents(), (torch.linspace(-1, 1, 60).reshape(5, 3, 4),)
+    traced = model_of(model, args, {})
+    assert len(traced.graph.blocks) > 2
+    text = emit(model, args, {}, traced, rebuilding(traced.graph, set(droppable(traced.graph))), None)
+    assert compare(model, load(text, tmp_path).rematerialize, args, {}).identical

@@ -1,0 +1,237 @@
+"""Generated modules in the training loops of models that are not language models, everything rebuilt."""
+
+from __future__ import annotations
+
+import copy
+from collections import namedtuple
+from dataclasses import dataclass
+
+import catalogue
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from emitted import droppable, emit, load, model_of, rebuilding
+from torch import nn
+
+from remat_codegen.verify import compare
+
+
+def rematerialized(module, args, folder, kwargs=None, first=None):
+    """A function that makes rematerialized models from instances of the original; only the `first` data are rebuilt, or all."""
+    model = model_of(module, args, kwargs or {})
+    schedule = rebuilding(model.graph, set(droppable(model.graph)[:first]))
+    folder.mkdir(exist_ok=True)
+    return load(emit(module, args, kwargs or {}, model, schedule, None), folder, type(module).__name__.lower()).rematerialize
+
+
+def exact(module, args, folder, kwargs=None) -> bool:
+    found = compare(module, rematerialized(module, args, folder, kwargs), args, kwargs or {})
+    assert {what: d.where for what, d in found.differences.items() if d.worst is not None} == {}
+    return True
+
+
+def same_state(ours, theirs) -> bool:
+    return all(a.equal(b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(16), nn.Linear(16, 3))
+
+    def forward(self, x):
+        return self.layers(x).tanh()
+
+
+# ---------------------------------------------------------------------------------------------- loops
+
+
+def scaled_steps(model, inputs) -> None:
+    """Mixed precision's loop: scaled losses, unscaled gradients clipped, one step skipped for an infinite gradient."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for factor in (1.0, float("inf"), 1.0, 1.0):
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(model(inputs).square().mean() * factor).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_grad_scaler(tmp_path):
+    inputs = torch.randn(4, 8)
+    original = Classifier()
+    generated = rematerialized(original, (inputs,), tmp_path)(copy.deepcopy(original))
+    for model in (original, generated):
+        torch.manual_seed(1)
+        scaled_steps(model, inputs)
+    assert same_state(original, generated)
+
+
+def adversarial_steps(generator, discriminator) -> None:
+    """DCGAN's loop: the discriminator on real pictures, on made ones, and under the generator."""
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01, betas=(0.5, 0.999)) for m in (generator, discriminator)]
+    loss = nn.BCELoss()
+    for _ in range(3):
+        real, noise = torch.rand(2, 3, 16, 16), torch.randn(2, 16, 1, 1)
+        discriminator.zero_grad()
+        loss(discriminator(real).flatten(), torch.ones(2)).backward()
+        made = generator(noise)
+        loss(discriminator(made.detach()).flatten(), torch.zeros(2)).backward()
+        optimizers[1].step()
+        generator.zero_grad()
+        loss(discriminator(made).flatten(), torch.ones(2)).backward()
+        optimizers[0].step()
+
+
+def test_generator_and_discriminator_in_turn(tmp_path):
+    """The discriminator's file is made with an input that requires a gradient; it takes one that does not as well."""
+    pair = catalogue.generator(), catalogue.discriminator()
+    inputs = catalogue.dcgan_generator_inputs(), catalogue.dcgan_discriminator_inputs()
+    makes = [rematerialized(m, args, tmp_path / str(i)) for i, (m, args) in enumerate(zip(pair, inputs, strict=True))]
+    generated = [make(copy.deepcopy(m)) for make, m in zip(makes, pair, strict=True)]
+    for models in (pair, generated):
+        torch.manual_seed(1)
+        adversarial_steps(*models)
+    assert same_state(pair[0], generated[0]) and same_state(pair[1], generated[1])
+
+
+class FirstWithoutParameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = torch.dropout(x.sin().exp(), 0.3, True)
+        return self.b((self.a(x).exp() * x).tanh())
+
+
+@pytest.mark.parametrize("first", [2, 4, None])
+def test_an_input_without_the_gradient_that_was_planned(first, tmp_path):
+    """Where only the first data are rebuilt, the backward pass never comes to the places that their rebuilds wait for."""
+    original, x = FirstWithoutParameters(), torch.randn(3, 4)
+    make = rematerialized(original, (x.clone().requires_grad_(),), tmp_path, first=first)
+    generated = make(copy.deepcopy(original))
+    for model in (original, generated):
+        torch.manual_seed(1)
+        model(x).square().sum().backward()
+        model(x.clone().requires_grad_()).square().sum().backward()
+    for ours, theirs in zip(original.parameters(), generated.parameters(), strict=True):
+        assert ours.grad.equal(theirs.grad)
+
+
+# ---------------------------------------------------------------------------------------------- types of numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
+def test_weights_of_other_types(dtype, tmp_path):
+    assert exact(Classifier().to(dtype), (torch.randn(4, 8, dtype=dtype, requires_grad=True),), tmp_path)
+
+
+class Conjugates(nn.Module):
+    """Autograd saves conjugated views, and views that are negative without having been negated."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(0.2 * torch.randn(4, 4, dtype=torch.cfloat))
+
+    def forward(self, x):
+        y = (x @ self.weight).sin()
+        z = y.conj() * x + y
+        w = (z.mH @ z.conj().T.exp()).sin()
+        return w.conj().imag * z.real, (y.conj() * z.conj()).abs(), w
+
+
+def test_conjugated_and_negative_views(tmp_path):
+    assert exact(Conjugates(), (torch.randn(4, 4, dtype=torch.cfloat, requires_grad=True),), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- structures
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    rest: dict
+    nothing: None = None
+
+
+pytree.register_dataclass(Output)
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, batch, pair, *more, options=None):
+        x = self.a(batch["x"][0]).tanh() + batch["x"][1].exp() * pair.first + more[0]["y"][0]
+        y = (x * pair.second[1]).sin()
+        rest = {"pairs": [Pair(x, None), Pair(y, (y.exp(), 3))], "none": None, 7: (), "deep": {"z": [[y.cos()]]}}
+        return Output((x * y).sum(), rest)
+
+
+def test_nested_inputs_and_outputs(tmp_path):
+    batch = {"x": [torch.randn(2, 4), torch.randn(2, 4)], "unused": None}
+    pair = Pair(torch.randn(2, 4, requires_grad=True), (None, torch.randn(4)))
+    args = (batch, pair, {"y": (torch.randn(4), None)})
+    module = Nested()
+    assert exact(module, args, tmp_path, {"options": {"deep": [1, None]}})
+    out = rematerialized(module, args, tmp_path, {"options": {"deep": [1, None]}})(module)(*args, options={"deep": [1, None]})
+    assert type(out) is Output and type(out.rest["pairs"][1]) is Pair and out.rest["deep"]["z"][0][0].shape == (2, 4)
+
+
+class NotANumber(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.a(x).sin()
+        return y.exp(), y / torch.zeros_like(y).mul(0.0) * 0.0
+
+
+def test_equal_nans_are_equal(tmp_path):
+    """0 / 0 in an output, and nan in every gradient."""
+    assert exact(NotANumber(), (torch.randn(2, 4),), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- constants
+
+TABLE = torch.arange(200.0).reshape(2, 100).sin()
+
+
+class Constants(nn.Module):
+    """Tensors that are neither parameters nor buffers: the model's own, a file's, and some made in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(100, 100)
+        self.anchors = torch.randn(100)
+        self.scales = [torch.rand(100), (torch.rand(1),)]
+        self.by_name = {"first": torch.rand(100, dtype=torch.float64), 2: torch.rand(3) > 0.5}
+        self.a.offsets = torch.rand(100, requires_grad=True)
+
+    def forward(self, x):
+        y = self.a(x).tanh() * self.anchors + self.scales[0] * self.scales[1][0] + self.a.offsets
+        y = (y * self.by_name["first"].float()).sin() * self.by_name[2].any() + TABLE
+        weights = torch.tensor([0.5 * i for i in range(100)])
+        return y.exp() * weights * torch.tensor([[1 + 2j] * 100]).real
+
+
+def test_constants_of_any_size(tmp_path):
+    assert exact(Constants(), (torch.randn(2, 100),), tmp_path)
+
+
+def test_constants_of_an_instance_are_reached_there(tmp_path):
+    make = rematerialized(Constants(), (torch.randn(2, 100),), tmp_path)
+    other = Constants()
+    generated, inputs = make(copy.deepcopy(other)), torch.randn(2, 100)
+    for model in (other, generated):
+        model(inputs).square().mean().backward()
+    assert other(inputs).equal(generated(inputs))
+    assert other.a.offsets.grad.equal(generated.a.offsets.grad)
