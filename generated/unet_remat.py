@@ -18,7 +18,7 @@
 #: "bound":0.0354,"device":"cpu","order":"155|90:27-30,32-34,37-39,41-44,68;93:8-10,
 #: 55-56;2*(100:57-58)+4-6;105:45;111:46-47;132:14-17;136:18",
 #: "notes":["26\u0020options\u0020from\u002015\u0020integer\u0020programs"],
-#: "seal":"361c13e0d076a1ce"}
+#: "seal":"1bd9dfe6ff130d21"}
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
 import contextlib
@@ -141,7 +141,7 @@ AUTOCAST = {"cpu": None}
 
 def time_forward(m, t):
     """Computes unet.py:48; keeps 0.0 MiB for the way back."""
-    exp = torch.exp(((torch.arange(64, device="cpu") * -9.210340371976184) / 64))
+    exp = torch.exp((torch.arange(64, device="cpu") * -9.210340371976184) / 64)
     mul_2 = t.unsqueeze(1) * exp
     del exp
     sin = torch.sin(mul_2)

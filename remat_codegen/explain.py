@@ -15,9 +15,6 @@ from remat_codegen import lifecycle, pipeline, planfile
 from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
 from remat_codegen.planfile import SavedPlan, order_of
-from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.costs import Profile
-from remat_codegen.profile.measure import measure
 from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
@@ -210,7 +207,7 @@ def _how(case: _Case, found: Schedule, planned: Schedule) -> str:
 
 
 def _priced(found: Explanation, case: _Case, reading: Reading, request: Request, progress: Progress) -> Explanation:
-    profile = _profile(case.traced, request, progress)
+    profile = pipeline.measured_costs(request, case.traced, progress)
     graph = case.traced.graph
     timeline = simulate(graph, profile, reading.schedule)
     plain = simulate(graph, profile, without_recomputation(graph))
@@ -226,11 +223,3 @@ def _priced(found: Explanation, case: _Case, reading: Reading, request: Request,
         budget_bytes=None if case.plan is None else case.plan.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
     )
-
-
-def _profile(traced: pipeline.Traced, request: Request, progress: Progress) -> Profile:
-    with progress.stage("profile"):
-        cache = Cache(request.device, enabled=request.cache)
-        profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
-        cache.save()
-    return profile

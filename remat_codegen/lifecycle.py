@@ -316,7 +316,7 @@ def update(file: Path, progress: Progress, cache: bool = True) -> Updated:
         planned = plan is None
         if plan is None:
             _needs_budget(request, file)
-            plan = pipeline._make_plan(request, traced, progress)
+            plan = pipeline._make_plan(request, traced, progress, _previous(header))
         with progress.stage("emit"):
             schedule = planfile.schedule_of(plan, traced.graph, file)
             wanted = pipeline.emit(traced, schedule, plan, header.request)
@@ -325,6 +325,12 @@ def update(file: Path, progress: Progress, cache: bool = True) -> Updated:
     if planned and plan_beside(file).exists():
         write_atomically(plan_beside(file), plan.dumps())
     return Updated(file, wanted != text, planned)
+
+
+def _previous(header: Header) -> tuple[int, ...]:
+    """The order of the file's plan, unless another planner or device is asked for now."""
+    plan, asked = header.plan, header.request
+    return plan.order if plan is not None and (plan.device, plan.planner) == (asked.device, asked.planner) else ()
 
 
 def _needs_budget(request: Request, file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,14 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.registry import PLANNERS
-from remat_codegen.plan.result import Plan
+from remat_codegen.plan.result import Plan, Status
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
 from remat_codegen.report import Progress, Report, Row, Verification
 from remat_codegen.request import Request
-from remat_codegen.schedule import Schedule, simulate, without_recomputation
+from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
 from remat_codegen.trace import Autocast, Origin
@@ -38,6 +39,7 @@ from remat_codegen.trace import Autocast, Origin
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 VERIFY_STEPS = 2
+STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
     return profile
 
 
-def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPlan:
+def _make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
+    """A new plan; the order of the plan before it, if there was one, where that still does about as well."""
     assert request.budget is not None
     budget = parse_budget(request.budget)
     profile = measured_costs(request, traced, progress)
@@ -137,6 +140,7 @@ def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPla
     limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
     with progress.stage("plan"):
         plan = _plan_within(request, traced, profile, limit, progress)
+        plan = _as_before(plan, previous, traced, profile, limit)
     with progress.stage("bound"):
         plan = _with_bound(plan, traced, profile, limit)
     assert plan.schedule is not None
@@ -155,6 +159,19 @@ def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPla
         order=planfile.order_of(plan.schedule),
         notes=plan.notes,
     )
+
+
+def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:
+    """The plan with the order of the one before it, where that fits and costs little more: so that a file changes little."""
+    try:
+        schedule = with_forgets(traced.graph, previous)
+        validate(traced.graph, schedule)
+    except (ValueError, IndexError):
+        return plan
+    timeline = simulate(traced.graph, profile, schedule)
+    if timeline.peak_bytes > limit - reserve_bytes(traced) or timeline.time_ns > (1 + STEADY) * plan.time_ns:
+        return plan
+    return replace(plan, schedule=schedule, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, status=Status.FEASIBLE)
 
 
 def _with_bound(plan: Plan, traced: Traced, profile: Profile, limit: int) -> Plan:

@@ -6,6 +6,7 @@ import inspect
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from keyword import iskeyword
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -127,6 +128,8 @@ def _assemble(spec: Any, leaves: Any, class_expression: Callable[[type], str]) -
     given = ", ".join(f"{k!r}: {v}" for k, v in zip(keys, parts, strict=True))
     if issubclass(kind, OrderedDict) and not is_dataclass(kind):
         return f"{class_expression(kind)}({{{given}}})"
+    if all(k.isidentifier() and not iskeyword(k) for k in keys):
+        return f"{class_expression(kind)}({', '.join(f'{k}={v}' for k, v in zip(keys, parts, strict=True))})"
     return f"{class_expression(kind)}(**{{{given}}})"
 
 

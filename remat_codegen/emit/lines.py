@@ -152,9 +152,23 @@ def _merge(first: Line, second: Line, rest: Sequence[Line]) -> Line | None:
     place = _name(name).search(body)
     if place is None or uses(name, body) != 1 or _read_later(name, second, rest) or ")" in body[: place.start()]:
         return None
-    text = body[: place.start()] + expression + body[place.end() :]
+    text = body[: place.start()] + _bare(expression, body[: place.start()], body[place.end() :]) + body[place.end() :]
     text = f"{start} = {text}" if start else text
     return replace(second, text=text) if len(text) + 4 * second.depth <= WIDEST else None
+
+
+def _bare(expression: str, before: str, after: str) -> str:
+    """An expression that becomes an argument of its own, without parentheses around it."""
+    if not (before.endswith(("(", ", ")) and after.startswith((")", ","))):
+        return expression
+    depth, inner = 0, expression[1:-1]
+    if not (expression.startswith("(") and expression.endswith(")")) or not inner:
+        return expression
+    for char in inner:
+        depth += (char in "([{") - (char in ")]}")
+        if depth < 0 or (depth == 0 and char == ","):
+            return expression
+    return inner
 
 
 def _read_later(name: str, second: Line, rest: Sequence[Line]) -> bool:

@@ -116,6 +116,8 @@ class Machine:
                 self._begin(node)
             assert self.run is not None
             self.run.done.add(op)
+            if self.run.again:
+                self.made_again |= dict.fromkeys(self.graph.nodes[node].writes, self.line)
             self._check_random(op, node)
             self._fill_group(node)
         for variable in self.model.trace.operations[op].results:
@@ -135,9 +137,7 @@ class Machine:
         self._add(Compute(node))
         for data in self.graph.nodes[node].writes:
             self.alive.add(data)
-            if again:
-                self.made_again[data] = self.line
-            elif self.awaiting[data]:
+            if not again and self.awaiting[data]:
                 self.saved.add(data)
 
     def _skip_views(self, node: int) -> None:

@@ -16,26 +16,27 @@ from remat_codegen.request import Request
 DIFFS = Path(__file__).parent / "diffs"
 QUIET = Progress(None)
 SMALLER = {
-    "layers=12": "layers=4",
-    "width=768": "width=32",
-    "heads=12": "heads=2",
-    "vocabulary=50257": "vocabulary=101",
-    "context=1024": "context=16",
-    "torch.randint(50257, (2, 512)": "torch.randint(101, (2, 16)",
+    "layers=12": "layers=6",
+    "width=768": "width=256",
+    "heads=12": "heads=4",
+    "vocabulary=50257": "vocabulary=2000",
+    "context=1024": "context=256",
+    "torch.randint(50257, (2, 512)": "torch.randint(2000, (2, 256)",
 }
 UNRELATED = "def count(model):\n    return sum(p.numel() for p in model.parameters())\n\n\n"
 
-# What is changed in the model's file, and the number of lines that may change in the generated one (added and removed).
-# The header has six that say which source, graph, plan and costs it is for.
+# What is changed in the model's file, and the number of lines that may change in the generated one (added and removed). Where
+# sizes or layers change, another plan is the best one within the budget; that makes most of what changes then.
 CHANGES = {
-    "rename_a_variable": ("scores", "logits", 30),
-    "change_the_width": ("width=32", "width=48", 80),
-    "add_a_layer": ("layers=4", "layers=5", 30),
+    "rename_a_variable": ("scores", "logits", 60),
     "add_a_function_below": ("def example_inputs", f"{UNRELATED}def example_inputs", 6),
     "add_a_function_above": ("class CausalSelfAttention", f"{UNRELATED}class CausalSelfAttention", 40),
     "change_a_number": ("std=0.02", "std=0.01", 8),
     "add_a_comment": ("        y = (probs @ v)", "        # heads side by side\n        y = (probs @ v)", 40),
-    "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 30),
+    "change_an_argument": ('"tanh"', '"none"', 20),
+    "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 160),
+    "change_the_width": ("width=256", "width=320", 130),
+    "add_a_layer": ("layers=6", "layers=7", 60),
 }
 
 
@@ -57,7 +58,7 @@ def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, 
         source = source.replace(piece, smaller)
     model, file = Path("gpt2.py"), Path("gpt2_remat.py")
     model.write_text(source)
-    pipeline.generate(Request("gpt2.py:GPT2", "60%", file, planner="rotor", cache=False), QUIET)
+    pipeline.generate(Request("gpt2.py:GPT2", "65%", file, planner="rotor", cache=False), QUIET)
     before = file.read_text()
     assert old in source
     model.write_text(source.replace(old, new))

@@ -94,7 +94,7 @@ def test_the_committed_file_is_up_to_date(name):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_does_what_was_planned(name, monkeypatch):
     """Its schedule, read from its functions, is the plan's; so is its peak."""
-    monkeypatch.setattr(explaining, "measure", _costs_nothing)
+    monkeypatch.setattr(pipeline, "measure", _costs_nothing)
     file = ROOT / "generated" / name
     found = explaining.explain(file, QUIET)
     assert found.ok and found.as_planned, found.problems

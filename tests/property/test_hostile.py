@@ -158,6 +158,41 @@ FILES = {
     "a slow __new__": Case(
         source(extra="    def __new__(cls, *a):\n        print('new')\n        return super().__new__(cls)\n")
     ),
+    "a mixin that calls super().forward": Case(
+        BASE
+        + "class Mixin:\n    def forward(self, x):\n        return super().forward(x * 2).sin()\nclass Model(Mixin, Base):\n    pass\n"
+    ),
+    "super() in a nested class and a class method": Case(
+        source(
+            init=INIT
+            + "        self.k = self.Made.of().k\n    class Root:\n        @classmethod\n        def of(cls):\n            return cls()\n"
+            + "    class Made(Root):\n        k = 3\n        @classmethod\n        def of(cls):\n            return super().of()\n",
+            forward=FORWARD.replace("h.exp()", "(h * self.k)"),
+        )
+    ),
+    "constants of the class, from each other": Case(
+        source(
+            init="    A, B = 2, 3\n    C: float = A * B\n    D = {k: v for k, v in zip('ab', (A, B))}\n    E = [n := 1, n + 1]\n"
+            + INIT,
+            forward=FORWARD.replace("h.exp()", "(h * self.C * self.D['a'] * self.E[1])"),
+        )
+    ),
+    "matching classes and mappings": Case(
+        source(
+            "from dataclasses import dataclass\n@dataclass\nclass Kind:\n    scale: float = 2.0\n",
+            forward=(
+                "    def forward(self, x):\n        match Kind(), {'a': [1, 2]}:\n            case Kind(scale=s), {'a': [_, *rest]} if rest:\n"
+                "                x = x * s * len(rest)\n        return self.b(self.a(x).exp())\n"
+            ),
+        )
+    ),
+    "a byte order mark, tabs and crlf": Case(b"\xef\xbb\xbf" + source().replace("    ", "\t").replace("\n", "\r\n").encode()),
+    "a cookie on the second line": Case(("#!/usr/bin/env python\n" + LATIN).encode("latin-1")),
+    "a method of 2,000 lines": Case(
+        source(
+            extra="    def long(self, x):\n" + "".join(f"        x = x + {i}\n" for i in range(2000)) + "        return x\n"
+        )
+    ),
     # imports
     "torch by other names": Case(
         "import torch as t\nimport torch.nn as n\n"

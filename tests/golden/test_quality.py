@@ -1,0 +1,121 @@
+"""Committed generated files as code: they type-check, lint clean, keep their layout, and say where an exception comes from."""
+
+from __future__ import annotations
+
+import pdb
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import black
+import pytest
+import torch
+from conftest import ROOT
+
+from remat_codegen import verify as comparing
+from remat_codegen.target import load_target
+
+FILES = sorted((ROOT / "generated").glob("*_remat.py"))
+MODELS = {"vit_remat.py": "examples/vit.py:ViT", "encoder_decoder_remat.py": "examples/encoder_decoder.py:EncoderDecoder"}
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, "-m", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_they_type_check(tmp_path):
+    """As mypy does without settings; with the bodies of functions checked, too, where the user's own classes end."""
+    code, text = run("mypy", "--config-file=", "--scripts-are-modules", "--cache-dir", tmp_path / "plain", *FILES)
+    assert code == 0, text
+    _, text = run("mypy", "--config-file=", "--check-untyped-defs", "--scripts-are-modules", "--cache-dir", tmp_path, *FILES)
+    found = re.findall(r"^(\S+?):(\d+): error: (.*)$", text, re.MULTILINE)
+    assert [(f, n, what) for f, n, what in found if int(n) >= own_part(ROOT / f)] == []
+
+
+def own_part(file: Path) -> int:
+    """The line where what we write begins, after the user's classes."""
+    return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if line.startswith("def rematerialize"))
+
+
+def test_they_lint_clean():
+    """With ruff's default rules."""
+    code, text = run("ruff", "check", "--isolated", *FILES)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_black_leaves_them_as_they_are(file):
+    text = file.read_text()
+    assert black.format_str(text, mode=black.Mode()) == text
+
+
+@pytest.fixture(params=MODELS)
+def broken(request, monkeypatch):
+    """A generated module, its file, a model and its inputs; break_(name, nth) makes the nth call of F.name fail."""
+    file = ROOT / "generated" / request.param
+    target = load_target(str(ROOT / MODELS[request.param]))
+    generated = comparing.load_generated(file)
+    model = generated.rematerialize(target.module)
+
+    def break_(name: str, nth: int) -> None:
+        whole, calls = getattr(torch.nn.functional, name), iter(range(10**6))
+
+        def fails(*given, **named):
+            if next(calls) == nth:
+                raise RuntimeError("broken on purpose")
+            return whole(*given, **named)
+
+        monkeypatch.setattr(generated.F, name, fails)
+
+    return file, model.train(), target.args, break_
+
+
+def frames_of(error: BaseException, file: Path) -> list[tuple[str, str]]:
+    """The functions and lines of a file that a traceback goes through, outermost first."""
+    source = file.read_text().splitlines()
+    found = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file and f.lineno]
+    return [(f.name, source[f.lineno - 1].strip()) for f in found if f.lineno]
+
+
+def test_an_exception_in_the_forward_pass_points_at_the_operation(broken):
+    file, model, inputs, break_ = broken
+    break_("layer_norm", 1)
+    with pytest.raises(RuntimeError, match="broken on purpose") as caught:
+        model(*inputs)
+    names, lines = zip(*frames_of(caught.value, file), strict=True)
+    assert names[:2] == ("forward", "run_forward") and "_forward" in names[2]
+    assert "F.layer_norm(" in lines[-1]
+
+
+def test_an_exception_in_a_rebuild_points_at_the_operation(broken):
+    file, model, inputs, break_ = broken
+    out = model(*inputs)
+    break_("linear", 0)
+    with pytest.raises(RuntimeError, match="broken on purpose") as caught:
+        out.sum().backward()
+    names, lines = zip(*frames_of(caught.value, file), strict=True)
+    assert "run_backward" in names and names[-1].partition("_backward")[0].partition("_again")[0] in lines[-2]
+    assert "F.linear(" in lines[-1]
+
+
+def test_pdb_steps_through_a_block(broken, monkeypatch):
+    """A breakpoint in a block function stops on its line, with the names that the line speaks of."""
+    file, model, inputs, _ = broken
+    number = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if "F.layer_norm(" in line)
+    seen = []
+
+    class Debugger(pdb.Pdb):
+        def user_line(self, frame):
+            if Path(frame.f_code.co_filename) == file and frame.f_lineno == number:
+                seen.append(sorted(frame.f_locals))
+                self.clear_all_breaks()
+            self.set_continue()
+
+    debugger = Debugger(nosigint=True, readrc=False)
+    assert debugger.set_break(str(file), number) is None
+    debugger.runcall(model, *inputs)
+    assert seen and "m" in seen[0]

@@ -1,0 +1,67 @@
+"""What is read from the functions of a generated file is the schedule that they were written for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import random_models
+import zoo
+from emitted import droppable, emit, model_of, rebuilding, zoo_model
+
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.planfile import order_of
+from remat_codegen.readback.interpreter import read_back
+from remat_codegen.schedule import validate
+
+
+def reads_back(model, schedule, text, earlier: bool = False) -> None:
+    """Asserts that a file does what a schedule says; `earlier` allows rebuilds where autograd lets the file wait for them."""
+    found = read_back(text, model)
+    assert found.complete and found.problems == ()
+    validate(model.graph, found.schedule)
+    have, want = order_of(found.schedule), order_of(schedule)
+    assert (sorted(have) == sorted(want)) if earlier else (have == want)
+
+
+def choices(model, seed: int) -> list[set[int]]:
+    """Nothing, everything, and two random choices of what is forgotten."""
+    draw, all_of_it = random.Random(seed), droppable(model.graph)
+    return [set(), set(all_of_it), *({d for d in all_of_it if draw.random() < 0.5} for _ in range(2))]
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_the_zoo(name):
+    module, args, kwargs, model = zoo_model(name)
+    for dropped in choices(model, 0):
+        schedule = rebuilding(model.graph, dropped)
+        reads_back(model, schedule, emit(module, args, kwargs, model, schedule, Path(zoo.__file__).read_text()))
+
+
+def tries_random_model(seed: int) -> None:
+    module = random_models.RandomModel(seed)
+    args = random_models.inputs(module, seed)
+    try:
+        model = model_of(module, args, {})
+    except (UnsupportedError, ValueError):  # nothing to train, or nothing that is supported
+        return
+    for dropped in choices(model, seed)[1:3]:
+        schedule = rebuilding(model.graph, dropped)
+        try:
+            text = emit(module, args, {}, model, schedule, None)
+        except UnsupportedError:  # the way back through its last operation cannot be waited for
+            continue
+        reads_back(model, schedule, text, earlier=True)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_models(seed):
+    tries_random_model(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(10, 130, 10))
+def test_more_random_models(first):
+    for seed in range(first, first + 10):
+        tries_random_model(seed)
