@@ -14,6 +14,7 @@ UNITS = {"": 1, "b": 1} | {
     for suffix, base in (("ib", 1024), ("b", 1000))
 }
 LARGEST = 2**63 - 1
+MOST_BUDGETS = 100  # of one range
 HINT = "write it like 1GiB, 800MiB, 1.5GB, a number of bytes, or 40% of the unmodified peak"
 
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*|%)", re.IGNORECASE)
@@ -45,6 +46,32 @@ def parse_budget(text: str) -> Budget:
     if amount == 0:
         raise BudgetError(f"the budget {_quoted(text)} leaves no memory at all", hint=HINT)
     return _share(text, amount) if unit == "%" else _bytes(text, amount, unit)
+
+
+def parse_budgets(text: str) -> tuple[Budget, ...]:
+    """Reads `--budgets`: budgets with commas between, or a range and a count, like 10%..90%/9. Raises BudgetError."""
+    found: dict[Budget, None] = {}
+    for part in text.split(","):
+        first, dots, rest = part.partition("..")
+        if dots:
+            found |= dict.fromkeys(_range(part, first, rest))
+        else:
+            found[parse_budget(part)] = None
+    return tuple(found)
+
+
+def _range(text: str, first: str, rest: str) -> list[Budget]:
+    last, _, number = rest.partition("/")
+    if not re.fullmatch(r"\s*[0-9]{1,3}\s*", number, re.ASCII) or not 2 <= int(number) <= MOST_BUDGETS:
+        raise BudgetError(f"the range {_quoted(text)} needs a count from 2 to {MOST_BUDGETS}", hint="write it like 10%..90%/9")
+    low, high, count = parse_budget(first), parse_budget(last), int(number)
+    if low.percent is not None and high.percent is not None:
+        shares = [low.percent + (high.percent - low.percent) * i / (count - 1) for i in range(count)]
+        return [Budget(f"{float(share):.6g}%", percent=share) for share in shares]
+    if low.nbytes is None or high.nbytes is None:
+        raise BudgetError(f"the range {_quoted(text)} goes from a share to an amount", hint="write both ends alike")
+    amounts = [low.nbytes + (high.nbytes - low.nbytes) * i // (count - 1) for i in range(count)]
+    return [Budget(str(n), nbytes=n) for n in amounts]
 
 
 def _share(text: str, percent: Fraction) -> Budget:

@@ -1,20 +1,19 @@
 """The command line: one function per verb. Nothing heavy is imported before a verb has read its options.
 
-Exit codes: 0 done; 1 a verification failed; 2 anything the user can put right, an interruption, or a fault of ours.
-Each error is one line on standard error. Results go to standard output, everything else to standard error.
+Exit codes: 0 done; 1 a verification failed, or no plan fits; 2 anything the user can put right, an interruption, or a fault
+of ours. Each error is one line on standard error. Results go to standard output, everything else to standard error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,13 +21,13 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.budget import parse_budget
+from remat_codegen.cli_graphs import VERBS
+from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, verbatim
 from remat_codegen.errors import RematError
 from remat_codegen.files import check_writable
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
-NAME = "remat-codegen"
 DEFAULT_VERB = "generate"
-FILE = click.Path(path_type=Path)
 
 EXAMPLES = """\b
 Examples:
@@ -142,51 +141,6 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
-# --- options ---------------------------------------------------------------------------------------------------------------
-
-
-def _seed(ctx: click.Context, option: click.Parameter, value: int) -> int:
-    if not 0 <= value < 2**63:
-        raise click.BadParameter(f"{value} is not a seed; it goes from 0 to 2**63 - 1", ctx, option)
-    return value
-
-
-def _model_options(command: Callable) -> Callable:
-    """Options of every verb that constructs a model."""
-    options = (
-        click.option("--init", default="", metavar="ARGS", help='Constructor arguments, like "layers=24, dropout=0.0".'),
-        click.option(
-            "--inputs",
-            metavar="INPUTS",
-            help='Inputs, like "idx=int64[4,512]<50257; mask=bool[4,512]", or file.py:function. Otherwise example_inputs() '
-            "beside the model or on its class.",
-        ),
-        click.option(
-            "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where the model trains: cpu, cuda, cuda:1."
-        ),
-        click.option(
-            "--seed", default=0, show_default=True, metavar="N", callback=_seed, type=int, help="Seeds weights and inputs."
-        ),
-    )
-    return _with(command, options)
-
-
-def _output_options(command: Callable) -> Callable:
-    """Options of every verb."""
-    options = (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output."),
-        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and the JSON object)."),
-        click.option("--traceback", is_flag=True, help="Show where an error comes from."),
-    )
-    return _with(command, options)
-
-
-def _with(command: Callable, options: Sequence[Callable]) -> Callable:
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 # --- verbs -----------------------------------------------------------------------------------------------------------------
 
 
@@ -208,7 +162,7 @@ def cli() -> None:
     "--budget", metavar="BUDGET", help="Memory of a training step: 1GiB, 800MiB, 1.5GB, bytes, or 40% of the unmodified peak."
 )
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write.  [default: <name>_remat.py]")
-@_model_options
+@model_options
 @click.option(
     "--planner", type=click.Choice(PLANNERS), default=DEFAULT_PLANNER, show_default=True, help="Who decides what is recomputed."
 )
@@ -230,7 +184,7 @@ def cli() -> None:
     "--verify", is_flag=True, help="Train the file and the original side by side and compare; exit code 1 on any difference."
 )
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
-@_output_options
+@output_options
 def generate(
     no_cache: bool,
     as_json: bool,
@@ -250,7 +204,7 @@ def generate(
         parse_budget(budget)
     request = Request(budget=budget, output=output, plan=plan, cache=not no_cache, **options)
     _check_files(request)
-    with _captured(as_json, quiet) as (progress, show):
+    with captured(as_json, quiet) as (progress, show):
         from remat_codegen import pipeline, report
 
         result = pipeline.generate(request, progress)
@@ -264,14 +218,14 @@ def generate(
 @cli.command(short_help="Run a generated file against its original.")
 @click.argument("file", type=FILE)
 @click.argument("target")
-@_model_options
+@model_options
 @click.option(
     "--steps", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Optimizer steps to compare."
 )
-@_output_options
+@output_options
 def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
     """Trains FILE and the original TARGET side by side: outputs, gradients, buffers, random state, and the measured peak."""
-    with _captured(as_json, quiet) as (progress, show):
+    with captured(as_json, quiet) as (progress, show):
         from remat_codegen import pipeline, report
 
         result = pipeline.verify(file, target, progress=progress, **options)
@@ -281,19 +235,19 @@ def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool,
 
 @cli.command(short_help="Say whether generated files are up to date (for CI).")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
-@_output_options
+@output_options
 def check(files: tuple[Path, ...], as_json: bool, quiet: bool, traceback: bool) -> int:
     """Compares each FILE with what its model and this generator would give now.
 
     Exit code 1, with the reason and a diff, where the model's source or graph has changed, the file was edited, or a newer
     generator writes it differently. Neither measures nor solves.
     """
-    with _captured(as_json, quiet) as (progress, show):
+    with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
         found = [lifecycle.check(file, progress) for file in files]
         ok = all(f.ok for f in found)
-        show({"ok": ok, "files": [f.to_json() for f in found]}, *_verbatim(line for f in found for line in f.lines()))
+        show({"ok": ok, "files": [f.to_json() for f in found]}, *verbatim(line for f in found for line in f.lines()))
     if not ok:
         stale = ", ".join(str(f.file) for f in found if not f.ok)
         print(f"{NAME}: out of date: {stale}; run {NAME} update", file=sys.stderr)
@@ -303,22 +257,15 @@ def check(files: tuple[Path, ...], as_json: bool, quiet: bool, traceback: bool) 
 @cli.command(short_help="Make generated files again from their headers.")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
-@_output_options
+@output_options
 def update(files: tuple[Path, ...], no_cache: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
     """Makes each FILE again as its header says: with the same plan where the model's graph is the same, else with a new one."""
-    with _captured(as_json, quiet) as (progress, show):
+    with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
         done = [lifecycle.update(file, progress, cache=not no_cache) for file in files]
-        show({"files": [d.to_json() for d in done]}, *_verbatim(d.line() for d in done))
+        show({"files": [d.to_json() for d in done]}, *verbatim(d.line() for d in done))
     return 0
-
-
-def _verbatim(lines: Iterable[str]) -> list[Any]:
-    """Lines as they are, however long."""
-    from rich.text import Text
-
-    return [Text(line, no_wrap=True, overflow="ignore") for line in lines]
 
 
 def _check_files(request: Request) -> None:
@@ -337,25 +284,8 @@ def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-@contextlib.contextmanager
-def _captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., None]]]:
-    """Progress for a verb, and a function that shows its result: an object, or tables."""
-    from rich.console import Console
-
-    from remat_codegen.report import Progress
-
-    stdout = sys.stdout
-
-    def show(result: dict[str, Any], *tables: Any) -> None:
-        if as_json:
-            print(json.dumps(result), file=stdout, flush=True)
-        elif not quiet:
-            console = Console(file=stdout, width=None if stdout.isatty() else 120)  # a file's lines are not cut at 80
-            for table in tables:
-                console.print(table)
-
-    with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
-        yield Progress(None if quiet else Console(file=sys.stderr)), show
+for _verb in VERBS:
+    cli.add_command(_verb)
 
 
 def _exit_code(verification: Any) -> int:

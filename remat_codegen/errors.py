@@ -40,6 +40,10 @@ class PlanFileError(RematError):
     """A saved plan is malformed, or belongs to another model."""
 
 
+class GraphFileError(RematError):
+    """A graph from a file is malformed."""
+
+
 class OutputError(RematError):
     """The generated file cannot be written."""
 

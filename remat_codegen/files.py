@@ -18,16 +18,16 @@ def check_writable(path: Path) -> None:
     os.unlink(beside)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` by a file with this text, keeping the old file's mode; whatever goes wrong, the old file stays.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces `path` by a file with this content, keeping the old file's mode; whatever goes wrong, the old file stays.
 
     Raises OutputError where the folder is missing or cannot be written, or something else than a file has this name.
     """
     real = _real(path)
     handle, beside = _open_beside(real, path)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(beside, _mode(real))

@@ -224,7 +224,7 @@ def check(file: Path, progress: Progress) -> Finding:
         return _check_without_device(file, header, request, edited)
     with _as_if_alone(request.target, file):
         try:
-            traced = pipeline._trace(request, progress)
+            traced = pipeline.trace_target(request, progress)
         except RematError as error:
             return Finding(file, (*edited, f"it cannot be made again: {error.line()}"))
         return _compared(file, text, header, traced, edited, progress)
@@ -311,7 +311,7 @@ def update(file: Path, progress: Progress, cache: bool = True) -> Updated:
     check_writable(file)
     request = replace(located(header.request, file), cache=cache)
     with _as_if_alone(request.target, file):
-        traced = pipeline._trace(request, progress)
+        traced = pipeline.trace_target(request, progress)
         plan = _plan_that_fits(header, traced, file)
         planned = plan is None
         if plan is None:

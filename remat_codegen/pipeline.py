@@ -59,7 +59,7 @@ def generate(request: Request, progress: Progress) -> Report:
     for path in (output, request.save_plan):
         if path is not None:
             check_writable(path)
-    traced = _trace(request, progress)
+    traced = trace_target(request, progress)
     plan = _load_plan(request, traced) if request.plan is not None else _make_plan(request, traced, progress)
     schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
     with progress.stage("emit"):
@@ -95,7 +95,8 @@ def verify(
 # ---------------------------------------------------------------------------------------------- stages
 
 
-def _trace(request: Request, progress: Progress) -> Traced:
+def trace_target(request: Request, progress: Progress) -> Traced:
+    """Loads the request's target and finds its graph. Raises RematError where it cannot."""
     with progress.stage("load"):
         target = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     with progress.stage("trace"):
@@ -119,13 +120,19 @@ def _autocast(request: Request) -> Autocast:
     return ((torch.device(request.device).type, dtype),)
 
 
-def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPlan:
-    assert request.budget is not None
-    budget = parse_budget(request.budget)
+def measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
+    """Time and workspace of the graph's nodes, measured on the request's device or remembered from an earlier run."""
     with progress.stage("profile"):
         cache = Cache(request.device, enabled=request.cache)
         profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
         cache.save()
+    return profile
+
+
+def _make_plan(request: Request, traced: Traced, progress: Progress) -> SavedPlan:
+    assert request.budget is not None
+    budget = parse_budget(request.budget)
+    profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
     with progress.stage("plan"):
@@ -168,7 +175,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     Where the unmodified step fits, a planner whose own plans do not gets that one.
     """
-    reserve = _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
+    reserve = reserve_bytes(traced)
     planner = PLANNERS[request.planner]
 
     def advance(what: str, done: int, total: int) -> None:
@@ -202,6 +209,11 @@ def _generator_states(traced: Traced, schedule: Schedule) -> int:
     again = {n for n in order if order.count(n) > 1}
     random = sum(_is_random(traced, n) for n in again)
     return 0 if _on_cuda(traced) or not random else (random + 1) * GENERATOR_STATE_BYTES  # one more while it is changed
+
+
+def reserve_bytes(traced: Traced) -> int:
+    """What a generated file may need beside the planned tensors: generator states, and what is too small to be planned."""
+    return _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
 
 
 def _most_generator_states(traced: Traced) -> int:

@@ -102,7 +102,7 @@ def percent(ratio: float) -> str:
 
 def report_table(report: Report) -> Table:
     """The table that a run ends with."""
-    table = _two_columns()
+    table = two_columns()
     share = f" ({percent(report.planned_peak_bytes / report.unmodified_peak_bytes)})" if report.unmodified_peak_bytes else ""
     table.add_row("budget", format_bytes(report.budget_bytes))
     table.add_row(
@@ -144,7 +144,8 @@ def _peak_line(verification: Verification) -> str:
     return ", ".join(parts)
 
 
-def _two_columns() -> Table:
+def two_columns() -> Table:
+    """A table of names and values."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

@@ -30,14 +30,14 @@ class Request:
     init: str = ""
     inputs: str | None = None
     device: str = "cpu"
-    autocast: str | None = None
-    dynamic: str = ""
     planner: str = DEFAULT_PLANNER
     seed: int = 0
     save_plan: Path | None = None
     plan: Path | None = None
     verify: bool = False
     cache: bool = True
+    autocast: str | None = None
+    dynamic: str = ""
 
     @property
     def output_path(self) -> Path:

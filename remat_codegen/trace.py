@@ -199,20 +199,37 @@ def trace(
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
-    def export(shapes: Any) -> torch.export.ExportedProgram:
+    def export(others: bool = False) -> torch.export.ExportedProgram:
+        given, shapes = (args, kwargs), None
+        if dynamic:
+            given, copied = _copies(given, dynamic)
+            shapes = _shapes(module, given[0], given[1], copied, others)
         with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()), autocasting(autocast):
             warnings.simplefilter("ignore")
-            return torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=shapes)
+            return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
-    if not dynamic:
-        return export(None)
     try:
-        return export(_shapes(module, args, kwargs, dynamic, others=False))
-    except Exception as first:  # sizes that have to be equal to those asked for: let torch.export find them
-        try:
-            return export(_shapes(module, args, kwargs, dynamic, others=True))
-        except Exception:
-            raise first from None
+        return export()
+    except Exception:  # sizes that have to be equal to those asked for: let torch.export find them
+        if not dynamic:
+            raise
+        with contextlib.suppress(Exception):
+            return export(others=True)
+        raise
+
+
+def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:
+    """Copies of the inputs: torch.export marks tensors whose sizes may change, for good."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return made[id(leaf)]
+
+    return pytree.tree_map(copy, given), tuple((copy(tensor), dimension) for tensor, dimension in dynamic)
 
 
 def _shapes(module: Any, args: Any, kwargs: Any, dynamic: Asked, others: bool) -> Any:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import zoo
 
+from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.graph.ir import Graph, Kind
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.schedule import Schedule, validate, with_forgets
-from remat_codegen.trace import trace
 from remat_codegen.verify import Comparison, compare
 
 FACTS = Facts("0", "remat-codegen model.py:Model", "0" * 64, "test", "cpu", 2**30, 2**20, 2**20, 0.0)
 
 
-def model_of(module, args, kwargs) -> Model:
-    """The graph of a module."""
-    traced = trace(module.train(), args, kwargs)
-    return simplify(traced, record(traced))
+def model_of(module, args, kwargs, autocast=(), asked=()) -> Model:
+    """The graph of a module that is called under `autocast`, and with other sizes where they are `asked` for."""
+    traced = trace_sizes(module.train(), args, kwargs, autocast, asked)
+    recorded = record(traced)
+    traced = with_least(module, args, kwargs, traced, recorded, asked) if asked else traced
+    return simplify(traced, recorded)
 
 
 @cache
@@ -68,7 +71,8 @@ def rebuilding(graph: Graph, dropped: set[int]) -> Schedule:
 def emit(module, args, kwargs, model: Model, schedule: Schedule, source: str | None) -> str:
     """The generated file's text."""
     name = type(module).__name__
-    return render(Original(f"zoo.py:{name}", name, module.forward, args, kwargs, source), model, schedule, FACTS)
+    facts = replace(FACTS, growth=growth(model, schedule)) if model.trace.sizes else FACTS
+    return render(Original(f"zoo.py:{name}", name, module.forward, args, kwargs, source), model, schedule, facts)
 
 
 def load(text: str, folder: Path, name: str = "generated") -> ModuleType:

@@ -96,6 +96,9 @@ class Plumbing:
         return [v for v in self.scopes[block].outside() if self.model.data_of[v] == data]
 
 
+MIB = 2**20
+
+
 def _changed_argument(operation: Operation) -> int | None:
     """The variable that an in-place operation changes and returns."""
     for position, argument in enumerate(operation.target._schema.arguments):
@@ -360,10 +363,8 @@ class _Writer:
             if variable not in results or data not in self.program.slots:
                 continue
             name = self.scope.name(variable)
-            if not again:
+            if not again or self.program.wanted_by_autograd(self.program.copy_made(data, position)):
                 self._line(f"kept.slot({name!r}, {name})")
-            elif self.program.wanted_by_autograd(self.program.copy_made(data, position)):
-                self._line(f"kept.rebuild({name!r}, {name})")
 
     def _stops_of(self, node: Node) -> list[int]:
         return [n for n in sorted(self.plumbing.stops) if self.program.graph.nodes[n].forward == node.id]
@@ -492,4 +493,13 @@ class _Writer:
         self.lines.append(Line(self.depth, text, defines))
 
     def _about(self) -> str:
-        return self.scope.lines()
+        """What the function does, for its docstring: the user's lines, and what that means for memory."""
+        lines = self.scope.lines()
+        if self.segment.role is not Role.FORWARD:
+            again = f"{self.program.rebuilt_bytes(self.segment) / MIB:,.1f} MiB"
+            backward = self.segment.role is Role.BACKWARD
+            return f"Goes back through {lines}; rebuilds {again}, not held so far" if backward else f"Rebuilds {lines}: {again}"
+        kept, forgotten = self.program.kept_bytes(self.segment)
+        stays = f"keeps {kept / MIB:,.1f} MiB for the way back" if kept else "keeps nothing for the way back"
+        away = f", forgets {forgotten / MIB:,.1f} MiB" if forgotten else ""
+        return f"Computes {lines}; {stays}{away}"

@@ -50,7 +50,60 @@ def _name(name: str) -> re.Pattern[str]:
 
 def tidy(lines: Sequence[Line]) -> list[Line]:
     """All passes, in order."""
-    return merge_withs(prune(merge_drops(release(inline(without_unused(lines))))))
+    plain = prune(merge_drops(release(inline(without_unused(bind_slots(lines))))))
+    return bind_forgets(forget_at_once(merge_withs(plain)))
+
+
+def bind_slots(lines: Sequence[Line]) -> list[Line]:
+    """`x = kept.slot("x", f(y))`, rather than a line of its own for the slot."""
+    done: list[Line] = []
+    for line in lines:
+        before = done[-1] if done else None
+        if before is not None and len(before.defines) == 1 and before.depth == line.depth:
+            name = before.defines[0]
+            left, _, expression = before.text.partition(" = ")
+            if left == name and line.text == f"kept.slot({name!r}, {name})":
+                done[-1] = replace(before, text=f"{name} = kept.slot({name!r}, {expression})", view=False)
+                continue
+        done.append(line)
+    return done
+
+
+def forget_at_once(lines: Sequence[Line]) -> list[Line]:
+    """`with kept.saves("x", forget=True):`, rather than a line of its own behind it."""
+    found = list(lines)
+    for index in reversed(range(len(found))):
+        named = re.fullmatch(r"kept\.forget_saved\((.*)\)", found[index].text)
+        opening = _block_before(found, index) if named else None
+        if opening is None or named is None:
+            continue
+        text = found[opening].text.replace(f"kept.saves({named[1]})", f"kept.saves({named[1]}, forget=True)")
+        if text != found[opening].text:
+            found[opening] = replace(found[opening], text=text)
+            del found[index]
+    return found
+
+
+def _block_before(lines: Sequence[Line], index: int) -> int | None:
+    """The line that opens the block which ends right before a line."""
+    inside = index - 1
+    while inside >= 0 and lines[inside].depth > lines[index].depth:
+        inside -= 1
+    return inside if 0 <= inside < index - 1 and lines[inside].depth == lines[index].depth else None
+
+
+def bind_forgets(lines: Sequence[Line]) -> list[Line]:
+    """`x = kept.forget("x")`, which gives None, rather than a `del` of its own."""
+    done: list[Line] = []
+    for line in lines:
+        before = done[-1] if done else None
+        if before is not None and len(line.drops) == 1 and before.depth == line.depth:
+            name = line.drops[0]
+            if before.text == f"kept.forget({name!r})":
+                done[-1] = replace(before, text=f"{name} = {before.text}", defines=(name,))
+                continue
+        done.append(line)
+    return done
 
 
 def without_unused(lines: Sequence[Line]) -> list[Line]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_codegen.emit.functions import Function, Plumbing, write_function
+from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
@@ -28,12 +29,13 @@ class Named:
 @dataclass(frozen=True, slots=True)
 class Written:
     """All that a program becomes: functions, and the lines of run_forward and run_backward (empty if nothing has to
-    be done)."""
+    be done). `alive_bytes` are held at the loss."""
 
     functions: tuple[Named, ...]
     forward: tuple[str, ...]
     backward: tuple[str, ...]
     outputs: dict[int, str]
+    alive_bytes: int
 
 
 def write_program(program: Program, model: Model, wishes: dict[int, str], namer: Namer, given: dict[int, str]) -> Written:
@@ -49,7 +51,7 @@ def write_program(program: Program, model: Model, wishes: dict[int, str], namer:
     main = _Main(plumbing, names, given)
     forward = main.forward(forwards)
     backward = main.backward(backwards)
-    return Written(tuple(names.ordered()), tuple(forward), tuple(backward), main.names)
+    return Written(tuple(names.ordered()), tuple(forward), tuple(backward), main.names, program.alive_at_loss())
 
 
 def _is_late(segment: Segment, program: Program) -> bool:
@@ -150,7 +152,9 @@ class _Main:
         inside = self.plumbing.scopes[segment.block].name(variable)
         hand = f"step[{number(segment.block)}].hand({inside!r}, "
         if lines and lines[-1].startswith(f"{name} = "):
-            lines[-1] = f"{hand}{lines[-1].removeprefix(f'{name} = ')})"
+            call = lines[-1].removeprefix(f"{name} = ")
+            lines[-1] = f"{hand}{call})"
+            lines += [f"del {name}"] if uses(name, call) else []  # what the name stood for before goes now
         else:
             lines += [f"{hand}{name})", f"del {name}"]
 

@@ -19,13 +19,13 @@ import jinja2
 import torch
 
 from remat_codegen.emit import calls, usersource
-from remat_codegen.emit.helpers import helper_names, names_in, needed_helpers
+from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
-from remat_codegen.emit.segments import Role, divide
+from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
@@ -191,6 +191,7 @@ class _Renderer:
             head=", ".join(head),
             forward=[*self._measured(given, [*written.forward, result]), *written.forward],
             backward=[*self._measured(given, written.backward), *written.backward],
+            alive=f"{written.alive_bytes / MIB:,.1f} MiB",
             result=result,
         )
         expressions = [a.expression for a in used]
@@ -219,7 +220,8 @@ class _Renderer:
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         constants = "\n".join(self.constants.values())
-        helpers = needed_helpers(names_in(f"{functions}\n\n{schedule}\n\n{constants}") | given_names)
+        called = Uses.of(f"{functions}\n\n{schedule}\n\n{constants}")
+        helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
         parts["helpers"] = "\n\n".join(helpers)
         return parts
 
@@ -231,10 +233,7 @@ class _Renderer:
         )
 
     def _about(self, named: Named) -> str:
-        verb = {Role.FORWARD: "Computes", Role.REBUILD: "Computes again", Role.BACKWARD: "Rebuilds for"}
-        if named.function.role is Role.BACKWARD:
-            return f"Goes back through {_in_docstring(named.function.about)}, and rebuilds what was forgotten."
-        return f"{verb[named.function.role]} {_in_docstring(named.function.about)}."
+        return f"{_in_docstring(named.function.about)}."
 
     def _class(self, kind: type) -> str:
         """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it."""
@@ -317,7 +316,7 @@ class _Renderer:
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
-        standard = "base64 contextlib functools math sys warnings weakref zlib".split()
+        standard = "base64 contextlib functools math sys types warnings weakref zlib".split()
         lines = [f"import {m}" for m in standard if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
         lines += ["import inspect"] if self.parameters is None else []

@@ -115,7 +115,7 @@ class Scope:
         return found or [""]
 
     def _holders(self, variable: int) -> list[str]:
-        """The module of a parameter or buffer; those of what a view from another block looks at: a rebuild takes it anew."""
+        """The modules of a parameter or buffer, or of those that a view from another block looks at: it is taken anew."""
         given = self.model.trace.variables[variable]
         if given.origin in (Origin.PARAMETER, Origin.BUFFER):
             return [given.path.rpartition(".")[0]]

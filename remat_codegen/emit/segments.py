@@ -81,6 +81,43 @@ class Program:
         """The block of the node that a step runs."""
         return self.segment_of[position].block
 
+    @property
+    def loss_at(self) -> int:
+        """The position of the loss."""
+        return next(p for p in range(len(self.schedule.steps)) if (n := self.node_at(p)) and n.phase is Phase.LOSS)
+
+    def alive_at_loss(self) -> int:
+        """Bytes of values, and of what autograd saves beside them, at the loss."""
+        return sum(
+            self.graph.data[d].nbytes
+            for d, lives in self.copies.items()
+            if self.graph.data[d].kind is not Kind.GRADIENT and any(c.created < self.loss_at < c.forgotten for c in lives)
+        )
+
+    def kept_bytes(self, segment: Segment) -> tuple[int, int]:
+        """Of what a first forward makes: bytes alive at the loss, and bytes that are forgotten and made once more."""
+        kept = forgotten = 0
+        for data, copy in self._made_in(segment):
+            if copy.forgotten > self.loss_at:
+                kept += self.graph.data[data].nbytes
+            elif len(self.copies[data]) > 1:
+                forgotten += self.graph.data[data].nbytes
+        return kept, forgotten
+
+    def rebuilt_bytes(self, segment: Segment) -> int:
+        """Bytes that a segment makes once more for others than its own rebuilds."""
+        made = [(d, c) for d, c in self._made_in(segment) if c is not self.copies[d][0]]
+        return sum(self.graph.data[d].nbytes for d, c in made if self.wanted_by_autograd(c) or segment.role is Role.REBUILD)
+
+    def _made_in(self, segment: Segment) -> list[tuple[int, Copy]]:
+        places = [p for p in segment.positions if (n := self.node_at(p)) is not None and n.phase is Phase.FORWARD]
+        return [(d, self.copy_made(d, p)) for p in places for d in self.graph.nodes[self._node_id(p)].writes]
+
+    def _node_id(self, position: int) -> int:
+        node = self.node_at(position)
+        assert node is not None
+        return node.id
+
     def wanted_by_autograd(self, copy: Copy) -> bool:
         """Whether a backward node reads this copy."""
         return any((node := self.node_at(r)) is not None and node.phase is Phase.BACKWARD for r in copy.readers)

@@ -9,11 +9,12 @@ from remat_codegen.schedule import Schedule
 
 
 class Status(StrEnum):
-    """How a planner ended. Only OPTIMAL and FEASIBLE come with a schedule."""
+    """How a planner ended. INFEASIBLE comes without a schedule, all others with one."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     TIME_LIMIT = "time limit"  # a schedule, but the solver was stopped before it proved it optimal
+    TOO_LARGE = "too large"  # a schedule by heuristics: the exact program would be too large to be written down
     INFEASIBLE = "infeasible"
 
 

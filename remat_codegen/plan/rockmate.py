@@ -14,7 +14,8 @@ exact parts leave on the table (they are exact within a block only) are the work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -29,6 +30,7 @@ from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_f
 Progress = Callable[[str, int, int], None]
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
+ALIKE = 0.003  # the share of a step's time that is given for treating equal blocks alike
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
@@ -114,22 +116,58 @@ def _plan_chain(
         return _plan_searched(graph, profile, budget_bytes, [plain], grid, ("no sequence of blocks was found",))
     notes = chain.notes()
     tried: dict[int, Candidate] = {}
+
+    def candidate(slots: int) -> Candidate:
+        return chain.candidate(table.operations(slots))
+
     low, high = -1, len(columns)
     while high - low > 1:
         middle = (low + high) // 2
-        tried[columns[middle]] = found = tried.get(columns[middle]) or chain.candidate(table, columns[middle])
+        tried[columns[middle]] = found = tried.get(columns[middle]) or candidate(columns[middle])
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
         if progress is not None:
             progress("fitting the budget", len(columns) - (high - low), len(columns))
     if low < 0:  # peaks need not grow with the column: look at all of the smallest
-        tried |= {m: chain.candidate(table, m) for m in columns[:TIGHTEST] if m not in tried}
+        tried |= {m: candidate(m) for m in columns[:TIGHTEST] if m not in tried}
         if _fastest(list(tried.values()), budget_bytes) is None:
             return _plan_searched(graph, profile, budget_bytes, [*tried.values(), plain], grid, notes)
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
     if fastest is not None and all(b.last - b.first < grid.largest for b in graph.blocks):
-        return _plan(status, fastest, notes, profile)  # a search would gain little, and treat equal blocks differently
+        slots = next(m for m, c in tried.items() if c is fastest)
+        alike = _alike(chain, table.operations(slots), fastest, budget_bytes)
+        return _plan(status, alike, notes, profile)  # a search would gain little, and treat equal blocks differently
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
+
+
+def _alike(chain: _Chain, operations: list[Operation], best: Candidate, budget_bytes: int) -> Candidate:
+    """The candidate with rare options replaced by frequent ones of the same family, where that costs next to nothing: equal
+    blocks that run in equal ways are one function in the generated file."""
+    slowest = best.time_ns * (1 + ALIKE)
+    while True:
+        for changed in _replacements(chain, operations):
+            found = chain.candidate(changed)
+            if found.peak_bytes <= budget_bytes and found.time_ns <= slowest:
+                operations, best = changed, found
+                break
+        else:
+            return best
+
+
+def _replacements(chain: _Chain, operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """The operations with one option of a family replaced by another one in use, the rarest first."""
+    uses = Counter((id(chain.families[o.block]), o.option) for o in operations if isinstance(o, Backward))
+    for (family, rare), count in sorted(uses.items(), key=lambda item: item[1]):
+        others = [option for (f, option), n in uses.most_common() if f == family and option != rare and n >= count]
+        for other in others:
+            yield [
+                (
+                    replace(o, option=other)
+                    if isinstance(o, Backward) and o.option == rare and id(chain.families[o.block]) == family
+                    else o
+                )
+                for o in operations
+            ]
 
 
 @lru_cache(maxsize=256)
@@ -191,9 +229,9 @@ class _Chain:
         )
         return Table(self.links, unit, kept + extra // unit + 2)
 
-    def candidate(self, table: Table, slots: int) -> Candidate:
-        """The schedule of the sequence that the table holds for a number of slots."""
-        order = self._order(table.operations(slots))
+    def candidate(self, operations: Sequence[Operation]) -> Candidate:
+        """The schedule of a sequence of runs of blocks."""
+        order = self._order(operations)
         return judge(self.graph, self.profile, with_forgets(self.graph, checkmate.without_dead_runs(self.graph, order)))
 
     def _order(self, operations: Sequence[Operation]) -> list[int]:

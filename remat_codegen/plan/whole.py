@@ -55,7 +55,8 @@ def plan(
         return replace(heuristic, planner="checkmate", status=Status.OPTIMAL)
     if not writable(graph):
         note = f"{graph.loss} forward nodes are too many for the whole integer program: planned by heuristics"
-        return replace(heuristic, planner="checkmate", notes=(note,))
+        status = heuristic.status if heuristic.schedule is None else Status.TOO_LARGE
+        return replace(heuristic, planner="checkmate", status=status, notes=(note,))
     if progress is not None:
         progress("solving the graph", 0, 1)
     left = max(1.0, time_limit - (time.monotonic() - started))

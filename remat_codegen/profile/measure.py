@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from remat_codegen.errors import TraceError
 from remat_codegen.graph.ir import Node, Phase
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
-from remat_codegen.trace import Origin, Ref, Variable, autocasting, refs, substitute
+from remat_codegen.trace import Origin, Ref, Variable, autocasting, location, refs, substitute
 
 MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
@@ -59,9 +60,22 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
         return {signature: (stored[0], stored[1])}
     stored = cache.get(signature)
     if stored is None:
-        stored = _Bench(model, node, device).run()
+        stored = _run(model, node, device)
         cache.put(signature, stored)
     return {signature: (stored[0], stored[1]), f"{signature} backward": (stored[2], stored[3])}
+
+
+def _run(model: Model, node: Node, device: str) -> list[int]:
+    """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot train it."""
+    try:
+        return _Bench(model, node, device).run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
+        where = next((location(s) for s in sources if s is not None), None)
+        said = next(iter(str(error).splitlines()), "").split(". ")[0]
+        raise TraceError(f"PyTorch itself cannot run {node.name} forward and backward: {said}", where=where) from error
 
 
 def _layout(model: Model, data: int) -> Any:

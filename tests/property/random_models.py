@@ -122,8 +122,8 @@ class RandomModel(nn.Module):
         return self.parts[part](x.unsqueeze(1)).mean(1)
 
     def do_attention(self, part, x, _):
-        y = x.view(2, ROWS // 2, WIDTH)
-        return self.parts[part](y, y, y, need_weights=False)[0].reshape(ROWS, WIDTH)
+        y = x.view(2, x.shape[0] // 2, WIDTH)
+        return self.parts[part](y, y, y, need_weights=False)[0].reshape(x.shape[0], WIDTH)
 
     def do_reused(self, _part, x, _):
         return self.norm(self.shared(x))
@@ -149,10 +149,10 @@ class RandomModel(nn.Module):
         return torch.stack([x, x.roll(1, 0)], dim=0).amax(0)
 
     def do_transpose(self, _part, x, _):
-        return x.t().contiguous().view(WIDTH, ROWS).t() * 1.0
+        return x.t().contiguous().view(WIDTH, x.shape[0]).t() * 1.0
 
     def do_expand(self, _part, x, _):
-        return x[:, :1].expand(ROWS, WIDTH) + x
+        return x[:, :1].expand(x.shape[0], WIDTH) + x
 
     def do_counter(self, _part, x, _):
         self.count += 1
@@ -162,7 +162,7 @@ class RandomModel(nn.Module):
         return x * x.detach().abs().add(1).log()
 
     def do_index(self, _part, x, _):
-        return x[torch.arange(ROWS - 1, -1, -1)]
+        return x[torch.arange(x.shape[0] - 1, -1, -1)]
 
     def do_where(self, _part, x, _):
         return torch.where(x > 0, x, 0.1 * x.square())
@@ -174,7 +174,7 @@ class RandomModel(nn.Module):
         return F.pad(x, (1, 0))[:, :-1]
 
     def do_cumsum(self, _part, x, _):
-        return x.cumsum(0) / ROWS
+        return x.cumsum(0) / x.shape[0]
 
     def do_residual(self, _part, x, z):
         return x + z
@@ -189,7 +189,7 @@ class RandomModel(nn.Module):
         return torch.maximum(x, z)
 
     def do_concatenate(self, _part, x, z):
-        return torch.cat([x, z], dim=1).view(ROWS, 2, WIDTH).mean(1)
+        return torch.cat([x, z], dim=1).view(x.shape[0], 2, WIDTH).mean(1)
 
     def do_matmul(self, _part, x, z):
         return (x @ z.t() / WIDTH) @ x

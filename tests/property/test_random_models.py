@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -15,12 +16,15 @@ import torch
 from emitted import emit, load, model_of
 from random_models import RandomModel, inputs
 
+from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.graph.record import example_loss
 from remat_codegen.pipeline import PLANNERS
 from remat_codegen.planfile import order_of
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation
+from remat_codegen.sizes import parse_dynamic
 from remat_codegen.verify import compare
 
 CASES = int(os.environ.get("CASES", "200"))
@@ -43,14 +47,16 @@ def check(seed: int, folder) -> str:
     module = RandomModel(seed).train()
     args = inputs(module, seed)
     try:
-        copy.deepcopy(module)(*args)
+        example_loss(copy.deepcopy(module)(*args)).backward()
     except RuntimeError:  # the grammar knows no types: an input that requires grad may be written into
         return "not a model"
-    try:
-        model = model_of(module, args, {})
-    except ValueError as error:
-        assert "no output depends on a trainable" in str(error)
+    except ValueError:
         return "nothing to train"
+    mode = random.Random(seed + 2).random()
+    autocast = (("cpu", torch.bfloat16),) if mode < 0.15 else ()
+    sizes = ",".join(f"inputs.{i}.0" for i in range(len(args)))
+    asked = parse_dynamic(sizes, module.forward, args, {}) if 0.15 <= mode < 0.4 else ()
+    model = _model(module, args, autocast, asked)
     profile = _any_times(measure(model, "cpu", COSTS), draw)
     plain = simulate(model.graph, profile, without_recomputation(model.graph))
     name = draw.choice(FAST)
@@ -65,14 +71,52 @@ def check(seed: int, folder) -> str:
     timeline = simulate(model.graph, profile, plan.schedule)
     assert timeline.peak_bytes <= budget
     text = emit(module, args, {}, model, plan.schedule, None)
-    found = compare(module, load(text, folder).rematerialize, args, {}, seed=seed)
+    made = load(text, folder)
+    found = compare(module, made.rematerialize, args, {}, seed=seed, autocast=autocast)
     wrong = {what: (d.where, d.worst) for what, d in found.differences.items() if d.worst is not None}
     assert wrong == {}, f"seed {seed}, {name}: {wrong}"
+    if model.trace.sizes:
+        _check_other_sizes(module, made, args, seed)
     order = order_of(plan.schedule)
     again = sum(order.count(n) > 1 for n in set(order))
     over = found.measured_peak_bytes - timeline.peak_bytes - (again + 1) * STATE  # one more while one is in use
     assert over <= SLACK, f"seed {seed}, {name}: {over} bytes over {timeline.peak_bytes}"
     return f"{name}: {len(order) - len(model.graph.nodes)} runs again"
+
+
+def _model(module, args, autocast, asked):
+    """The graph, with sizes that may change where the model allows it."""
+    try:
+        return model_of(module, args, {}, autocast, asked)
+    except (TraceError, UnsupportedError):
+        if not asked:
+            raise
+    return model_of(module, args, {}, autocast)
+
+
+def _check_other_sizes(module, made, args, seed: int) -> None:
+    for size, (least, planned, most, _) in made.SIZES.items():
+        for other in {least, planned - 1, planned + 3}:
+            if other < least or (most is not None and other > most):
+                continue
+            sized = tuple(_resized(a, w[0], size, other) for a, w in zip(args, made.EXPECTED.values(), strict=True))
+            try:
+                copy.deepcopy(module)(*sized)
+            except RuntimeError:  # this size is not for the original, either
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = compare(module, made.rematerialize, sized, {}, seed=seed, steps=1)
+            wrong = {what: d.where for what, d in found.differences.items() if d.worst is not None}
+            assert wrong == {}, f"seed {seed}, {size} = {other}: {wrong}"
+
+
+def _resized(tensor: torch.Tensor, shape, size: str, other: int) -> torch.Tensor:
+    for dimension, name in enumerate(shape):
+        if name == size:
+            places = torch.arange(other) % tensor.shape[dimension]
+            tensor = tensor.detach().index_select(dimension, places).requires_grad_(tensor.requires_grad)
+    return tensor
 
 
 def _any_times(profile: Profile, draw: random.Random) -> Profile:

@@ -299,7 +299,8 @@ def test_update_writes_all_or_nothing(folder, monkeypatch):
 
 def test_everything_the_request_says_comes_back_from_the_header(folder):
     init, inputs = "layers=2,\n width=16", "inputs.py:it's"
-    request = Request("a b.py:Net", "40%", Path("x y.py"), init, inputs, "cuda:1", "rockmate", 7)
+    extra = {"autocast": "float16", "dynamic": "x.0"}
+    request = Request("a b.py:Net", "40%", Path("x y.py"), init, inputs, "cuda:1", "rockmate", 7, **extra)
     plan = SavedPlan("0" * 64, "rockmate", "feasible", "40%", 1, 1, 1, 0.0, None, "cuda:1", (0,))
     command = pipeline.command(request, plan)
     assert len(command.splitlines()) == 1

@@ -223,4 +223,4 @@ def test_checkmate_proves_and_falls_back():
     deep, costs = graphs.chain_graph([1] * 60)
     assert not whole.writable(deep)
     fallen = whole.plan(deep, costs, need(deep, costs) // 2, time_limit=5.0)
-    assert fallen.planner == "checkmate" and fallen.status is Status.FEASIBLE and "too many" in fallen.notes[0]
+    assert fallen.planner == "checkmate" and fallen.status is Status.TOO_LARGE and "too many" in fallen.notes[0]

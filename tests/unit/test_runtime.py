@@ -6,26 +6,40 @@ import weakref
 
 import torch
 
-from remat_codegen.runtime import Group
+from remat_codegen.emit.helpers import Uses, needed_helpers
+from remat_codegen.runtime import Step
+
+
+def saved(step, kept, *tensors):
+    """What autograd would hold of some tensors that an operation saves."""
+    with kept.saves("op"):
+        return [step.pack(t) for t in tensors]
 
 
 def test_what_autograd_lets_go_of_is_free_though_its_operation_saved_more():
-    group = Group()
-    saved = [torch.ones(3), torch.ones(5)]
-    seen = [weakref.ref(t.untyped_storage()) for t in saved]
-    parts = [group.add(t.detach()) for t in saved]
-    saved.clear()
-    parts.pop(0)
+    step = Step()
+    tensors = [torch.ones(3), torch.ones(5)]
+    seen = [weakref.ref(t.untyped_storage()) for t in tensors]
+    held = saved(step, step[0], *tensors)
+    tensors.clear()
+    held.pop(0)
     assert seen[0]() is None and seen[1]() is not None
-    assert len(group.alive()) == 1
 
 
 def test_what_is_saved_anew_goes_to_the_parts_that_are_still_wanted():
-    group = Group()
-    parts = [group.add(torch.ones(n)) for n in (1, 2, 3)]
-    for part in group.alive():
-        part.value = None
-    parts.pop(1)
-    for n in (1, 2, 3):
-        group.refill(torch.full((n,), 7.0))
-    assert [p.value.tolist() for p in parts] == [[7.0], [7.0] * 3]
+    step = Step()
+    held = saved(step, step[0], *(torch.ones(n) for n in (1, 2, 3)))
+    step[0].forget_saved("op")
+    held.pop(1)
+    with step[0].saves("op"):
+        for n in (1, 2, 3):
+            step.refill(torch.full((n,), 7.0))
+    assert [step.unpack(h).tolist() for h in held] == [[7.0], [7.0] * 3]
+
+
+def test_a_file_carries_what_it_uses_and_no_more():
+    code = "\n".join(needed_helpers(Uses(frozenset({"Step"}), frozenset({"forward", "slot", "forget"}))))
+    assert "def forget(" in code and "def pack(" in code and "class Slot" in code
+    assert "def forget_saved(" not in code and "def draws(" not in code and "_generator" not in code
+    assert "def check_call" not in code
+    compile(code, "helpers", "exec")

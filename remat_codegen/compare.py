@@ -1,0 +1,84 @@
+"""Planners side by side, over budgets: what `remat-codegen compare` finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat_codegen.budget import Budget, format_bytes
+from remat_codegen.plan.bound import bound
+from remat_codegen.planning import Outcome, Priced, lower_bound, run_planner
+from remat_codegen.report import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Every planner at every budget. `outcomes` are by planner, in the order of `budgets`; so are `bounds_ns` (None where no
+    schedule fits)."""
+
+    found: Priced
+    budgets: tuple[Budget, ...]
+    bounds_ns: tuple[int | None, ...]
+    outcomes: dict[str, tuple[Outcome, ...]]
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The budgets in bytes."""
+        return tuple(self.found.limit(b) for b in self.budgets)
+
+    def least(self, position: int) -> int | None:
+        """The best lower bound at a budget: the general one, or what a planner proved. None where no schedule fits."""
+        proved = [o[position].plan.bound_ns for o in self.outcomes.values() if o[position].fits]
+        known = [b for b in (self.bounds_ns[position], *proved) if b is not None]
+        return None if self.bounds_ns[position] is None else max(known)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `compare --json` prints."""
+        found, count = self.found, range(len(self.budgets))
+        bounds = [lower_bound(found, self.least(i)) for i in count]
+        return {
+            "label": found.label,
+            "nodes": len(found.graph.nodes),
+            "unmodified_peak_bytes": found.plain_bytes,
+            "unmodified_time_ns": found.plain_ns,
+            "time_scale": found.scale,
+            "budgets": [b.text for b in self.budgets],
+            "budget_bytes": list(self.limits),
+            "bound": bounds,
+            "planners": {name: [self._row(o) for o in row] for name, row in self.outcomes.items()},
+            "notes": list(found.notes),
+        }
+
+    def _row(self, outcome: Outcome) -> dict[str, Any]:
+        plan, overhead = outcome.plan, outcome.overhead(self.found.plain_ns)
+        return {
+            "status": str(plan.status),
+            "overhead": None if overhead is None else round(overhead, 6),
+            "peak_bytes": plan.peak_bytes if outcome.fits else None,
+            "minimum_bytes": plan.minimum_bytes,
+            "seconds": round(outcome.seconds, 3),
+        }
+
+
+def compare(
+    found: Priced, budgets: Sequence[Budget], planners: Sequence[str], progress: Progress, *, time_limit: float | None = None
+) -> Compared:
+    """Runs every planner at every budget; each plan is validated and simulated. `time_limit` is for one plan, in seconds."""
+    with progress.stage("bound"):
+        bounds = []
+        for done, budget in enumerate(budgets):
+            progress.update(done, len(budgets))
+            bounds.append(bound(found.graph, found.profile, found.limit(budget)).time_ns)
+    outcomes: dict[str, tuple[Outcome, ...]] = {}
+    for name in planners:
+        with progress.stage(name):
+            outcomes[name] = tuple(run_planner(found, name, b, progress, time_limit=time_limit) for b in budgets)
+    return Compared(found, tuple(budgets), tuple(bounds), outcomes)
+
+
+def budget_text(found: Priced, budget: Budget) -> str:
+    """A budget as a heading: as it was written, percents without needless digits."""
+    if budget.percent is not None:
+        return f"{float(budget.percent):.4g} %"
+    return format_bytes(found.limit(budget))

@@ -1,0 +1,214 @@
+"""Plans that are looked at rather than written out: for a model, or for a graph from a file that has none."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remat_codegen import planfile
+from remat_codegen.budget import Budget
+from remat_codegen.errors import BudgetError
+from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.graph import exchange
+from remat_codegen.graph.exchange import Exchange
+from remat_codegen.graph.ir import Graph
+from remat_codegen.pipeline import SLACK_BYTES, Traced, measured_costs, reserve_bytes, trace_target
+from remat_codegen.plan.bound import bound
+from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.plan.result import Plan
+from remat_codegen.profile.costs import Profile
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.schedule import simulate, validate, without_recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A graph with its costs. `plain_*` are those of the step without recomputation, `reserve_bytes` what a generated file
+    needs beside the planned tensors (0 for a graph from a file). `scale` is as in `Exchange`."""
+
+    label: str
+    graph: Graph
+    profile: Profile
+    plain_ns: int
+    plain_bytes: int
+    reserve_bytes: int = 0
+    scale: int | None = None
+    notes: tuple[str, ...] = ()
+    traced: Traced | None = None
+
+    def limit(self, budget: Budget) -> int:
+        """A budget in bytes."""
+        slack = SLACK_BYTES if self.traced is not None else 0
+        return budget.resolve(self.plain_bytes + slack)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a planner made of a budget, checked: `plan` is valid and simulated. `bound_ns` as in `Plan`; None where a bound was
+    not asked for, or no schedule fits. `seconds` is how long the planner took."""
+
+    planner: str
+    budget: str
+    budget_bytes: int
+    plan: Plan
+    bound_ns: int | None
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a schedule."""
+        return self.plan.schedule is not None
+
+    def overhead(self, plain_ns: int) -> float | None:
+        """The extra time of the plan over the plain step (0.12 for 12 %); None where nothing fits."""
+        return self.plan.time_ns / max(plain_ns, 1) - 1 if self.fits else None
+
+
+def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -> Priced:
+    """A graph from a file. Raises GraphFileError."""
+    with progress.stage("read"):
+        found = exchange.load(path, add_backward=add_backward)
+    profile = Profile(found.time_ns, found.workspace_bytes, found.device)
+    plain = simulate(found.graph, profile, without_recomputation(found.graph))
+    return Priced(path.name, found.graph, profile, plain.time_ns, plain.peak_bytes, scale=found.scale, notes=found.notes)
+
+
+def priced_model(request: Request, progress: Progress) -> Priced:
+    """A traced and measured model. Raises RematError."""
+    traced = trace_target(request, progress)
+    profile = measured_costs(request, traced, progress)
+    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    reserve = reserve_bytes(traced)
+    return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve, traced=traced)
+
+
+def write_trace(request: Request, output: Path, progress: Progress) -> dict[str, Any]:
+    """Writes a model's graph.json with measured costs; returns what it holds. Raises RematError."""
+    check_writable(output)
+    found = priced_model(request, progress)
+    profile = found.profile
+    text = exchange.dumps(Exchange(found.graph, profile.time_ns, profile.workspace_bytes, profile.device))
+    write_atomically(output, text)
+    return _size(found) | {
+        "unmodified_peak_bytes": found.plain_bytes,
+        "unmodified_time_ns": found.plain_ns,
+        "output": str(output),
+    }
+
+
+def _size(found: Priced) -> dict[str, Any]:
+    graph = found.graph
+    kinds = len({b.kind for b in graph.blocks})
+    return {"nodes": len(graph.nodes), "data": len(graph.data), "blocks": len(graph.blocks), "kinds": kinds}
+
+
+def run_planner(
+    found: Priced, name: str, budget: Budget, progress: Progress, *, time_limit: float | None = None, bounded: bool = False
+) -> Outcome:
+    """One planner's plan within a budget, validated and simulated. `time_limit` in seconds, for planners that take one."""
+    limit = found.limit(budget)
+    room = limit if found.plain_bytes + SLACK_BYTES <= limit else limit - found.reserve_bytes
+    planner = PLANNERS[name]
+    options: dict[str, Any] = {}
+    if time_limit is not None and "time_limit" in inspect.signature(planner).parameters:
+        options["time_limit"] = time_limit
+
+    def advance(what: str, done: int, total: int) -> None:
+        progress.update(done, total)
+
+    started = time.perf_counter()
+    plan = planner(found.graph, found.profile, room, progress=advance, **options)
+    seconds = time.perf_counter() - started
+    plan = _checked(found, plan, room)
+    least = _bound(found, plan, limit) if bounded else None
+    return Outcome(name, budget.text, limit, plan, least, seconds)
+
+
+def _checked(found: Priced, plan: Plan, room: int) -> Plan:
+    """The plan with the simulator's figures: a planner's own idea of them is never reported."""
+    if plan.schedule is None:
+        return plan
+    validate(found.graph, plan.schedule)
+    timeline = simulate(found.graph, found.profile, plan.schedule)
+    if timeline.peak_bytes > room:
+        raise ValueError(f"{plan.planner} planned {timeline.peak_bytes} bytes, {timeline.peak_bytes - room} over the budget")
+    return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)
+
+
+def _bound(found: Priced, plan: Plan, limit: int) -> int | None:
+    """The better of the planner's own lower bound and the general one."""
+    general = bound(found.graph, found.profile, limit).time_ns
+    known = [b for b in (general, plan.bound_ns) if b is not None]
+    return max(known, default=None)
+
+
+def plan_file(
+    path: Path,
+    budget: Budget,
+    planner: str,
+    progress: Progress,
+    *,
+    add_backward: bool = False,
+    time_limit: float | None = None,
+    save_plan: Path | None = None,
+) -> tuple[Priced, Outcome]:
+    """Plans a graph from a file, and saves the plan if there is one and `save_plan` says where. Raises RematError."""
+    if save_plan is not None:
+        check_writable(save_plan)
+    found = priced_file(path, progress, add_backward=add_backward)
+    if found.limit(budget) <= 0:
+        raise BudgetError(f"{budget.text} of the unmodified peak, {found.plain_bytes} bytes, is nothing")
+    with progress.stage("plan"):
+        outcome = run_planner(found, planner, budget, progress, time_limit=time_limit, bounded=True)
+    if save_plan is not None and outcome.plan.schedule is not None:
+        write_atomically(save_plan, saved_plan(found, outcome).dumps())
+    return found, outcome
+
+
+def saved_plan(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
+    """The plan of an outcome that fits, as it is saved and as a generated file's header says it."""
+    plan = outcome.plan
+    assert plan.schedule is not None
+    return planfile.SavedPlan(
+        graph=found.graph.digest(),
+        planner=plan.planner,
+        status=str(plan.status),
+        budget=outcome.budget,
+        budget_bytes=outcome.budget_bytes,
+        planned_peak_bytes=plan.peak_bytes,
+        unmodified_peak_bytes=found.plain_bytes,
+        overhead=round(outcome.overhead(found.plain_ns) or 0.0, 4),
+        bound=lower_bound(found, outcome.bound_ns),
+        device=found.profile.device,
+        order=planfile.order_of(plan.schedule),
+        notes=plan.notes,
+    )
+
+
+def lower_bound(found: Priced, bound_ns: int | None) -> float | None:
+    """A bound as an overhead (0.12 for 12 %); None where none is known."""
+    return None if bound_ns is None else round(bound_ns / max(found.plain_ns, 1) - 1, 6)
+
+
+def outcome_json(found: Priced, outcome: Outcome) -> dict[str, Any]:
+    """The object that `plan --json` prints."""
+    plan, overhead = outcome.plan, outcome.overhead(found.plain_ns)
+    return _size(found) | {
+        "planner": outcome.planner,
+        "status": str(plan.status),
+        "budget_bytes": outcome.budget_bytes,
+        "peak_bytes": plan.peak_bytes if outcome.fits else None,
+        "unmodified_peak_bytes": found.plain_bytes,
+        "time_ns": plan.time_ns if outcome.fits else None,
+        "unmodified_time_ns": found.plain_ns,
+        "time_scale": found.scale,
+        "overhead": None if overhead is None else round(overhead, 6),
+        "bound": lower_bound(found, outcome.bound_ns),
+        "minimum_bytes": plan.minimum_bytes,
+        "seconds": round(outcome.seconds, 3),
+        "notes": [*found.notes, *plan.notes],
+    }

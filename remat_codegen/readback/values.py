@@ -1,0 +1,81 @@
+"""What the expressions of a generated file stand for while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A variable of the trace."""
+
+    variable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A module, or something of one, by its path: h.3.attn, h.3.attn.training."""
+
+    path: str
+
+    def child(self, name: str) -> Place:
+        """What a module has under a name."""
+        return Place(f"{self.path}.{name}" if self.path else name)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one block keeps: `kept`, `step[3]`, `kept.before(1)`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step, which holds what its blocks keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A backward node that the backward program waits for."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """What has no bearing on a schedule: a dtype, a flag, a number that is not spelled out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong in a generated file, and the line where it shows."""
+
+    line: int
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {"line": self.line, "text": self.text}
+
+
+class Unreadable(Exception):
+    """Nothing after this line can be followed."""
+
+    def __init__(self, line: int, text: str) -> None:
+        self.problem = Problem(line, text)
+        super().__init__(f"line {line}: {text}")
+
+
+def tensors(value: Any) -> Iterator[int]:
+    """The variables in a value."""
+    if isinstance(value, Tensor):
+        yield value.variable
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
