@@ -18,11 +18,12 @@
 #: "bound":0.0742,"device":"cpu","order":"92|2*(63:43)+1+0;2*(66:37;68:37;70:34;
 #: 71:30)+8-13;82:0,2-3,5-6,8-9,11-12,14;2*(86:5)+2+0;90:0,2",
 #: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],
-#: "seal":"581dd62e1ffe9d6b"}
+#: "seal":"95e8d8d90e48e370"}
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
 import contextlib
 import functools
+import types
 import weakref
 
 import torch
@@ -115,23 +116,24 @@ AUTOCAST = {"cpu": None}
 
 
 def stem_forward(m, kept, image):
-    """Computes resnet.py:43."""
-    conv2d = F.conv2d(image, m[0].weight, None, [1, 1], [1, 1])
-    kept.slot("conv2d", conv2d)
+    """Computes resnet.py:43; keeps nothing for the way back, forgets 8.0 MiB."""
+    conv2d = kept.slot("conv2d", F.conv2d(image, m[0].weight, None, [1, 1], [1, 1]))
     if m[1].training:
         m[1].num_batches_tracked.add_(1)
     with kept.saves("batch_norm"):
-        batch_norm = F.batch_norm(
-            conv2d,
-            m[1].running_mean,
-            m[1].running_var,
-            m[1].weight,
-            m[1].bias,
-            m[1].training,
-            0.1,
-            1e-05,
+        batch_norm = kept.slot(
+            "batch_norm",
+            F.batch_norm(
+                conv2d,
+                m[1].running_mean,
+                m[1].running_var,
+                m[1].weight,
+                m[1].bias,
+                m[1].training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("batch_norm", batch_norm)
         x = batch_norm.relu_()
         kept.stop("x", x)
     kept.forget("conv2d")
@@ -140,13 +142,34 @@ def stem_forward(m, kept, image):
 
 
 def stem_backward(m, kept, image):
-    """Goes back through resnet.py:43, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:43; rebuilds 8.0 MiB, not held so far."""
     yield kept.at("x")
     with kept.rebuilding():
-        conv2d = F.conv2d(image, m[0].weight, None, [1, 1], [1, 1])
-        kept.rebuild("conv2d", conv2d)
+        conv2d = kept.slot("conv2d", F.conv2d(image, m[0].weight, None, [1, 1], [1, 1]))
         with kept.saves("batch_norm"):
-            batch_norm = F.batch_norm(
+            batch_norm = kept.slot(
+                "batch_norm",
+                F.batch_norm(
+                    conv2d,
+                    m[1].running_mean.clone(),
+                    m[1].running_var.clone(),
+                    m[1].weight,
+                    m[1].bias,
+                    m[1].training,
+                    0.1,
+                    1e-05,
+                ),
+            )
+            batch_norm.relu_()
+
+
+def stem_again(m, kept, image):
+    """Rebuilds resnet.py:43: 8.0 MiB."""
+    with kept.rebuilding():
+        conv2d = F.conv2d(image, m[0].weight, None, [1, 1], [1, 1])
+        batch_norm = kept.slot(
+            "batch_norm",
+            F.batch_norm(
                 conv2d,
                 m[1].running_mean.clone(),
                 m[1].running_var.clone(),
@@ -155,71 +178,54 @@ def stem_backward(m, kept, image):
                 m[1].training,
                 0.1,
                 1e-05,
-            )
-            kept.rebuild("batch_norm", batch_norm)
-            batch_norm.relu_()
-
-
-def stem_again(m, kept, image):
-    """Computes again resnet.py:43."""
-    with kept.rebuilding():
-        conv2d = F.conv2d(image, m[0].weight, None, [1, 1], [1, 1])
-        batch_norm = F.batch_norm(
-            conv2d,
-            m[1].running_mean.clone(),
-            m[1].running_var.clone(),
-            m[1].weight,
-            m[1].bias,
-            m[1].training,
-            0.1,
-            1e-05,
+            ),
         )
-        kept.rebuild("batch_norm", batch_norm)
         x = batch_norm.relu_()
     return x
 
 
 def bn2_forward(m, kept, x):
-    """Computes resnet.py:23-26."""
-    conv1 = F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1])
-    kept.slot("conv1", conv1)
+    """Computes resnet.py:23-26; keeps nothing for the way back, forgets 16.0 MiB."""
+    conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
     with kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean,
-            m.bn1.running_var,
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean,
+                m.bn1.running_var,
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("bn1_2", bn1_2)
         out = bn1_2.relu_()
         kept.stop("out", out)
-    kept.forget("conv1")
-    del conv1
+    conv1 = kept.forget("conv1")
     kept.forget_saved("bn1_2")
-    conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
-    kept.slot("conv2", conv2)
+    conv2 = kept.slot("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
     kept.forget("bn1_2")
     del bn1_2, out
     if m.bn2.training:
         m.bn2.num_batches_tracked.add_(1)
     with kept.saves("out_2"):
-        out_2 = F.batch_norm(
-            conv2,
-            m.bn2.running_mean,
-            m.bn2.running_var,
-            m.bn2.weight,
-            m.bn2.bias,
-            m.bn2.training,
-            0.1,
-            1e-05,
+        out_2 = kept.slot(
+            "out_2",
+            F.batch_norm(
+                conv2,
+                m.bn2.running_mean,
+                m.bn2.running_var,
+                m.bn2.weight,
+                m.bn2.bias,
+                m.bn2.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("out_2", out_2)
         relu = out_2.add_(x).relu_()
         kept.stop("relu", relu)
     kept.before(1).forget("batch_norm")
@@ -229,37 +235,40 @@ def bn2_forward(m, kept, x):
 
 
 def bn2_backward(m, kept):
-    """Goes back through resnet.py:23-26, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:23-26; rebuilds 8.0 MiB, not held so far."""
     yield kept.at("relu")
     with kept.rebuilding():
         conv1 = kept.take("conv1")
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean.clone(),
-            m.bn1.running_var.clone(),
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean.clone(),
+                m.bn1.running_var.clone(),
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.rebuild("bn1_2", bn1_2)
         bn1_2.relu_()
     yield kept.at("out")
-    kept.forget("bn1_2")
-    del bn1_2
+    bn1_2 = kept.forget("bn1_2")
     with kept.rebuilding(), kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean.clone(),
-            m.bn1.running_var.clone(),
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean.clone(),
+                m.bn1.running_var.clone(),
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.rebuild("bn1_2", bn1_2)
         bn1_2.relu_()
     del conv1, bn1_2
     yield kept.before(1).at("x")
@@ -267,11 +276,10 @@ def bn2_backward(m, kept):
 
 
 def bn2_again(m, kept):
-    """Computes again resnet.py:23-26."""
+    """Rebuilds resnet.py:23-26: 16.0 MiB."""
     with kept.rebuilding():
         x = kept.take("x")
-        conv1 = F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1])
-        kept.rebuild("conv1", conv1)
+        conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
         kept.keep("conv1", conv1)
         bn1_2 = F.batch_norm(
             conv1,
@@ -283,65 +291,68 @@ def bn2_again(m, kept):
             0.1,
             1e-05,
         )
-        conv2 = F.conv2d(bn1_2.relu_(), m.conv2.weight, None, [1, 1], [1, 1])
-        kept.rebuild("conv2", conv2)
-        del bn1_2
+        out = bn1_2.relu_()
+        conv2 = kept.slot("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
+        del bn1_2, out
         with kept.saves("out_2"):
-            out_2 = F.batch_norm(
-                conv2,
-                m.bn2.running_mean.clone(),
-                m.bn2.running_var.clone(),
-                m.bn2.weight,
-                m.bn2.bias,
-                m.bn2.training,
-                0.1,
-                1e-05,
+            out_2 = kept.slot(
+                "out_2",
+                F.batch_norm(
+                    conv2,
+                    m.bn2.running_mean.clone(),
+                    m.bn2.running_var.clone(),
+                    m.bn2.weight,
+                    m.bn2.bias,
+                    m.bn2.training,
+                    0.1,
+                    1e-05,
+                ),
             )
-            kept.rebuild("out_2", out_2)
             relu = out_2.add_(x).relu_()
     return relu
 
 
 def bn2_forward_2(m, kept, x):
-    """Computes resnet.py:23-26."""
-    conv1 = F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1])
-    kept.slot("conv1", conv1)
+    """Computes resnet.py:23-26; keeps 4.0 MiB for the way back, forgets 12.0 MiB."""
+    conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
     with kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean,
-            m.bn1.running_var,
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean,
+                m.bn1.running_var,
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("bn1_2", bn1_2)
         out = bn1_2.relu_()
-    kept.forget("conv1")
-    del conv1
+    conv1 = kept.forget("conv1")
     kept.forget_saved("bn1_2")
-    conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
-    kept.slot("conv2", conv2)
+    conv2 = kept.slot("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
     kept.forget("bn1_2")
     del bn1_2, out
     if m.bn2.training:
         m.bn2.num_batches_tracked.add_(1)
     with kept.saves("out_2"):
-        out_2 = F.batch_norm(
-            conv2,
-            m.bn2.running_mean,
-            m.bn2.running_var,
-            m.bn2.weight,
-            m.bn2.bias,
-            m.bn2.training,
-            0.1,
-            1e-05,
+        out_2 = kept.slot(
+            "out_2",
+            F.batch_norm(
+                conv2,
+                m.bn2.running_mean,
+                m.bn2.running_var,
+                m.bn2.weight,
+                m.bn2.bias,
+                m.bn2.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("out_2", out_2)
         relu = out_2.add_(x).relu_()
         kept.stop("relu", relu)
     kept.before(1).forget("out_2")
@@ -351,63 +362,66 @@ def bn2_forward_2(m, kept, x):
 
 
 def bn2_backward_2(m, kept):
-    """Goes back through resnet.py:23-26, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:23-26; rebuilds 16.0 MiB, not held so far."""
     yield kept.at("relu")
     with kept.rebuilding():
         x = kept.take("x")
-        conv1 = F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1])
-        kept.rebuild("conv1", conv1)
+        conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
         with kept.saves("bn1_2"):
-            bn1_2 = F.batch_norm(
-                conv1,
-                m.bn1.running_mean.clone(),
-                m.bn1.running_var.clone(),
-                m.bn1.weight,
-                m.bn1.bias,
-                m.bn1.training,
-                0.1,
-                1e-05,
+            bn1_2 = kept.slot(
+                "bn1_2",
+                F.batch_norm(
+                    conv1,
+                    m.bn1.running_mean.clone(),
+                    m.bn1.running_var.clone(),
+                    m.bn1.weight,
+                    m.bn1.bias,
+                    m.bn1.training,
+                    0.1,
+                    1e-05,
+                ),
             )
-            kept.rebuild("bn1_2", bn1_2)
             out = bn1_2.relu_()
-        conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
-        kept.rebuild("conv2", conv2)
+        conv2 = kept.slot("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
         with kept.saves("out_2"):
-            out_2 = F.batch_norm(
-                conv2,
-                m.bn2.running_mean.clone(),
-                m.bn2.running_var.clone(),
-                m.bn2.weight,
-                m.bn2.bias,
-                m.bn2.training,
-                0.1,
-                1e-05,
+            out_2 = kept.slot(
+                "out_2",
+                F.batch_norm(
+                    conv2,
+                    m.bn2.running_mean.clone(),
+                    m.bn2.running_var.clone(),
+                    m.bn2.weight,
+                    m.bn2.bias,
+                    m.bn2.training,
+                    0.1,
+                    1e-05,
+                ),
             )
-            kept.rebuild("out_2", out_2)
             out_2.add_(x).relu_()
 
 
 def shortcut_forward(m, kept, x):
-    """Computes resnet.py:23-26."""
+    """Computes resnet.py:23-26; keeps 6.0 MiB for the way back, forgets 4.0 MiB."""
     kept.keep("x", x)
     conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
     kept.keep("conv1", conv1)
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
-    with kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean,
-            m.bn1.running_var,
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+    with kept.saves("bn1_2", forget=True):
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean,
+                m.bn1.running_var,
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("bn1_2", bn1_2)
         out = bn1_2.relu_()
-    kept.forget_saved("bn1_2")
     conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
     kept.stop("conv2", conv2)
     kept.keep("conv2", conv2)
@@ -418,19 +432,20 @@ def shortcut_forward(m, kept, x):
     if m.shortcut[1].training:
         m.shortcut[1].num_batches_tracked.add_(1)
     with kept.saves("out_2"):
-        out_2 = F.batch_norm(
-            conv2,
-            m.bn2.running_mean,
-            m.bn2.running_var,
-            m.bn2.weight,
-            m.bn2.bias,
-            m.bn2.training,
-            0.1,
-            1e-05,
+        out_2 = kept.slot(
+            "out_2",
+            F.batch_norm(
+                conv2,
+                m.bn2.running_mean,
+                m.bn2.running_var,
+                m.bn2.weight,
+                m.bn2.bias,
+                m.bn2.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("out_2", out_2)
-        conv2d = F.conv2d(x, m.shortcut[0].weight, None, [2, 2])
-        kept.slot("conv2d", conv2d)
+        conv2d = kept.slot("conv2d", F.conv2d(x, m.shortcut[0].weight, None, [2, 2]))
         out_3 = F.batch_norm(
             conv2d,
             m.shortcut[1].running_mean,
@@ -450,25 +465,28 @@ def shortcut_forward(m, kept, x):
 
 
 def shortcut_backward(m, kept):
-    """Goes back through resnet.py:23-26, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:23-26; rebuilds 6.0 MiB, not held so far."""
     yield kept.at("relu")
     with kept.rebuilding():
         conv2 = kept.take("conv2")
         x = kept.take("x")
         with kept.saves("out_2"):
-            out_2 = F.batch_norm(
-                conv2,
-                m.bn2.running_mean.clone(),
-                m.bn2.running_var.clone(),
-                m.bn2.weight,
-                m.bn2.bias,
-                m.bn2.training,
-                0.1,
-                1e-05,
+            out_2 = kept.slot(
+                "out_2",
+                F.batch_norm(
+                    conv2,
+                    m.bn2.running_mean.clone(),
+                    m.bn2.running_var.clone(),
+                    m.bn2.weight,
+                    m.bn2.bias,
+                    m.bn2.training,
+                    0.1,
+                    1e-05,
+                ),
             )
-            kept.rebuild("out_2", out_2)
-            conv2d = F.conv2d(x, m.shortcut[0].weight, None, [2, 2])
-            kept.rebuild("conv2d", conv2d)
+            conv2d = kept.slot(
+                "conv2d", F.conv2d(x, m.shortcut[0].weight, None, [2, 2])
+            )
             out_3 = F.batch_norm(
                 conv2d,
                 m.shortcut[1].running_mean.clone(),
@@ -486,17 +504,19 @@ def shortcut_backward(m, kept):
     with kept.rebuilding():
         conv1 = kept.take("conv1")
         with kept.saves("bn1_2"):
-            bn1_2 = F.batch_norm(
-                conv1,
-                m.bn1.running_mean.clone(),
-                m.bn1.running_var.clone(),
-                m.bn1.weight,
-                m.bn1.bias,
-                m.bn1.training,
-                0.1,
-                1e-05,
+            bn1_2 = kept.slot(
+                "bn1_2",
+                F.batch_norm(
+                    conv1,
+                    m.bn1.running_mean.clone(),
+                    m.bn1.running_var.clone(),
+                    m.bn1.weight,
+                    m.bn1.bias,
+                    m.bn1.training,
+                    0.1,
+                    1e-05,
+                ),
             )
-            kept.rebuild("bn1_2", bn1_2)
             bn1_2.relu_()
     del conv1, bn1_2
     yield kept.before(1).at("relu")
@@ -504,26 +524,27 @@ def shortcut_backward(m, kept):
 
 
 def bn2_forward_3(m, kept, x):
-    """Computes resnet.py:23-26."""
+    """Computes resnet.py:23-26; keeps 6.0 MiB for the way back, forgets 2.0 MiB."""
     conv1 = F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1])
     kept.keep("conv1", conv1)
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
-    with kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean,
-            m.bn1.running_var,
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+    with kept.saves("bn1_2", forget=True):
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean,
+                m.bn1.running_var,
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.slot("bn1_2", bn1_2)
         out = bn1_2.relu_()
         kept.stop("out", out)
-    kept.forget_saved("bn1_2")
     conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
     kept.forget("bn1_2")
     del bn1_2, out
@@ -545,37 +566,40 @@ def bn2_forward_3(m, kept, x):
 
 
 def bn2_backward_3(m, kept):
-    """Goes back through resnet.py:23-26, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:23-26; rebuilds 4.0 MiB, not held so far."""
     yield kept.at("relu")
     with kept.rebuilding():
         conv1 = kept.take("conv1")
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean.clone(),
-            m.bn1.running_var.clone(),
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean.clone(),
+                m.bn1.running_var.clone(),
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.rebuild("bn1_2", bn1_2)
         bn1_2.relu_()
     yield kept.at("out")
-    kept.forget("bn1_2")
-    del bn1_2
+    bn1_2 = kept.forget("bn1_2")
     with kept.rebuilding(), kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean.clone(),
-            m.bn1.running_var.clone(),
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean.clone(),
+                m.bn1.running_var.clone(),
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.rebuild("bn1_2", bn1_2)
         bn1_2.relu_()
     del conv1, bn1_2
     yield kept.before(1).at("relu")
@@ -583,25 +607,28 @@ def bn2_backward_3(m, kept):
 
 
 def shortcut_backward_2(m, kept):
-    """Goes back through resnet.py:23-26, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:23-26; rebuilds 3.0 MiB, not held so far."""
     yield kept.at("relu")
     with kept.rebuilding():
         conv2 = kept.take("conv2")
         x = kept.take("x")
         with kept.saves("out_2"):
-            out_2 = F.batch_norm(
-                conv2,
-                m.bn2.running_mean.clone(),
-                m.bn2.running_var.clone(),
-                m.bn2.weight,
-                m.bn2.bias,
-                m.bn2.training,
-                0.1,
-                1e-05,
+            out_2 = kept.slot(
+                "out_2",
+                F.batch_norm(
+                    conv2,
+                    m.bn2.running_mean.clone(),
+                    m.bn2.running_var.clone(),
+                    m.bn2.weight,
+                    m.bn2.bias,
+                    m.bn2.training,
+                    0.1,
+                    1e-05,
+                ),
             )
-            kept.rebuild("out_2", out_2)
-            conv2d = F.conv2d(x, m.shortcut[0].weight, None, [2, 2])
-            kept.rebuild("conv2d", conv2d)
+            conv2d = kept.slot(
+                "conv2d", F.conv2d(x, m.shortcut[0].weight, None, [2, 2])
+            )
             out_3 = F.batch_norm(
                 conv2d,
                 m.shortcut[1].running_mean.clone(),
@@ -619,41 +646,44 @@ def shortcut_backward_2(m, kept):
     with kept.rebuilding():
         conv1 = kept.take("conv1")
         with kept.saves("bn1_2"):
-            bn1_2 = F.batch_norm(
+            bn1_2 = kept.slot(
+                "bn1_2",
+                F.batch_norm(
+                    conv1,
+                    m.bn1.running_mean.clone(),
+                    m.bn1.running_var.clone(),
+                    m.bn1.weight,
+                    m.bn1.bias,
+                    m.bn1.training,
+                    0.1,
+                    1e-05,
+                ),
+            )
+            bn1_2.relu_()
+
+
+def shortcut_forward_2(m, kept, x):
+    """Computes resnet.py:23-26; keeps 2.0 MiB for the way back, forgets 0.5 MiB."""
+    conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
+    kept.keep("conv1", conv1)
+    if m.bn1.training:
+        m.bn1.num_batches_tracked.add_(1)
+    with kept.saves("bn1_2", forget=True):
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
                 conv1,
-                m.bn1.running_mean.clone(),
-                m.bn1.running_var.clone(),
+                m.bn1.running_mean,
+                m.bn1.running_var,
                 m.bn1.weight,
                 m.bn1.bias,
                 m.bn1.training,
                 0.1,
                 1e-05,
-            )
-            kept.rebuild("bn1_2", bn1_2)
-            bn1_2.relu_()
-
-
-def shortcut_forward_2(m, kept, x):
-    """Computes resnet.py:23-26."""
-    conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
-    kept.keep("conv1", conv1)
-    if m.bn1.training:
-        m.bn1.num_batches_tracked.add_(1)
-    with kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean,
-            m.bn1.running_var,
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+            ),
         )
-        kept.slot("bn1_2", bn1_2)
         out = bn1_2.relu_()
         kept.stop("out", out)
-    kept.forget_saved("bn1_2")
     conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
     kept.stop("conv2", conv2)
     kept.forget("bn1_2")
@@ -689,42 +719,45 @@ def shortcut_forward_2(m, kept, x):
 
 
 def shortcut_backward_3(m, kept):
-    """Goes back through resnet.py:23-26, and rebuilds what was forgotten."""
+    """Goes back through resnet.py:23-26; rebuilds 1.0 MiB, not held so far."""
     yield kept.at("conv2")
     with kept.rebuilding():
         conv1 = kept.take("conv1")
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean.clone(),
-            m.bn1.running_var.clone(),
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean.clone(),
+                m.bn1.running_var.clone(),
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.rebuild("bn1_2", bn1_2)
         bn1_2.relu_()
     yield kept.at("out")
-    kept.forget("bn1_2")
-    del bn1_2
+    bn1_2 = kept.forget("bn1_2")
     with kept.rebuilding(), kept.saves("bn1_2"):
-        bn1_2 = F.batch_norm(
-            conv1,
-            m.bn1.running_mean.clone(),
-            m.bn1.running_var.clone(),
-            m.bn1.weight,
-            m.bn1.bias,
-            m.bn1.training,
-            0.1,
-            1e-05,
+        bn1_2 = kept.slot(
+            "bn1_2",
+            F.batch_norm(
+                conv1,
+                m.bn1.running_mean.clone(),
+                m.bn1.running_var.clone(),
+                m.bn1.weight,
+                m.bn1.bias,
+                m.bn1.training,
+                0.1,
+                1e-05,
+            ),
         )
-        kept.rebuild("bn1_2", bn1_2)
         bn1_2.relu_()
 
 
 def bn2_forward_4(m, x):
-    """Computes resnet.py:23-26."""
+    """Computes resnet.py:23-26; keeps 2.0 MiB for the way back."""
     conv1 = F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1])
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
@@ -755,7 +788,7 @@ def bn2_forward_4(m, x):
 
 
 def fc_forward(m, x):
-    """Computes resnet.py:44."""
+    """Computes resnet.py:44; keeps 0.0 MiB for the way back."""
     return F.linear(x.mean([2, 3]), m.weight, m.bias)
 
 
@@ -763,7 +796,7 @@ def fc_forward(m, x):
 
 
 def run_forward(m, step, image):
-    """The forward pass, block by block."""
+    """The forward pass, block by block. At its end, 26.1 MiB are held for the way back."""
     x = stem_forward(m.stem, step[0], image)
     x = bn2_forward(m.blocks[0], step[1], x)
     x = bn2_forward_2(m.blocks[1], step[2], x)
@@ -795,302 +828,185 @@ def run_backward(step, m, image):
 
 
 class Slot:
-    """Where autograd finds a value that is forgotten and rebuilt between its forward and its backward."""
+    """Where autograd finds something that it saved. `value` is None while it is forgotten."""
 
     def __init__(self, value):
         self.value = value
 
-    def view(self, dtype, size, stride, offset, conjugate, negative):
-        """A saved view of the value, from its geometry."""
-        if self.value.dtype == dtype:
-            found = self.value.as_strided(size, stride, offset)
-        else:
-            found = self.value.new_empty(0, dtype=dtype).set_(
-                self.value.untyped_storage(), offset, size, stride
-            )
-        found = found.conj() if found.is_conj() != conjugate else found
-        return torch._neg_view(found) if found.is_neg() != negative else found
-
-
-class Group:
-    """All that autograd saved for one operation, in order. Autograd owns it: each part goes when autograd lets go of it."""
-
-    def __init__(self):
-        self.parts = []
-        self.next = 0
-
-    def add(self, value):
-        """One more part, for autograd to hold."""
-        part = Part(self, value)
-        self.parts.append(weakref.ref(part))
-        return part
-
-    def alive(self):
-        """The parts that autograd still holds."""
-        return [part for part in (ref() for ref in self.parts) if part is not None]
-
-    def refill(self, saved):
-        """Puts the next part back; an operation that runs again saves in the same order."""
-        part = self.parts[self.next]()
-        self.next += 1
-        if part is not None and (part.value is None or torch.is_tensor(part.value)):
-            part.value = saved.detach()
-
-
-class Part:
-    """One thing that autograd saved: a tensor, None while that is forgotten, or what is never forgotten here (a view of a slot,
-    a parameter or buffer with its version)."""
-
-    def __init__(self, group, value):
-        self.group, self.value = group, value
-
-
-class Stop:
-    """A place on autograd's way back where the backward program has something to do."""
-
-    passed = False
-
 
 class Kept:
-    """What one block of one training step keeps under names: slots, groups, generator states, values to rebuild from."""
+    """What one block of one training step keeps under names."""
 
     def __init__(self, step, number):
-        self.number = number
-        self.step: Step = weakref.proxy(step)  # type: ignore[assignment]
-        self.values, self.slots, self.groups, self.generators, self.stops = (
-            {},
-            {},
-            {},
-            {},
-            {},
-        )
+        self.step, self.number = weakref.proxy(step), number
+        self.values, self.slots, self.groups = {}, {}, {}
+        self.generators, self.stops = {}, {}
 
     def slot(self, name, value):
-        """From here on, what autograd saves of `value` is looked up under `name`."""
+        """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
+        if name in self.slots:
+            _fill(self.slots[name](), value)
+            return value
         slot = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        key = value.untyped_storage()._cdata
-        self.step.live[key] = slot
-        group = self.step.last_group
-        if group is not None:  # the operation may have saved its own result
-            for part in group.alive():
-                part.value = (
-                    _reference(part.value, slot)
-                    if _is_view_of(part.value, key)
-                    else part.value
-                )
+        self.step.live[_key(value)] = slot
+        for part in _alive(self.step.group):  # the operation may have saved its result
+            if torch.is_tensor(part.value) and _key(part.value) == _key(value):
+                part.value = _reference(slot, part.value)
+        return value
 
     @contextlib.contextmanager
-    def saves(self, name):
-        """What autograd saves in here can be forgotten under `name`; run again, it is saved anew in its old places."""
+    def saves(self, name, forget=False):
+        """Makes what autograd saves in here forgettable. In a second run, puts it back."""
         if name in self.groups:
-            group = self.groups[name]()
+            self.step.refills = iter(self.groups[name])
         else:
-            group = self.step.last_group = Group()
-            self.groups[name] = weakref.ref(group)
-        if group is not None:
-            group.next = 0
-        self.step.group = group
+            self.step.group = self.groups[name] = []
         try:
             yield
         finally:
-            self.step.group = None
-
-    @contextlib.contextmanager
-    def draws(self, name, device):
-        """Random numbers in here are the same each time, and the generator ends where the first time left it."""
-        if name not in self.generators:
-            self.generators[name] = _generator_state(device)
-            yield
-            return
-        present = _generator_state(device)
-        _set_generator_state(device, self.generators[name])
-        try:
-            yield
-        finally:
-            _set_generator_state(device, present)
-
-    def hand(self, name, value):
-        """Gives a value to the function that `receive`s it, which can then free it."""
-        self.values[name] = value
-
-    def receive(self, name):
-        """A value that was handed over."""
-        return self.values.pop(name)
+            self.step.group = self.step.refills = ()
+        if forget:
+            self.forget_saved(name)
 
     def keep(self, name, value):
-        """Holds a value for a rebuild."""
+        """Holds a value for a second run of what reads it."""
         self.values[name] = value.detach(), value.requires_grad
 
     def get(self, name):
         """A kept value."""
-        value, requires_grad = self.values[name]
-        return _Alive.apply(_anchor(), value) if requires_grad else value
+        return _tracked(*self.values[name])
 
     def take(self, name):
-        """A kept value that no later rebuild wants."""
-        value, requires_grad = self.values.pop(name)
-        return _Alive.apply(_anchor(), value) if requires_grad else value
+        """A kept value, for the last time."""
+        return _tracked(*self.values.pop(name))
 
     def forget(self, name):
-        """Frees a value that autograd saved; it is rebuilt before autograd wants it."""
+        """Frees what autograd saved of a value."""
         slot = self.slots[name]()
         if slot is not None and slot.value is not None:
-            self.step.live.pop(slot.value.untyped_storage()._cdata, None)
+            self.step.live.pop(_key(slot.value), None)
             slot.value = None
 
     def forget_saved(self, name):
-        """Frees what autograd saved under `saves(name)`; it is rebuilt before autograd wants it."""
-        group = self.groups[name]()
-        for part in group.alive() if group is not None else ():
+        """Frees what autograd saved in `saves(name)`."""
+        for part in _alive(self.groups[name]):
             part.value = None if torch.is_tensor(part.value) else part.value
 
-    def rebuild(self, name, value):
-        """Puts a value back that was forgotten."""
-        slot = self.slots[name]()
-        if slot is not None:
-            slot.value = value.detach()
-
     def stop(self, name, value):
-        """Lets the backward program run up to `at(name)` just before autograd goes back through `value`."""
-        stop = self.stops[name] = Stop()
-        if (
-            value.grad_fn is None
-        ):  # an input came without the gradient that was planned for: autograd ends earlier
-            stop.passed = True
-        else:
-            value.grad_fn.register_prehook(
-                functools.partial(_reach, self.step.itself(), stop)
-            )
+        """Marks a place that the backward program can wait for."""
+        node = value.grad_fn  # None if an input came without the gradient planned for
+        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
+        if node is not None:
+            node.register_prehook(functools.partial(self.step.reach, stop))
+
+    def at(self, name):
+        """To be yielded: waits until autograd is about to go back through the place."""
+        return self.stops[name]
 
     def rebuilding(self):
         """See Step.rebuilding."""
         return self.step.rebuilding()
 
     def before(self, blocks):
-        """What the block that stands `blocks` earlier keeps."""
+        """What the block keeps that stands so many blocks earlier."""
         return self.step[self.number - blocks]
-
-    def at(self, name):
-        """For the backward program: wait here until autograd reaches the stop."""
-        return self.stops[name]
 
 
 class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.given, self.group, self.last_group = (
-            {},
-            {},
-            [],
-            None,
-            None,
-        )
-        self.theirs: set[int] = set()  # the storages of what was there before the step
-        self.program, self.awaited, self.finished = None, None, False
-        self.autocasts = [
-            (d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d))
-            for d in ("cpu", "cuda")
-        ]
+        self.live, self.blocks, self.given, self.theirs = {}, {}, [], set()
+        self.group, self.refills = (), ()
+        self.program, self.awaited, self.finished = (), None, False
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self, block))
-
-    def itself(self):
-        """The step, for those that hold only a weak reference to it."""
-        return self
 
     @contextlib.contextmanager
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
         given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
-        self.theirs = {
-            tensor.untyped_storage()._cdata for tensor in (*given, *model.buffers())
-        }
+        self.theirs = {_key(tensor) for tensor in (*given, *model.buffers())}
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
-            yield self
+            yield
         self.live.clear()
-        self.last_group = None
         self.given = [(tensor, tensor._version) for tensor in given]
-        self.program = backward_program(
-            weakref.proxy(self), model, *inputs
-        )  # autograd owns the step, and nothing else does
+        # A proxy: only autograd owns the step, which goes when the graph does.
+        self.program = backward_program(weakref.proxy(self), model, *inputs)
 
     def pack(self, saved):
-        """What autograd holds instead of a tensor it wants to save."""
-        slot = self.live.get(saved.untyped_storage()._cdata)
-        held = (
-            (saved if saved.is_leaf else saved.detach(), saved._version)
-            if slot is None
-            else _reference(saved, slot)
-        )
-        if self.group is None:
+        """What autograd holds instead of a tensor that it saves."""
+        slot = self.live.get(_key(saved))
+        tensor = saved if saved.is_leaf else saved.detach()
+        held = (tensor, saved._version) if slot is None else _reference(slot, saved)
+        if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and saved.untyped_storage()._cdata not in self.theirs
-        return self.group.add(held[0] if forgettable else held)
+        forgettable = slot is None and _key(saved) not in self.theirs
+        part = Slot(tensor if forgettable else held)
+        self.group.append(weakref.ref(part))
+        return part
 
     def unpack(self, held):
-        """The tensor that autograd saved; brings the backward program this far if it was not."""
-        if isinstance(held, Part):
-            while held.value is None:
-                self.go_on()
-            held = held.value
-            if torch.is_tensor(held):
-                return held
-        if isinstance(held[0], Slot):
-            while held[0].value is None:
-                self.go_on()
-            return held[0].view(*held[1:])
-        tensor, version = held
-        if tensor._version != version:
-            raise RuntimeError(
-                "a tensor needed for the backward pass was changed in place after the forward pass"
-            )
-        return tensor
+        """The tensor that autograd saved, once the backward program has put it back."""
+        found = self.wait_for(held) if isinstance(held, Slot) else held
+        if torch.is_tensor(found):
+            return found
+        source, *how = found
+        if isinstance(source, Slot):
+            return _view(self.wait_for(source), *how)
+        if [source._version] != how:
+            raise RuntimeError("a tensor that backward needs was changed in place")
+        return source
+
+    def wait_for(self, slot):
+        """The value of a slot, once it is there."""
+        while slot.value is None:
+            self.go_on()
+        return slot.value
 
     @contextlib.contextmanager
     def rebuilding(self):
-        """Operations in here run as in the first forward pass, but autograd holds nothing of them: what they save
-        goes to groups."""
-        with (
-            torch.enable_grad(),
-            torch.autograd.graph.saved_tensors_hooks(self._refill, lambda held: held),
-        ):
+        """Runs operations as the first time; what they save goes to where autograd looks."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
+        with torch.enable_grad(), hooks:
             yield
 
-    def _refill(self, saved):
-        if self.group is not None:
-            self.group.refill(saved)
+    def refill(self, saved):
+        """Puts back the next thing of those that an operation saves, always in one order."""
+        part = next(self.refills, lambda: None)() if self.refills else None
+        if part is not None and (part.value is None or torch.is_tensor(part.value)):
+            part.value = saved.detach()
+
+    def reach(self, stop, grads):
+        """Autograd is about to pass `stop`."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("double backward (create_graph=True) is not supported")
+        while not stop.passed and not self.finished:
+            self.go_on()
 
     def go_on(self):
         """Runs the backward program up to its next `yield`."""
         if self.finished:
-            raise RuntimeError(
-                "a rematerialized step frees its activations as it goes: backward can run only once"
-            )
+            raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
-            raise RuntimeError(
-                "a parameter or an input was changed in place between the forward and the backward pass"
-            )
-        with contextlib.ExitStack() as as_in_forward:
-            as_in_forward.enter_context(torch.no_grad())
-            for device, dtype, enabled in self.autocasts:
-                as_in_forward.enter_context(
-                    torch.autocast(
-                        device, dtype=dtype, enabled=enabled, cache_enabled=False
-                    )
-                )
-            self.awaited = next(
-                (stop for stop in self.program or () if not stop.passed), None
-            )
+            raise RuntimeError("a parameter or input was changed in place too early")
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.no_grad())
+            for device, dtype in AUTOCAST.items():
+                on = dtype is not None
+                cast = torch.autocast(device, dtype, on, cache_enabled=False)
+                modes.enter_context(cast)
+            waiting = (stop for stop in self.program if not stop.passed)
+            self.awaited = next(waiting, None)
         self.finished = self.awaited is None
 
 
-class _Alive(torch.autograd.Function):
-    """Makes autograd record what happens to a value, as it did the first time, without holding the value."""
+class _Tracked(torch.autograd.Function):
+    """Makes autograd record what happens to a value, as it did the first time."""
 
     @staticmethod
     def forward(ctx, anchor, value):
@@ -1101,89 +1017,62 @@ class _Alive(torch.autograd.Function):
         return None, None
 
 
-def _anchor():
-    with torch.enable_grad():
-        return torch.empty(0, requires_grad=True)
+def _tracked(value, requires_grad):
+    anchor = torch.empty(0, requires_grad=True)
+    return _Tracked.apply(anchor, value) if requires_grad else value
 
 
-def _reach(step, stop, grads):
-    """Autograd is about to pass `stop`."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "double backward (create_graph=True) through a rematerialized step is not supported"
-        )
-    while not stop.passed and not step.finished:
-        step.go_on()
+def _alive(parts):
+    return [part for part in (ref() for ref in parts) if part is not None]
 
 
-def _reference(saved, slot):
-    return (
-        slot,
-        saved.dtype,
-        saved.size(),
-        saved.stride(),
-        saved.storage_offset(),
-        saved.is_conj(),
-        saved.is_neg(),
-    )
+def _fill(slot, value):
+    if slot is not None:  # else autograd has no use for it any more
+        slot.value = value.detach()
 
 
-def _is_view_of(saved, key):
-    return torch.is_tensor(saved) and saved.untyped_storage()._cdata == key
+def _key(tensor):
+    return tensor.untyped_storage()._cdata
 
 
-def _generator_state(device):
-    return (
-        torch.cuda.get_rng_state(device)
-        if torch.device(device).type == "cuda"
-        else torch.get_rng_state()
-    )
+def _reference(slot, saved):
+    place = saved.size(), saved.stride(), saved.storage_offset()
+    return slot, saved.dtype, place, saved.is_conj(), saved.is_neg()
 
 
-def _set_generator_state(device, state):
-    (
-        torch.cuda.set_rng_state(state, device)
-        if torch.device(device).type == "cuda"
-        else torch.set_rng_state(state)
-    )
+def _view(value, dtype, place, conjugate, negative):
+    if value.dtype != dtype:
+        value = value.new_empty(0, dtype=dtype).set_(value.untyped_storage())
+    found = value.as_strided(*place)
+    found = found.conj() if found.is_conj() != conjugate else found
+    return torch._neg_view(found) if found.is_neg() != negative else found
 
 
 def check_call(model, frozen, expected, given, autocast):
-    """A plan is made for one set of inputs, of trainable parameters and of casts; anything else gets a clear error."""
+    """Refuses what the plan was not made for: other inputs, trainable parameters or casts."""
     for device, dtype in autocast.items():
-        present = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else None
-        )
-        if present != dtype:
-            raise ValueError(
-                f"called under autocast to {present} on {device}, but this file was planned for {dtype}: generate it again"
-            )
+        enabled = torch.is_autocast_enabled(device)
+        found = torch.get_autocast_dtype(device) if enabled else None
+        _check(f"autocast on {device}", found, dtype)
     for name, wanted in expected.items():
-        found = given[name]
-        if torch.is_tensor(
-            found
-        ):  # a gradient that was planned for need not be asked for
-            planned = isinstance(wanted, tuple) and wanted[2]
-            found = tuple(found.shape), found.dtype, found.requires_grad or planned
-        if found != wanted:
-            raise ValueError(
-                f"{name} is {_describe(found)}, but this file was planned for {_describe(wanted)}: generate it again"
-            )
-    changed = [
-        n for n, p in model.named_parameters() if p.requires_grad == (n in frozen)
-    ]
-    if changed:
-        raise ValueError(
-            f"this file was planned with other trainable parameters ({changed[0]} differs): generate it again"
-        )
+        spare = isinstance(wanted, tuple) and wanted[2]  # a gradient may be left out
+        _check(name, _described(given[name], spare), _described(wanted))
+    for name, parameter in model.named_parameters():
+        _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
 
 
-def _describe(found):
-    if not (isinstance(found, tuple) and len(found) == 3):
-        return repr(found)
-    shape, dtype, requires_grad = found
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}" + (
-        " with gradient" if requires_grad else ""
-    )
+def _check(what, found, wanted):
+    if found != wanted:
+        said = f"{what} is {found}, but this file was planned for {wanted}"
+        raise ValueError(f"{said}: generate it again")
+
+
+def _described(value, with_gradient=False):
+    if torch.is_tensor(value):
+        gradient = value.requires_grad or with_gradient
+        value = tuple(value.shape), value.dtype, gradient
+    if not isinstance(value, tuple):
+        return repr(value)
+    shape, dtype, requires_grad = value
+    name = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    return f"{name} with gradient" if requires_grad else name
