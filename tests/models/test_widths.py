@@ -1,0 +1,25 @@
+"""Each family once at the width that people train: errors in recomputed randomness have hidden from tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import widths
+
+from remat_codegen import pipeline
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("name", widths.NAMES)
+def test_exact_at_a_real_width(name, tmp_path):
+    widths.require(name)
+    file = Path(widths.__file__)
+    request = Request(f"{file}:{name}", "60%", tmp_path / "wide_remat.py", inputs=f"{file}:{name}_inputs", verify=True)
+    report = pipeline.generate(request, Progress(None))
+    assert report.overhead > 0, "nothing was recomputed"
+    assert report.verify.ok, report.verify.failures()
+    assert report.verify.measured_peak_bytes <= report.budget_bytes
