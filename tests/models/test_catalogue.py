@@ -11,7 +11,7 @@ import more
 import pytest
 
 from remat_codegen import pipeline
-from remat_codegen.errors import BudgetError
+from remat_codegen.errors import BudgetError, TraceError
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
 
@@ -57,7 +57,15 @@ def test_exact_and_within_budget(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", more.NAMES)
+@pytest.mark.parametrize("name", more.REFUSED)
+def test_what_cannot_be_traced_is_refused_with_the_line(name, tmp_path):
+    builders.require(name)
+    with pytest.raises(TraceError, match=r"^modeling_\w+\.py:\d+: the model decides something by the value of a tensor"):
+        generate(name, "50%", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in more.NAMES if n not in more.REFUSED])
 def test_other_models_are_exact_and_within_budget(name, tmp_path):
     builders.require(name)
     three_budgets(name, tmp_path)

@@ -81,7 +81,8 @@ class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding, self.lstm = nn.Embedding(5000, 256), nn.LSTM(256, 512, 2, batch_first=True, dropout=0.3)
-        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.5), nn.Linear(512, 5000))
+        layers = [nn.Sequential(nn.Dropout(0.5), nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(6)]
+        self.head = nn.Sequential(*layers, nn.Linear(512, 20))
 
     def forward(self, words):
         return self.head(self.lstm(self.embedding(words))[0])
