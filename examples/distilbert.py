@@ -1,6 +1,6 @@
 """DistilBERT from transformers, with random weights: the generated module wraps an instance.
 
-    remat-codegen examples/distilbert.py:distilbert --budget 50%
+remat-codegen examples/distilbert.py:distilbert --budget 50%
 """
 
 import torch

@@ -1,6 +1,6 @@
 """ResNet-18 (He et al., 2016) for small pictures, in plain PyTorch.
 
-    remat-codegen examples/resnet.py:ResNet --budget 50%
+remat-codegen examples/resnet.py:ResNet --budget 50%
 """
 
 import torch

@@ -21,6 +21,7 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.budget import parse_budget
+from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, verbatim
 from remat_codegen.errors import RematError
@@ -286,6 +287,9 @@ def _same_file(one: Path, other: Path) -> bool:
 
 for _verb in VERBS:
     cli.add_command(_verb)
+
+
+cli.add_command(explain_command(captured, output_options))
 
 
 def _exit_code(verification: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,17 @@ class Compared:
 
 
 def compare(
-    found: Priced, budgets: Sequence[Budget], planners: Sequence[str], progress: Progress, *, time_limit: float | None = None
+    found: Priced,
+    budgets: Sequence[Budget],
+    planners: Sequence[str],
+    progress: Progress,
+    *,
+    time_limit: float | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> Compared:
-    """Runs every planner at every budget; each plan is validated and simulated. `time_limit` is for one plan, in seconds."""
+    """Runs every planner at every budget; each plan is validated and simulated. `time_limit` is for one plan, in seconds;
+    `limits` are those of single planners."""
+    given = limits or {}
     with progress.stage("bound"):
         bounds = []
         for done, budget in enumerate(budgets):
@@ -73,7 +81,9 @@ def compare(
     outcomes: dict[str, tuple[Outcome, ...]] = {}
     for name in planners:
         with progress.stage(name):
-            outcomes[name] = tuple(run_planner(found, name, b, progress, time_limit=time_limit) for b in budgets)
+            outcomes[name] = tuple(
+                run_planner(found, name, b, progress, time_limit=given.get(name, time_limit)) for b in budgets
+            )
     return Compared(found, tuple(budgets), tuple(bounds), outcomes)
 
 

@@ -44,7 +44,7 @@ def _figure(compared: Compared, measured: list[dict[str, Any]]) -> Any:
     axes = figure.subplots()
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
     found = compared.found
-    drawn: list[Any] = []
+    drawn: list[float] = []
     for number, (name, outcomes) in enumerate(compared.outcomes.items()):
         style = {"color": colours[number % len(colours)], "marker": MARKERS[number % len(MARKERS)]}
         points = sorted((o.plan.peak_bytes, o.overhead(found.plain_ns)) for o in outcomes if o.fits)

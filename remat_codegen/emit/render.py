@@ -221,8 +221,7 @@ class _Renderer:
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         given_names |= {"check_modes"} if parts["modes"] else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
-        constants = "\n".join(self.constants.values())
-        called = Uses.of(f"{functions}\n\n{schedule}\n\n{constants}")
+        called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
         parts["helpers"] = "\n\n".join(helpers)
         return parts

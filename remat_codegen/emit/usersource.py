@@ -26,7 +26,7 @@ RECURSION = 20_000
 # What generated code calls what; a user's file in which one of these means something else is not carried over.
 OURS = {
     **{name: f"builtins.{name}" for name in dir(builtins) if not name.startswith("_")},
-    **{name: name for name in ("torch math contextlib functools inspect sys types warnings weakref".split())},
+    **{name: name for name in ("torch base64 math contextlib functools inspect sys types warnings weakref zlib".split())},
     **{"nn": "torch.nn", "F": "torch.nn.functional"},
 }
 OWN_NAMES = frozenset("rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split())

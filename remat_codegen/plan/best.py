@@ -1,7 +1,7 @@
 """The best of the others: runs every planner that is fast enough for the graph, improves the winners, returns the fastest.
 
-Rotor, segments, DTR with each heuristic, cuts and roundings, Rockmate; on graphs small enough, the whole integer program; `all`
-only where nothing else fits. The few fastest different plans are improved, because a slower plan may leave more to improve.
+Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs small enough, the whole integer program. The few
+fastest different plans are improved, because a slower plan may leave more to improve.
 
 Cost model: the simulator's. Complexity: the sum of the planners'; `time_limit` seconds are the aim, and a planner whose turn
 comes after `PLANNING` of them is left out (the notes say so). Ties: the earlier planner. Oracle: never worse than any
@@ -23,8 +23,9 @@ from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved
-PLANNING = 0.6  # the part of the time after which no further planner is started
-EXACT = 80  # compute nodes up to which the whole integer program is solved
+PLANNING = 0.8  # the part of the time after which no further planner is started
+LIMITED = ("checkmate", "checkmate-lp")  # these take whatever time they get
+EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
 def plan(
@@ -34,14 +35,15 @@ def plan(
     started = time.monotonic()
     plans: list[Plan] = []
     skipped: list[str] = []
-    entries = _entries(graph, time_limit)
+    entries = _entries(graph)
     for done, (name, run) in enumerate(entries):
         if progress is not None:
             progress(f"trying {name}", done, len(entries))
         if time.monotonic() - started > time_limit * PLANNING:
             skipped.append(name)
             continue
-        found = run(graph, profile, budget_bytes)
+        left = time_limit * PLANNING - (time.monotonic() - started)
+        found = run(graph, profile, budget_bytes, **({"time_limit": left} if name in LIMITED else {}))
         plans.append(found)
         if found.schedule is not None and found.status is Status.OPTIMAL:
             return _named(found, name, (), plans)
@@ -51,9 +53,6 @@ def plan(
         ((p, name) for p, name in zip(plans, names, strict=True) if p.schedule is not None),
         key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes),
     )
-    if not fitting:
-        plans.append(ends.all_(graph, profile, budget_bytes))
-        fitting = [(plans[-1], "all")] if plans[-1].schedule is not None else []
     if not fitting:
         least = min((p.minimum_bytes for p in plans if p.minimum_bytes is not None), default=None)
         return Plan("best", Status.INFEASIBLE, None, minimum_bytes=least, notes=late)
@@ -83,15 +82,15 @@ def _different(fitting: list[tuple[Plan, str]]) -> list[tuple[Plan, str]]:
 Run = Callable[..., Plan]
 
 
-def _entries(graph: Graph, time_limit: float) -> list[tuple[str, Run]]:
+def _entries(graph: Graph) -> list[tuple[str, Run]]:
     """The planners to run, the fast ones first."""
-    found: list[tuple[str, Run]] = [("none", ends.none), ("chen", chen.plan), ("rotor", chain.plan)]
+    found: list[tuple[str, Run]] = [("none", ends.none), ("all", ends.all_), ("chen", chen.plan), ("rotor", chain.plan)]
     found.extend((f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS)
     found.append(("mincut", mincut.plan))
     found.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
     found.append(("knapsack", knapsack.plan))
-    found.append(("checkmate-lp", partial(whole.approximate, time_limit=time_limit / 5)))
     found.append(("rockmate", rockmate.plan))
-    if len(graph.nodes) <= EXACT:
-        found.append(("checkmate", partial(whole.plan, time_limit=time_limit / 2)))
+    if whole.columns(graph) <= EXACT:
+        found.append(("checkmate", whole.plan))
+    found.append(("checkmate-lp", whole.approximate))
     return found

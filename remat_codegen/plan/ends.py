@@ -21,6 +21,7 @@ from remat_codegen.plan.rockmate import Candidate, judge
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 
+MOST_RUNS = 200_000  # an order for looking at, not one that anybody would run
 Progress = Callable[[str, int, int], None]
 
 
@@ -76,7 +77,8 @@ def reruns(graph: Graph, producers: Sequence[Sequence[int]], node: Node, missing
 def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ()) -> tuple[int, ...]:
     """The order that keeps `kept` over the loss (and what cannot be rebuilt), and rebuilds the rest just in time.
 
-    Of what is rebuilt, `fleeting` is rebuilt for each backward node that needs it, all else once.
+    Of what is rebuilt, `fleeting` is rebuilt for each backward node that needs it, all else once; beyond `MOST_RUNS` runs
+    nothing is fleeting any more, because on thousands of nodes that takes the square of their number.
     """
     lost = set(rebuildable(graph)) - set(kept)
     producers = graph.producers()
@@ -85,7 +87,8 @@ def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ())
     for node in graph.backward_nodes:
         again = reruns(graph, producers, node, lost - have)
         order.extend([*sorted(again), node.id])
-        have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting)
+        short = len(order) < MOST_RUNS
+        have.update(d for i in again for d in graph.nodes[i].writes if not (short and d in fleeting))
     return checkmate.without_dead_runs(graph, order)
 
 

@@ -38,6 +38,8 @@ Splits = dict[int, list[int]]  # position -> data that are rebuilt there
 PATIENCE = 12  # how many rounds of splitting may pass without a gain
 PEAKS_AT_ONCE = 12  # positions above the limit that are treated in one round
 SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes
+DESCENT_WORK = 300_000  # the same for bringing one starting order to its least peak, where the graph is large
+LARGE = 1500  # nodes; beyond it the least peak is only looked for where nothing else fits
 SLOWEST = 6  # an order that takes this many times as long as the plain step is given up
 SEGMENT_GROWTH = 1.6  # from one number of segments to the next
 LEAST_STARTS = 2  # how many of the starting orders are brought to their least peak
@@ -69,6 +71,7 @@ class Board:
         self.late, self.between = self._late(producers)
         shared = {p for w in producers if len(w) > 1 for p in w}
         self.once = checkmate.runs_once(graph) | shared
+        self.rounds = 0  # of splitting, since the beginning
         self.plain: Order = tuple(range(len(graph.nodes)))
         self.plain_ns = sum(profile.time_ns)
 
@@ -283,6 +286,7 @@ def squeeze(
     """Splits until an order keeps to the limits; None where that does not work out."""
     least, stuck = None, 0
     for _ in range(4 * len(board.plain) if rounds is None else rounds):
+        board.rounds += 1
         lives = Lives(board, order)
         over = np.maximum(lives.during - limits.along(lives), 0)
         excess = int(over.sum())
@@ -508,6 +512,7 @@ class Search:
     def __init__(self, graph: Graph, profile: Profile) -> None:
         self.board = Board(graph, profile)
         self.starts = starting_orders(self.board)
+        self.large = len(graph.nodes) > LARGE
         self.rounds = SPLIT_WORK // (len(graph.nodes) + 100) + 1
         self.peaks = {order: Lives(self.board, order).peak for order in self.starts}
 
@@ -520,8 +525,12 @@ class Search:
 
     def _descend(self, order: Order) -> tuple[Order, int]:
         peak, board = self.peaks[order], self.board
+        last = board.rounds + DESCENT_WORK // len(board.plain) if self.large else 10**9
         for part in (0.85, 0.95, 0.99):
-            while (lower := squeeze(board, order, Limits(int(peak * part)), None, self.rounds)) is not None:
+            while board.rounds < last:
+                lower = squeeze(board, order, Limits(int(peak * part)), None, min(self.rounds, last - board.rounds))
+                if lower is None:
+                    break
                 order, peak = lower, Lives(board, lower).peak
                 if not peak:
                     break
@@ -530,7 +539,7 @@ class Search:
     def fitted(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
         """The starts and what else is known, brought within the limits and spent, fastest first."""
         found = [s for o in (*extra, *self.starts) if (s := squeeze(self.board, o, limits, None, self.rounds)) is not None]
-        if limits.hold(Lives(self.board, self.least[0])):
+        if (not self.large or not found) and limits.hold(Lives(self.board, self.least[0])):
             found.append(self.least[0])
         spent = dict.fromkeys(spend(self.board, o, limits) for o in dict.fromkeys(found))
         return sorted(spent, key=self.board.time_of)

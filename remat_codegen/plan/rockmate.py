@@ -31,6 +31,10 @@ Progress = Callable[[str, int, int], None]
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
 ALIKE = 0.003  # the share of a step's time that is given for treating equal blocks alike
+MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
+MOST_KINDS = 80  # of blocks: none is solved by integer programs
+QUICK_ROUNDS = 60  # of splitting
+CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longer treated alike
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
@@ -133,11 +137,19 @@ def _plan_chain(
             return _plan_searched(graph, profile, budget_bytes, [*tried.values(), plain], grid, notes)
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
-    if fastest is not None and all(b.last - b.first < grid.largest for b in graph.blocks):
+    small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
+    if fastest is not None and small and not _quickly_beaten(graph, profile, budget_bytes, fastest):
         slots = next(m for m, c in tried.items() if c is fastest)
         alike = _alike(chain, table.operations(slots), fastest, budget_bytes)
         return _plan(status, alike, notes, profile)  # a search would gain little, and treat equal blocks differently
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
+
+
+def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Candidate) -> bool:
+    """Whether the first step of a search is clearly faster: where few blocks make the peak, whole blocks are too coarse."""
+    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
+    fitting = hierarchy.squeeze(board, board.plain, limits, None, QUICK_ROUNDS)
+    return fitting is not None and board.time_of(hierarchy.spend(board, fitting, limits)) < (1 - CLEARLY) * known.time_ns
 
 
 def _alike(chain: _Chain, operations: list[Operation], best: Candidate, budget_bytes: int) -> Candidate:
@@ -176,6 +188,13 @@ def _family(piece: Piece, grid: Grid) -> Family:
     return solve_family(piece, grid, hierarchy.family_orders)
 
 
+def _coarser(grid: Grid, kinds: int) -> Grid:
+    """Fewer budgets where there are many kinds of blocks, and no integer programs where there are very many."""
+    if kinds > MOST_KINDS:
+        return replace(grid, largest=0)
+    return replace(grid, saved_levels=min(grid.saved_levels, 4), peak_levels=1) if kinds > MANY_KINDS else grid
+
+
 class _Chain:
     """A graph as a chain of pieces with their families."""
 
@@ -186,6 +205,8 @@ class _Chain:
         self.nodes = [nodes for _, nodes in cut]
         pieces = [piece for piece, _ in cut]
         distinct = list(dict.fromkeys(pieces))
+        self.coarse = _coarser(grid, len(distinct)) is not grid
+        grid = _coarser(grid, len(distinct))
         families: dict[object, Family] = {}
         for done, piece in enumerate(distinct):
             if progress is not None:
@@ -287,15 +308,19 @@ def _plan_searched(
 ) -> Plan:
     """The fastest of what is known and what the search finds, starting from there as well."""
     search = _search(graph, profile)
-    candidates = [*known, judge(graph, profile, with_forgets(graph, search.least[0]))]
+    candidates = list(known)
+    if not search.large:
+        candidates.append(judge(graph, profile, with_forgets(graph, search.least[0])))
     best = _fastest(candidates, budget_bytes)
-    if best is None:
+    if best is None and not search.large:
         return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
-    orders = [tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))]
+    orders = [] if best is None else [tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))]
     steps = hierarchy.steps_for(graph, grid.search_work)
     found = search.best(hierarchy.Limits(budget_bytes), steps, orders)
     if found is not None:
         candidates.append(judge(graph, profile, with_forgets(graph, found)))
     best = _fastest(candidates, budget_bytes)
-    assert best is not None
+    if best is None:
+        candidates.append(judge(graph, profile, with_forgets(graph, search.least[0])))
+        return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
     return _plan(status, best, notes, profile)

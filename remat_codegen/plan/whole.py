@@ -10,7 +10,7 @@ solver proved, with a gap of zero.
 S here is what is alive at the cuts of `bound.Relaxation`: at the loss alone, then also at all backward nodes if the graph is
 small, at fewer if it is large. Memory between cuts is not in that program, so it is solved with allowances, for smaller
 budgets too, and rounded by several thresholds. What S does not keep is forgotten at the cut, and rebuilt when a backward
-node reads it.
+node reads it. Where no rounding fits, those of least peak are repaired: more is given up until they do.
 
 Cost model: the program's for the search; the simulator judges, and the fastest that fits is taken. Complexity: exponential;
 for the approximation one linear program for each allowance, and one simulation for each threshold. Ties: the solver's; larger
@@ -20,21 +20,23 @@ allowances first. Oracle: `least_time` of `tests/graphs.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate, dtr
+from remat_codegen.plan import checkmate, dtr, hierarchy
 from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
 from remat_codegen.plan.bound import Relaxation, cuts_of
-from remat_codegen.plan.ends import Progress, candidate, chosen, keeping, rebuildable, reruns
+from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, keeping, rebuildable, reruns
 from remat_codegen.plan.improve import improve
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rockmate import Candidate
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import Compute
 
 MOST_COLUMNS = 60000  # about (backward nodes) x (forward data and nodes): beyond it the program is not even written down
 ALLOWANCES = (1.0, 0.9, 0.8, 0.65, 0.5)  # the parts of the budget that the relaxation is solved for
+REPAIRED, REPAIR_ROUNDS = 6, 200  # how many roundings are repaired, and rounds of splitting for each
 THRESHOLDS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -78,10 +80,13 @@ def plan(
 
 def writable(graph: Graph) -> bool:
     """Whether the whole integer program is small enough to be written down."""
+    return columns(graph) <= MOST_COLUMNS and all(len(p) == 1 for p in graph.producers() if p[0] < graph.loss)
+
+
+def columns(graph: Graph) -> int:
+    """About how many columns the whole integer program has."""
     early = sum(p[0] < graph.loss for p in graph.producers())
-    return (len(graph.nodes) - graph.loss) * (early + graph.loss) <= MOST_COLUMNS and all(
-        len(p) == 1 for p in graph.producers() if p[0] < graph.loss
-    )
+    return (len(graph.nodes) - graph.loss) * (early + graph.loss)
 
 
 def _heuristic(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> Plan:
@@ -121,7 +126,26 @@ def approximate(
             kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
             tried.append(candidate(graph, profile, rounded(graph, kept)))
             tried.append(candidate(graph, profile, rounded(graph, kept, fleeting)))
+    if all(c.peak_bytes > budget_bytes for c in tried):
+        tried.extend(_repaired(graph, profile, budget_bytes, tried))
     return chosen("checkmate-lp", tried, profile, budget_bytes)
+
+
+def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
+    """Where no rounding fits: those of least peak with more given up, else what the search or DTR make of the budget."""
+    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
+    found = []
+    for least in sorted(tried, key=lambda c: (c.peak_bytes, c.time_ns))[:REPAIRED]:
+        order = tuple(s.node for s in least.schedule.steps if isinstance(s, Compute))
+        fitting = hierarchy.squeeze(board, order, limits, None, REPAIR_ROUNDS)
+        if fitting is not None:
+            found.append(candidate(graph, profile, hierarchy.spend(board, fitting, limits)))
+    if not found and not (search := hierarchy.Search(graph, profile)).large:
+        found = [candidate(graph, profile, order) for order in search.fitted(limits)[:1]]
+    if not found:
+        plan = _heuristic(graph, profile, budget_bytes, 1.0)
+        found = [] if plan.schedule is None else [Candidate(plan.schedule, plan.time_ns, plan.peak_bytes)]
+    return found
 
 
 def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collection[int] = ()) -> tuple[int, ...]:
@@ -142,7 +166,8 @@ def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collect
         again = reruns(graph, producers, node, lost - have)
         order.extend([*sorted(again), node.id])
         later = kept.get(following[node.id], ())
-        have.update(d for i in again for d in graph.nodes[i].writes if d not in fleeting or d in later)
+        short = len(order) < MOST_RUNS
+        have.update(d for i in again for d in graph.nodes[i].writes if not (short and d in fleeting) or d in later)
     return checkmate.without_dead_runs(graph, order)
 
 

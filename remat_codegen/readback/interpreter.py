@@ -10,7 +10,7 @@ from typing import Any
 
 from remat_codegen.graph.simplify import Model
 from remat_codegen.readback.expressions import Expressions, dotted
-from remat_codegen.readback.machine import Machine
+from remat_codegen.readback.machine import Key, Machine
 from remat_codegen.readback.matching import Operations
 from remat_codegen.readback.values import Block, Other, Place, Problem, Step, Stop, Tensor, Unreadable
 from remat_codegen.schedule import Schedule
@@ -219,17 +219,19 @@ class _Interpreter(Expressions):
 
     def _do_with(self, statement: ast.With) -> tuple[Any] | None:
         before = self.machine.rebuilding, self.machine.group, list(self.machine.draws)
-        for item in statement.items:
-            self._manager(item.context_expr)
+        forgotten = [key for item in statement.items if (key := self._manager(item.context_expr)) is not None]
         result = self._block(statement.body)
         self.machine.rebuilding, self.machine.group, self.machine.draws = before
+        for key in forgotten:
+            self.machine.forget_saved(key)
         return result
 
-    def _manager(self, node: ast.expr) -> None:
+    def _manager(self, node: ast.expr) -> Key | None:
+        """Enters a `with`; returns the group that is forgotten at its end, if one is."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             raise self.machine.give_up(f"`with {ast.unparse(node)}` is nothing that remat-codegen writes")
         if dotted(node.func).startswith("torch."):
-            return
+            return None
         block, what = self.evaluate(node.func.value), node.func.attr
         values = [self.evaluate(a) for a in node.args]
         if what == "rebuilding":
@@ -238,8 +240,10 @@ class _Interpreter(Expressions):
             key = block.number, values[0]
             self.machine.group = key if what == "saves" else self.machine.group
             self.machine.draws += [key] if what == "draws" else []
+            return key if any(k.arg == "forget" and self.evaluate(k.value) is True for k in node.keywords) else None
         else:
             raise self.machine.give_up(f"`with {ast.unparse(node)}` is nothing that remat-codegen writes")
+        return None
 
     # ------------------------------------------------------------------ calls
 
@@ -307,7 +311,10 @@ class _Interpreter(Expressions):
         if what == "hand":
             machine.handed[key] = value
             return None
-        effects = {"keep": machine.keep, "slot": machine.slot, "rebuild": machine.rebuild, "stop": machine.stop}
+        if what == "slot":
+            (machine.rebuild if machine.rebuilding else machine.slot)(key, value)
+            return value
+        effects = {"keep": machine.keep, "stop": machine.stop}
         if what in effects:
             effects[what](key, value)
         elif what in ("forget", "forget_saved"):

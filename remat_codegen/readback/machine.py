@@ -44,6 +44,7 @@ class Machine:
         self.held: Counter[int] = Counter()  # by Python's names
         self.saved: set[int] = set()  # by autograd
         self.lost: dict[int, int] = {}  # the line where autograd's copy was forgotten
+        self.made_again: dict[int, int] = {}  # the line where it was computed again after that
         self.reached = -1
         self.run: _Run | None = None
         self.went_back = self.graph.loss - 1  # the last node of the loss and the backward pass that ran
@@ -134,7 +135,9 @@ class Machine:
         self._add(Compute(node))
         for data in self.graph.nodes[node].writes:
             self.alive.add(data)
-            if not again and self.awaiting[data]:
+            if again:
+                self.made_again[data] = self.line
+            elif self.awaiting[data]:
                 self.saved.add(data)
 
     def _skip_views(self, node: int) -> None:
@@ -247,6 +250,7 @@ class Machine:
     def _lose(self, data: int) -> None:
         self.saved.discard(data)
         self.lost[data] = self.line
+        self.made_again.pop(data, None)
 
     def rebuild(self, key: Key, value: Any) -> None:
         """A value goes back to where autograd looks for it."""
@@ -256,6 +260,8 @@ class Machine:
         elif not found or found[0] != self.slots[key]:
             self.complain(f"puts another value back as {key[1]!r}")
         elif found[0] is not None and self.awaiting[found[0]]:
+            if found[0] in self.saved:
+                self.complain(f"puts {key[1]!r} back, which was not forgotten")
             self.saved.add(found[0])
 
     def stop(self, key: Key, value: Any) -> None:
@@ -322,11 +328,11 @@ class Machine:
 
     def _miss(self, node: Node, data: int) -> None:
         """Autograd wants what is not there."""
-        forward = self.graph.producers()[data][0]
-        what = "what it saved" if self.graph.data[data].kind is Kind.PHANTOM else "the value"
-        back = node.name if node.forward is None else f"{self.name(node.forward)}"
-        done = "computed again, but not put back" if data in self.alive else "not computed again"
-        self.complain(
-            f"{what} of {self.name(forward)} is forgotten here, and {done} before the way back through {back}",
-            self.lost.get(data, self.line),
-        )
+        what = "what it saves" if self.graph.data[data].kind is Kind.PHANTOM else "the value"
+        name = self.name(self.graph.producers()[data][0])
+        back = node.name if node.forward is None else self.name(node.forward)
+        if data in self.made_again:
+            text = f"computes {name} again, but {what} is not put back before the way back through {back}"
+        else:
+            text = f"{what} of {name} is forgotten here, and not computed again before the way back through {back}"
+        self.complain(text, self.made_again.get(data, self.lost.get(data, self.line)))

@@ -12,6 +12,7 @@ from typing import Any
 from remat_codegen.emit.names import wishes
 from remat_codegen.emit.scope import Scope
 from remat_codegen.graph.simplify import Model, is_view
+from remat_codegen.sizes import Size
 from remat_codegen.trace import Operation, Origin, Ref, refs, substitute
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
@@ -139,7 +140,9 @@ class Operations:
 
 
 def _numbers(value: Any) -> list[Any]:
-    """The plain numbers in a structure, in order."""
+    """The plain numbers in a structure, in order; of a size that may change, the one it was traced with."""
+    if isinstance(value, Size):
+        return _numbers(value.hint)
     if isinstance(value, (tuple, list)):
         return [n for part in value for n in _numbers(part)]
     if isinstance(value, int) and not isinstance(value, bool):

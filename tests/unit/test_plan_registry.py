@@ -224,3 +224,27 @@ def test_checkmate_proves_and_falls_back():
     assert not whole.writable(deep)
     fallen = whole.plan(deep, costs, need(deep, costs) // 2, time_limit=5.0)
     assert fallen.planner == "checkmate" and fallen.status is Status.TOO_LARGE and "too many" in fallen.notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_best_is_near_the_proven_optimum(seed):
+    """On graphs of up to 40 compute nodes checkmate proves its optimum; best is within 1 % of it."""
+    makers = (
+        lambda: graphs.random_graph(seed, 12 + seed, once=seed % 2 == 1),
+        lambda: graphs.chain_graph([seed, seed + 1, seed, 3]),
+        lambda: graphs.unet_graph(seed, 2, 3),
+        lambda: graphs.dense_graph(seed, 19, 6),
+    )
+    for make in makers:
+        graph, profile = make()
+        assert len(graph.nodes) <= 40
+        for budget in (need(graph, profile) * share // 10 for share in (5, 8)):
+            optimum = whole.plan(graph, profile, budget, time_limit=60.0)
+            best, rounded = PLANNERS["best"](graph, profile, budget), whole.approximate(graph, profile, budget)
+            check(graph, profile, budget, best)
+            check(graph, profile, budget, rounded)
+            assert optimum.status in (Status.OPTIMAL, Status.INFEASIBLE)
+            if optimum.schedule is not None:
+                assert best.schedule is not None and best.time_ns <= optimum.time_ns * 1.01
+                assert rounded.schedule is not None or budget < need(graph, profile) * 6 // 10

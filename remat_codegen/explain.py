@@ -1,0 +1,236 @@
+"""What a generated file does, read from its functions: its schedule block by block, and what is wrong with it.
+
+The plan in the file's header is not what is shown here. It is what the schedule found in the functions is compared with.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remat_codegen import lifecycle, pipeline, planfile
+from remat_codegen.errors import RematError, VerifyError
+from remat_codegen.lifecycle import Header
+from remat_codegen.planfile import SavedPlan, order_of
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.measure import measure
+from remat_codegen.readback.compare import differences
+from remat_codegen.readback.interpreter import Reading, read_back
+from remat_codegen.readback.summary import BlockSummary, summarize
+from remat_codegen.readback.values import Problem
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
+
+MOST_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found. `overhead` is extra time over the step without recomputation; `as_planned` says whether the
+    schedule in the source is the plan's, None where there is no plan to compare with.
+
+    Without `blocks` the schedule could not be followed to its end; `problems` say why.
+    """
+
+    file: Path
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    as_planned: bool | None
+    blocks: tuple[BlockSummary, ...] = ()
+    peak_bytes: int = 0
+    peak_line: int = 0
+    peak_block: int | None = None
+    unmodified_peak_bytes: int = 0
+    budget_bytes: int | None = None
+    overhead: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the file does what it was generated to do."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        rows: dict[str, Any] = {"file": str(self.file), "ok": self.ok, "as_planned": self.as_planned}
+        rows |= {"problems": [p.to_json() for p in self.problems], "notes": list(self.notes)}
+        if not self.blocks:
+            return rows | {"blocks": None}
+        sizes = {
+            n: getattr(self, n) for n in ("peak_bytes", "peak_line", "peak_block", "unmodified_peak_bytes", "budget_bytes")
+        }
+        return rows | sizes | {"overhead": round(self.overhead, 6), "blocks": [b.to_json() for b in self.blocks]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A file with the model that it is explained by."""
+
+    file: Path
+    text: str
+    header: Header
+    traced: pipeline.Traced
+    plan: SavedPlan | None
+
+    def emitted(self, plan: SavedPlan, order: Sequence[int]) -> str:
+        """What the generator writes for an order of nodes."""
+        schedule = with_forgets(self.traced.graph, order)
+        return pipeline.emit(self.traced, schedule, replace(plan, order=tuple(order)), self.header.request)
+
+
+def explain(
+    file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
+) -> Explanation:
+    """Reads the schedule of a generated file back from its functions, and simulates it on the model.
+
+    The model is the one that the header names, or `target`; `plan` is compared with instead of the header's plan.
+    Raises VerifyError where remat-codegen did not write the file, and what tracing raises.
+    """
+    text = lifecycle._read(file)
+    header = lifecycle.read_header(text, file)
+    saved = header.plan if plan is None else planfile.load(plan)
+    request = lifecycle.located(header.request, file)
+    request = replace(request, target=request.target if target is None else target, cache=cache)
+    if lifecycle._has_no_device(request.device):
+        raise VerifyError(f"{request.device} is not here, so its operations cannot be measured", where=str(file))
+    with lifecycle._as_if_alone(request.target, file):
+        traced = pipeline.trace_target(request, progress)
+        with progress.stage("read"):
+            reading = read_back(text, traced.model)
+            case = _Case(file, text, header, traced, _fitting(saved, traced))
+            reading, problems, notes, as_planned = _judged(case, reading)
+        found = Explanation(file, tuple(problems[:MOST_PROBLEMS]), tuple(notes), as_planned)
+        if not _is_valid(traced, reading):
+            return found
+        return _priced(found, case, reading, request, progress)
+
+
+def _fitting(plan: SavedPlan | None, traced: pipeline.Traced) -> SavedPlan | None:
+    return plan if plan is not None and plan.graph == traced.graph.digest() else None
+
+
+def _is_valid(traced: pipeline.Traced, reading: Reading) -> bool:
+    try:
+        validate(traced.graph, reading.schedule)
+    except ValueError:
+        return False
+    return reading.complete
+
+
+# ---------------------------------------------------------------------------------------------- what is wrong
+
+
+def _judged(case: _Case, reading: Reading) -> tuple[Reading, list[Problem], list[str], bool | None]:
+    """The reading, the problems in it, notes, and whether it is the plan's schedule."""
+    problems, notes = list(reading.problems), _notes(case)
+    graph = case.traced.graph.digest()
+    if case.header.graph != graph[:12]:
+        problems.insert(0, Problem(1, f"was made from another graph ({case.header.graph}) than the model's ({graph[:12]})"))
+    if case.plan is None:
+        text = _expected_by_itself(case, reading)
+        return reading, _with_differences(case, problems, notes, text), notes, None
+    planned = case.emitted(case.plan, case.plan.order)
+    wanted = read_back(planned, case.traced.model)
+    alike = reading.problems and _is_python(case.text) and not differences(case.text, planned)
+    if alike:  # what is a problem here is that only the plan can tell equal operations apart
+        schedule = planfile.schedule_of(case.plan, case.traced.graph, case.file)
+        known = replace(reading, schedule=schedule, lines=(0,) * len(schedule.steps), problems=(), complete=True)
+        return known, [], [*notes, "equal operations could not be told apart: the schedule is the plan's"], True
+    as_planned = order_of(reading.schedule) == order_of(wanted.schedule) if reading.complete else False
+    if reading.complete and not as_planned:
+        problems.append(Problem(1, f"its schedule is not the plan's: {_how(case, reading.schedule, wanted.schedule)}"))
+    own = None if as_planned or not reading.complete else _expected_by_itself(case, reading)
+    return reading, _with_differences(case, problems, notes, planned if own is None else own), notes, as_planned
+
+
+def _notes(case: _Case) -> list[str]:
+    digest = lifecycle._source_digest(case.traced)
+    changed = digest[:12] != case.header.source
+    notes = [f"{case.traced.target.path.name} has changed since the file was made"] if changed else []
+    if case.plan is None:
+        notes.append(case.header.damage or "its plan is for another graph; the schedule is compared with none")
+    return notes
+
+
+def _expected_by_itself(case: _Case, reading: Reading) -> str | None:
+    """What the generator writes for the schedule that was read; None where that cannot be run."""
+    order = order_of(reading.schedule)
+    try:
+        validate(case.traced.graph, with_forgets(case.traced.graph, order))
+        plan = case.plan or case.header.plan or _no_plan(case.header, case.traced)
+        return case.emitted(plan, order) if reading.complete else None
+    except (ValueError, IndexError, RematError):
+        return None
+
+
+def _no_plan(header: Header, traced: pipeline.Traced) -> SavedPlan:
+    asked = header.request
+    return SavedPlan(traced.graph.digest(), asked.planner, "", asked.budget or "", 0, 0, 0, 0.0, None, asked.device, ())
+
+
+def _with_differences(case: _Case, problems: list[Problem], notes: list[str], expected: str | None) -> list[Problem]:
+    """The problems, and where the text is not what it should be, by line.
+
+    A file that is as it was written, and whose functions do what they should, may still come from another generator.
+    """
+    found = [] if expected is None or not _is_python(case.text) else differences(case.text, expected)
+    if case.header.sealed is not True:
+        return [*problems, *sorted(found, key=lambda p: p.line)]
+    if found:
+        count = f"{len(found)} {'place' if len(found) == 1 else 'places'}, the first in line {min(p.line for p in found)}"
+        notes.append(f"this remat-codegen writes it differently in {count}; see remat-codegen check")
+    return problems
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _how(case: _Case, found: Schedule, planned: Schedule) -> str:
+    """In what two schedules differ, in a few words."""
+    graph, have, want = case.traced.graph, order_of(found), order_of(planned)
+    rows = []
+    for node in graph.forward_nodes:
+        runs, times = have.count(node.id), want.count(node.id)
+        if runs != times:
+            rows.append(f"{node.name} runs {runs} times instead of {times}")
+    more = f", and {len(rows) - 3} more" if len(rows) > 3 else ""
+    return "; ".join(rows[:3]) + more if rows else "the same operations run again, at other places"
+
+
+# ---------------------------------------------------------------------------------------------- what it costs
+
+
+def _priced(found: Explanation, case: _Case, reading: Reading, request: Request, progress: Progress) -> Explanation:
+    profile = _profile(case.traced, request, progress)
+    graph = case.traced.graph
+    timeline = simulate(graph, profile, reading.schedule)
+    plain = simulate(graph, profile, without_recomputation(graph))
+    again = pipeline._generator_states(case.traced, reading.schedule)
+    blocks = summarize(case.traced.model, profile, reading, timeline, plain.time_ns)
+    return replace(
+        found,
+        blocks=blocks,
+        peak_bytes=timeline.peak_bytes + again,
+        peak_line=reading.lines[timeline.peak_step],
+        peak_block=next((b.block for b in blocks if b.peak_bytes == timeline.peak_bytes), None),
+        unmodified_peak_bytes=plain.peak_bytes,
+        budget_bytes=None if case.plan is None else case.plan.budget_bytes,
+        overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
+    )
+
+
+def _profile(traced: pipeline.Traced, request: Request, progress: Progress) -> Profile:
+    with progress.stage("profile"):
+        cache = Cache(request.device, enabled=request.cache)
+        profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
+        cache.save()
+    return profile

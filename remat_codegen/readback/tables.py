@@ -1,0 +1,62 @@
+"""How an explanation looks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from remat_codegen.budget import format_bytes
+from remat_codegen.readback.summary import BlockSummary
+from remat_codegen.report import percent
+
+
+def shown(found: Any) -> Iterator[Table | Text]:
+    """A table of the blocks, and lines that are as they are, however long."""
+    if found.blocks:
+        yield block_table(found.blocks)
+    for line in closing_lines(found):
+        yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def block_table(blocks: Sequence[BlockSummary]) -> Table:
+    """A line for each block, marked where the peak is."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("block", justify="right")
+    table.add_column("functions", overflow="fold")
+    for title in ("kept", "forgotten", "recomputed", "overhead", "peak"):
+        table.add_column(title, justify="right", no_wrap=True)
+    top = max(b.peak_bytes for b in blocks)
+    for b in blocks:
+        again = f"{len(b.recomputed)} ({len(set(b.recomputed))} of {b.nodes})" if b.recomputed else "-"
+        mark = " *" if b.peak_bytes == top else "  "
+        place = f" [{b.path}]" if b.path else ""
+        table.add_row(
+            str(b.block),
+            f"{', '.join(b.functions)}{place}".replace("[", "\\["),
+            format_bytes(b.kept_bytes),
+            format_bytes(b.forgotten_bytes) if b.forgotten else "-",
+            again,
+            percent(b.overhead),
+            format_bytes(b.peak_bytes) + mark,
+        )
+    return table
+
+
+def closing_lines(found: Any) -> Iterator[str]:
+    """The totals, and whether this is what was planned."""
+    if found.blocks:
+        budget = "" if found.budget_bytes is None else f", budget {format_bytes(found.budget_bytes)}"
+        line = f", line {found.peak_line}" if found.peak_line else ""
+        yield ""
+        yield (
+            f"peak {format_bytes(found.peak_bytes)} in block {found.peak_block}{line}; "
+            f"PyTorch {format_bytes(found.unmodified_peak_bytes)}{budget}"
+        )
+        yield f"overhead {percent(found.overhead)} of the step without recomputation"
+    if found.as_planned is not None and found.blocks:
+        yield "the schedule is the plan's" if found.as_planned else "the schedule is not the plan's"
+    for note in found.notes:
+        yield f"note: {note}"

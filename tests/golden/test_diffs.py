@@ -1,0 +1,71 @@
+"""A small change of the model is a small change of its generated file: what `update` changes, as committed differences."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+from conftest import EXAMPLE
+
+from remat_codegen import lifecycle, pipeline
+from remat_codegen.profile.costs import Profile
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+DIFFS = Path(__file__).parent / "diffs"
+QUIET = Progress(None)
+SMALLER = {
+    "layers=12": "layers=4",
+    "width=768": "width=32",
+    "heads=12": "heads=2",
+    "vocabulary=50257": "vocabulary=101",
+    "context=1024": "context=16",
+    "torch.randint(50257, (2, 512)": "torch.randint(101, (2, 16)",
+}
+UNRELATED = "def count(model):\n    return sum(p.numel() for p in model.parameters())\n\n\n"
+
+# What is changed in the model's file, and the number of lines that may change in the generated one (added and removed).
+# The header has six that say which source, graph, plan and costs it is for.
+CHANGES = {
+    "rename_a_variable": ("scores", "logits", 30),
+    "change_the_width": ("width=32", "width=48", 80),
+    "add_a_layer": ("layers=4", "layers=5", 30),
+    "add_a_function_below": ("def example_inputs", f"{UNRELATED}def example_inputs", 6),
+    "add_a_function_above": ("class CausalSelfAttention", f"{UNRELATED}class CausalSelfAttention", 40),
+    "change_a_number": ("std=0.02", "std=0.01", 8),
+    "add_a_comment": ("        y = (probs @ v)", "        # heads side by side\n        y = (probs @ v)", 40),
+    "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 30),
+}
+
+
+def _costs(model, device, cache, advance=None):
+    """What a node takes, from the bytes that it touches: the same on every machine."""
+    graph = model.graph
+    touched = [sum(graph.data[d].nbytes for d in (*n.reads, *n.writes)) for n in graph.nodes]
+    return Profile(tuple(1000 + t for t in touched), (0,) * len(touched), device)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, monkeypatch, update_golden):
+    old, new, most = CHANGES[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "measure", _costs)
+    source = EXAMPLE.read_text()
+    for piece, smaller in SMALLER.items():
+        assert piece in source
+        source = source.replace(piece, smaller)
+    model, file = Path("gpt2.py"), Path("gpt2_remat.py")
+    model.write_text(source)
+    pipeline.generate(Request("gpt2.py:GPT2", "60%", file, planner="rotor", cache=False), QUIET)
+    before = file.read_text()
+    assert old in source
+    model.write_text(source.replace(old, new))
+    assert lifecycle.update(file, QUIET, cache=False).changed
+    rows = list(difflib.unified_diff(before.splitlines(), file.read_text().splitlines(), "before", "after", lineterm="", n=0))
+    text = "\n".join(rows) + "\n"
+    golden = DIFFS / f"{name}.diff"
+    if update_golden:
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert sum(row[0] in "+-" for row in rows[2:]) <= most

@@ -1,0 +1,263 @@
+"""`explain` reads the schedule from a file's functions, and says what a person changed in them, and on which line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import EXAMPLE, SMALL, SMALL_INPUTS
+from emitted import droppable, rebuilding
+
+from remat_codegen import lifecycle, pipeline, planline
+from remat_codegen.cli import cli
+from remat_codegen.explain import explain
+from remat_codegen.planfile import SavedPlan, order_of
+from remat_codegen.profile.cache import Cache
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.schedule import simulate, with_forgets
+
+QUIET = Progress(None)
+REQUEST = Request("gpt2.py:GPT2", None, Path("gpt2_remat.py"), init=SMALL, inputs=SMALL_INPUTS)
+
+
+def priced_at_nothing(monkeypatch):
+    """Costs do not matter here, and measuring takes time."""
+    from remat_codegen import explain as explaining
+    from remat_codegen.profile.costs import Profile
+
+    def costs(model, device, cache, advance=None):
+        count = len(model.graph.nodes)
+        return Profile((1000,) * count, (0,) * count, device)
+
+    monkeypatch.setattr(explaining, "measure", costs)
+    monkeypatch.setattr(Cache, "save", lambda self: None)
+
+
+EMIT, EMITTED = pipeline.emit, dict[object, str]()
+
+
+def emit_once(traced, schedule, plan, request):
+    """What the tests compare with is the same in most of them."""
+    key = schedule, plan, request
+    if key not in EMITTED:
+        EMITTED[key] = EMIT(traced, schedule, plan, request)
+    return EMITTED[key]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """A folder with a model and its generated file, the traced model, and the plan: every second value is rebuilt."""
+    folder = tmp_path_factory.mktemp("explained")
+    shutil.copy(EXAMPLE, folder / "gpt2.py")
+    request = replace(REQUEST, target=f"{folder / 'gpt2.py'}:GPT2", output=folder / "gpt2_remat.py")
+    traced = pipeline.trace_target(request, QUIET)
+    graph = traced.graph
+    schedule = rebuilding(graph, set(droppable(graph)[::2]))
+    plan = SavedPlan(graph.digest(), "chen", "feasible", "1GiB", 2**30, 2**20, 2**21, 0.5, None, "cpu", order_of(schedule))
+    (folder / "plan.json").write_text(plan.dumps())
+    pipeline.generate(replace(request, plan=folder / "plan.json"), QUIET)
+    return folder / "gpt2_remat.py", pipeline.trace_target(request, QUIET), plan  # the module that was imported last
+
+
+@pytest.fixture
+def edited(case, tmp_path, monkeypatch):
+    """Explains the file with a piece of its text replaced: edited(old, new) or edited(old, new, sealed=True)."""
+    priced_at_nothing(monkeypatch)
+    file, traced, _ = case
+    monkeypatch.setattr(pipeline, "_trace", lambda request, progress: traced)
+    monkeypatch.setattr(lifecycle, "_as_if_alone", lambda target, file: contextlib.nullcontext())
+    monkeypatch.setattr(pipeline, "emit", emit_once)
+    shutil.copy(file.parent / "gpt2.py", tmp_path)
+
+    def edit(old: str = "", new: str = "", sealed: bool = False):
+        text = file.read_text()
+        assert old in text
+        text = text.replace(old, new, 1)
+        path = tmp_path / "gpt2_remat.py"
+        path.write_text(planline.seal(text) if sealed else text)
+        return explain(path, QUIET), path
+
+    return edit
+
+
+def test_the_schedule_in_the_functions_is_the_one_that_was_written(case, edited):
+    _, traced, plan = case
+    found, _ = edited()
+    assert found.ok and found.as_planned and found.notes == ()
+    profile = pipeline.Profile((1000,) * len(traced.graph.nodes), (0,) * len(traced.graph.nodes), "cpu")
+    timeline = simulate(traced.graph, profile, with_forgets(traced.graph, plan.order))
+    states = pipeline._generator_states(traced, with_forgets(traced.graph, plan.order))
+    assert found.peak_bytes == timeline.peak_bytes + states
+    again = sum(len(b.recomputed) for b in found.blocks)
+    assert again == len(plan.order) - len(traced.graph.nodes) > 0
+    assert found.overhead == pytest.approx(again / len(traced.graph.nodes))
+    assert sum(b.forgotten_bytes for b in found.blocks) > 0 < sum(b.kept_bytes for b in found.blocks)
+
+
+def test_the_header_is_not_what_is_read(edited):
+    """Without its plan, the file still tells its schedule; what it is compared with is made from that."""
+    whole, path = edited()
+    text = path.read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(planline.PREFIX)]
+    path.write_text("\n".join(lines) + "\n")
+    found = explain(path, QUIET)
+    assert found.ok and found.as_planned is None and found.notes
+    assert (found.peak_bytes, found.blocks) == (whole.peak_bytes, whole.blocks)
+
+
+def test_a_plan_beside_the_file_is_compared_with(case, edited, tmp_path):
+    file, traced, plan = case
+    _, path = edited()
+    assert explain(path, QUIET, plan=file.parent / "plan.json").as_planned is True
+    other = replace(plan, order=tuple(range(len(traced.graph.nodes))))
+    (tmp_path / "other.json").write_text(other.dumps())
+    found = explain(path, QUIET, plan=tmp_path / "other.json")
+    assert found.as_planned is False and "is not the plan's" in found.problems[0].text and found.blocks
+
+
+# Pieces of the file, what becomes of them, what is said, and what stands on the line that is named. These are found by what the
+# functions do, whatever they look like.
+WRONG = {
+    "a forget removed": ('    kept.forget("ln_1")\n', "", "which was not forgotten", 'kept.rebuild("ln_1"'),
+    "a rebuild missing": ('        kept.rebuild("bitwise_not", bitwise_not)\n', "", "is not put back", "bitwise_not = "),
+    "a rebuild of something else": (
+        'kept.rebuild("ln_1", ln_1)',
+        'kept.rebuild("ln_1", x)',
+        "another value",
+        'kept.rebuild("ln_1", x)',
+    ),
+    "a value not computed again": (
+        "        ln_1 = F.layer_norm",
+        "        _ = F.layer_norm",
+        "ln_1, which has no value",
+        "ln_1",
+    ),
+    "a take before its keep": ('kept.keep("', 'kept.keep("no_', "which nothing has kept", "kept.take("),
+    "a slot of another name": ('kept.slot("', 'kept.slot("no_', "which has no slot", "kept.forget("),
+    "a wait for nothing": ('kept.at("', 'kept.at("no_', "which no kept.stop(...) has set", "kept.at("),
+    "other random numbers": (
+        'with kept.saves("probs"), kept.draws("probs", "cpu"):',
+        'with kept.saves("probs"):',
+        "draws",
+        None,
+    ),
+    "a rebuild outside of rebuilding": (
+        "    with kept.rebuilding():\n",
+        "    if True:\n",
+        "outside of kept.rebuilding()",
+        None,
+    ),
+    "a deleted name": ("    kept.forget", "    del x\n    kept.forget", "x, which has no value", None),
+    "another operation's place": ("F.gelu(c_fc, ", "F.gelu(x, ", "nothing that the model computes", "F.gelu(x, "),
+    "a block left out": ("    yield from mlp_backward", "    # yield from mlp_backward", "before the way back", None),
+    "a block of the forward pass left out": ("    x = mlp_forward(", "    # x = mlp_forward(", "", None),
+    "blocks in another order": ("step[2], x)", "step[1], x)", "", None),
+    "a call with too much": ("= head_forward(m, ", "= head_forward(m, m, ", "is not called like that", "head_forward(m, m, "),
+    "no run_forward": ("def run_forward(", "def run_forwards(", "has no run_forward", None),
+    "no Python": ("def run_forward(", "def run forward(", "is no Python", "def run forward("),
+    "a statement of another kind": (
+        "    return add\n",
+        "    import os\n    return add\n",
+        "nothing that remat-codegen",
+        "import os",
+    ),
+    "an endless call": ("    return add\n", "    return run_forward(m, kept, x)\n", "", None),
+}
+
+# These compute something else, or are nothing to do with the schedule: they are found by what is written instead of them.
+UNLIKE = {
+    "another number": ('float("-inf")', "-1e9", "is expected", "-1e9"),
+    "another operation": ('F.gelu(c_fc, approximate="tanh")', "F.silu(c_fc)", "is expected", "F.silu"),
+    "a helper": ("class Slot:", "class Slot(object):", "is expected", "class Slot(object)"),
+    "what is expected": ("(2, 16)", "(3, 16)", "is expected", "EXPECTED"),
+    "the new forward": (
+        "        step = Step()\n",
+        "        step = Step()\n        step.x = 1\n",
+        "does not belong",
+        "step.x = 1",
+    ),
+    "a stop left out": ('    kept.stop("c_proj", c_proj)\n', "", "", None),
+}
+
+
+@pytest.mark.parametrize("name", WRONG | UNLIKE)
+def test_an_edit_is_found(name, edited):
+    found, path = edited(*(WRONG | UNLIKE)[name][:2])
+    _expect(found, path, *(WRONG | UNLIKE)[name][2:])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_edit_is_found_by_what_it_does(name, edited):
+    """The file is sealed again, so that it looks like one that another generator wrote."""
+    found, path = edited(*WRONG[name][:2], sealed=True)
+    _expect(found, path, *WRONG[name][2:])
+
+
+def _expect(found, path, says, where):
+    assert not found.ok
+    problem = next((p for p in found.problems if says in p.text), None)
+    assert problem is not None, found.problems
+    assert where is None or where in path.read_text().splitlines()[problem.line - 1]
+
+
+def test_comments_and_layout_do_not_count(edited):
+    found, _ = edited("    return add\n", "\n    # a comment\n    return  (add)\n")
+    assert found.ok and found.as_planned
+
+
+def test_a_file_of_another_generator_is_read_by_what_it_does(edited):
+    found, _ = edited("class Slot:", "class Slot(object):", sealed=True)
+    assert found.ok and "writes it differently in 1 place" in found.notes[0]
+
+
+def test_another_schedule_is_explained_and_said_to_be_another(case, edited):
+    """A file that was generated from one plan, with the header of another."""
+    file, traced, plan = case
+    graph = traced.graph
+    other = replace(plan, order=order_of(rebuilding(graph, set(droppable(graph)[1::2]))))
+    _, path = edited()
+    text = pipeline.emit(traced, with_forgets(graph, other.order), other, replace(REQUEST, output=path))
+    header, theirs = (planline._joined(planline.header_of(t)) for t in (file.read_text(), text))
+    lines = [line for line in text.split("\n") if not line.startswith(planline.PREFIX)]
+    at = next(n for n, line in enumerate(lines) if line.startswith("# The plan, for")) + 1
+    lines[at:at] = planline._wrapped(header)
+    path.write_text("\n".join(lines))
+    assert header != theirs
+    found = explain(path, QUIET)
+    assert not found.ok and found.as_planned is False and found.blocks
+    assert [p.text.partition(":")[0] for p in found.problems] == ["its schedule is not the plan's"]
+
+
+def test_a_changed_model_is_named(case, edited, monkeypatch):
+    file, _, _ = case
+    _, path = edited()
+    monkeypatch.undo()
+    priced_at_nothing(monkeypatch)
+    model = path.parent / "gpt2.py"
+    model.write_text(model.read_text().replace('F.gelu(self.c_fc(x), approximate="tanh")', "F.silu(self.c_fc(x))"))
+    found = explain(path, QUIET)
+    assert not found.ok and "was made from another graph" in found.problems[0].text
+    assert any("gpt2.py has changed" in note for note in found.notes)
+
+
+def test_the_verb(case, edited):
+    file, _, _ = case
+    _, path = edited()
+    whole = CliRunner().invoke(cli, ["explain", str(path)])
+    assert whole.exit_code == 0
+    assert "attn_forward" in whole.stdout and "the schedule is the plan's" in whole.stdout
+    as_json = CliRunner().invoke(cli, ["explain", str(path), f"{path.parent / 'gpt2.py'}:GPT2", "--json"])
+    rows = json.loads(as_json.stdout)
+    assert rows["ok"] and rows["as_planned"] and len(rows["blocks"]) == 6 and rows["peak_bytes"] > 0
+    assert {"path", "functions", "kept", "forgotten", "recomputed", "peak_bytes", "overhead"} <= set(rows["blocks"][0])
+    path.write_text(path.read_text().replace('    kept.forget("ln_1")\n', "", 1))
+    wrong = CliRunner().invoke(cli, ["explain", str(path)])
+    assert wrong.exit_code == 1 and f"{path}:" in wrong.stderr and "ln_1" in wrong.stderr
+    neither = CliRunner().invoke(cli, ["explain", str(path.parent / "gpt2.py")])
+    assert neither.exit_code == 2 and "was not written by remat-codegen" in neither.stderr
