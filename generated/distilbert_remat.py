@@ -18,7 +18,7 @@
 #: "bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;78:42-43;83:35-37,39;
 #: 89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
 #: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],
-#: "seal":"3478be5ed53ec305"}
+#: "seal":"5130a6c732c143a0"}
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
 import contextlib
@@ -117,12 +117,12 @@ MODES = {
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
-#     slot, forget, rebuild          a value that autograd saved: freed here, put back before autograd needs it
-#     saves, forget_saved            the same for all else that one operation saved, such as a dropout mask
-#     draws                          a second run draws the same random numbers as the first
-#     keep, get, take                a value that a rebuild starts from; `take` is its last use
-#     stop, at                       where the backward pass pauses: just before it goes through that value
-# In a rebuild, an operation whose result is not used runs for what it saves.
+#     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
+#     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
+#     draws                  a second run draws the same random numbers as the first
+#     keep, get, take        a value that a second run starts from; `take` is its last use
+#     stop, at               where the backward pass pauses: just before it goes through that value
+# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def dropout_forward(m, kept, input_ids, attention_mask):
@@ -690,7 +690,7 @@ def run_forward(m, step, input_ids, attention_mask, labels):
     )
     loss, logits = classifier_forward(m, labels, embeddings_3)
     return known_class("transformers.modeling_outputs", "SequenceClassifierOutput")(
-        **{"loss": loss, "logits": logits}
+        loss=loss, logits=logits
     )
 
 

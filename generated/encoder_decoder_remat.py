@@ -19,7 +19,7 @@
 #: 2*(128:83)+13-12;143:67;146:59,62-63;2*(147:64)+7-9;157:48,52;170:37;172:38-39;
 #: 2*(175:34)+3-4;182:10;183:25-26;2*(184:27)+3-9;189:22;194:13-14;2*(196:15)+7-9",
 #: "notes":["54\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"c9dcc2176fd2c684"}
+#: "seal":"cef34f1fee328d59"}
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
 import contextlib
@@ -181,12 +181,12 @@ MODES = {
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
-#     slot, forget, rebuild          a value that autograd saved: freed here, put back before autograd needs it
-#     saves, forget_saved            the same for all else that one operation saved, such as a dropout mask
-#     draws                          a second run draws the same random numbers as the first
-#     keep, get, take                a value that a rebuild starts from; `take` is its last use
-#     stop, at                       where the backward pass pauses: just before it goes through that value
-# In a rebuild, an operation whose result is not used runs for what it saves.
+#     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
+#     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
+#     draws                  a second run draws the same random numbers as the first
+#     keep, get, take        a value that a second run starts from; `take` is its last use
+#     stop, at               where the backward pass pauses: just before it goes through that value
+# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def dropout_forward(m, source):

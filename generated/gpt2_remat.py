@@ -19,7 +19,7 @@
 #: 182:159;183:160;184:161,163-164;185:162)+13-14;3*(281:56-57;282:58;284:56;287:49,51;
 #: 288:52;292:47)+13-14;320:14-15;2*(321:16)+2-2;325:0-13",
 #: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],
-#: "seal":"e215e87964fca8ea"}
+#: "seal":"3e635717f0b06f70"}
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
 import contextlib
@@ -148,12 +148,12 @@ AUTOCAST = {"cpu": None}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
-#     slot, forget, rebuild          a value that autograd saved: freed here, put back before autograd needs it
-#     saves, forget_saved            the same for all else that one operation saved, such as a dropout mask
-#     draws                          a second run draws the same random numbers as the first
-#     keep, get, take                a value that a rebuild starts from; `take` is its last use
-#     stop, at                       where the backward pass pauses: just before it goes through that value
-# In a rebuild, an operation whose result is not used runs for what it saves.
+#     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
+#     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
+#     draws                  a second run draws the same random numbers as the first
+#     keep, get, take        a value that a second run starts from; `take` is its last use
+#     stop, at               where the backward pass pauses: just before it goes through that value
+# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def drop_forward(m, kept, idx):

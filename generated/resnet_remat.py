@@ -18,7 +18,7 @@
 #: "bound":0.0742,"device":"cpu","order":"92|2*(63:43)+1+0;2*(66:37;68:37;70:34;
 #: 71:30)+8-13;82:0,2-3,5-6,8-9,11-12,14;2*(86:5)+2+0;90:0,2",
 #: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],
-#: "seal":"7b94d25c899bb329"}
+#: "seal":"92e745df9c494783"}
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
 import contextlib
@@ -107,12 +107,12 @@ AUTOCAST = {"cpu": None}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
-#     slot, forget, rebuild          a value that autograd saved: freed here, put back before autograd needs it
-#     saves, forget_saved            the same for all else that one operation saved, such as a dropout mask
-#     draws                          a second run draws the same random numbers as the first
-#     keep, get, take                a value that a rebuild starts from; `take` is its last use
-#     stop, at                       where the backward pass pauses: just before it goes through that value
-# In a rebuild, an operation whose result is not used runs for what it saves.
+#     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
+#     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
+#     draws                  a second run draws the same random numbers as the first
+#     keep, get, take        a value that a second run starts from; `take` is its last use
+#     stop, at               where the backward pass pauses: just before it goes through that value
+# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def stem_forward(m, kept, image):

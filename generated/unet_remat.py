@@ -18,7 +18,7 @@
 #: "bound":0.0354,"device":"cpu","order":"155|90:27-30,32-34,37-39,41-44,68;93:8-10,
 #: 55-56;2*(100:57-58)+4-6;105:45;111:46-47;132:14-17;136:18",
 #: "notes":["26\u0020options\u0020from\u002015\u0020integer\u0020programs"],
-#: "seal":"1bd9dfe6ff130d21"}
+#: "seal":"672b1f268bbec2c3"}
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
 import contextlib
@@ -131,12 +131,12 @@ AUTOCAST = {"cpu": None}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
-#     slot, forget, rebuild          a value that autograd saved: freed here, put back before autograd needs it
-#     saves, forget_saved            the same for all else that one operation saved, such as a dropout mask
-#     draws                          a second run draws the same random numbers as the first
-#     keep, get, take                a value that a rebuild starts from; `take` is its last use
-#     stop, at                       where the backward pass pauses: just before it goes through that value
-# In a rebuild, an operation whose result is not used runs for what it saves.
+#     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
+#     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
+#     draws                  a second run draws the same random numbers as the first
+#     keep, get, take        a value that a second run starts from; `take` is its last use
+#     stop, at               where the backward pass pauses: just before it goes through that value
+# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def time_forward(m, t):

@@ -18,7 +18,7 @@
 #: "bound":0.0851,"device":"cpu","order":"118|3*(66:48-50;71:44-45;74:43)+9-9;
 #: 2*(98:17-18;101:16)+9-9",
 #: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],
-#: "seal":"8624a470d86fe0d9"}
+#: "seal":"e34a3e08141e06bf"}
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
 import contextlib
@@ -132,12 +132,12 @@ MODES = {
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
-#     slot, forget, rebuild          a value that autograd saved: freed here, put back before autograd needs it
-#     saves, forget_saved            the same for all else that one operation saved, such as a dropout mask
-#     draws                          a second run draws the same random numbers as the first
-#     keep, get, take                a value that a rebuild starts from; `take` is its last use
-#     stop, at                       where the backward pass pauses: just before it goes through that value
-# In a rebuild, an operation whose result is not used runs for what it saves.
+#     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
+#     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
+#     draws                  a second run draws the same random numbers as the first
+#     keep, get, take        a value that a second run starts from; `take` is its last use
+#     stop, at               where the backward pass pauses: just before it goes through that value
+# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def drop_forward(m, image):
