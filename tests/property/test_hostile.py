@@ -189,9 +189,7 @@ FILES = {
     "a byte order mark, tabs and crlf": Case(b"\xef\xbb\xbf" + source().replace("    ", "\t").replace("\n", "\r\n").encode()),
     "a cookie on the second line": Case(("#!/usr/bin/env python\n" + LATIN).encode("latin-1")),
     "a method of 2,000 lines": Case(
-        source(
-            extra="    def long(self, x):\n" + "".join(f"        x = x + {i}\n" for i in range(2000)) + "        return x\n"
-        )
+        source(extra="    def long(self, x):\n" + "".join(f"        x = x + {i}\n" for i in range(2000)) + "        return x\n")
     ),
     # imports
     "torch by other names": Case(
