@@ -296,7 +296,9 @@ class _Interpreter(Expressions):
         return Other()
 
     def _kept(self, block: Block, what: str, node: ast.Call) -> Any:
-        """kept.WHAT(name, value)."""
+        """kept.WHAT(name, value). The name says which of several equal operations the value is."""
+        if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            self.wish = (*self.wish, node.args[0].value)
         values = [self.evaluate(a) for a in node.args]
         name, value = values[0] if values else None, values[1] if len(values) > 1 else None
         if what == "before" and isinstance(name, int):
