@@ -18,7 +18,7 @@
 #: "bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;78:42-43;83:35-37,39;
 #: 89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
 #: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],
-#: "seal":"4d1d5ad966cb0ea9"}
+#: "seal":"3478be5ed53ec305"}
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
 import contextlib
@@ -51,8 +51,11 @@ class DistilBertForSequenceClassificationRemat(nn.Module):
             return getattr(self.__dict__["original"], name)
 
     def train(self, mode=True):
-        self.__dict__["original"].train(mode)
-        return super().train(mode)
+        self.__dict__["original"].train(
+            mode
+        )  # which may leave some of its modules as they are
+        self.training = self.__dict__["original"].training
+        return self
 
     def forward(self, *args, **kwargs):
         if not (self.training and torch.is_grad_enabled()):
@@ -73,6 +76,7 @@ class DistilBertForSequenceClassificationRemat(nn.Module):
             },
             AUTOCAST,
         )
+        check_modes(self, MODES)
         step = Step()
         with step.forward(
             run_backward,
@@ -103,6 +107,13 @@ EXPECTED = {
 }
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
+# Whether these modules were in training mode: what they compute here does not follow it.
+MODES = {
+    "distilbert.transformer.layer.0.attention": True,
+    "distilbert.transformer.layer.1.attention": True,
+    "distilbert.transformer.layer.2.attention": True,
+    "distilbert.transformer.layer.3.attention": True,
+}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
@@ -679,7 +690,7 @@ def run_forward(m, step, input_ids, attention_mask, labels):
     )
     loss, logits = classifier_forward(m, labels, embeddings_3)
     return known_class("transformers.modeling_outputs", "SequenceClassifierOutput")(
-        loss=loss, logits=logits
+        **{"loss": loss, "logits": logits}
     )
 
 
@@ -958,6 +969,12 @@ def check_call(model, frozen, expected, given, autocast):
         _check(name, _described(given[name], spare), _described(wanted))
     for name, parameter in model.named_parameters():
         _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
+
+
+def check_modes(model, modes):
+    """Refuses modules in another mode than they were traced in, where what they compute does not follow their mode."""
+    for path, training in modes.items():
+        _check(f"{path}.training", model.get_submodule(path).training, training)
 
 
 def _check(what, found, wanted):

@@ -19,7 +19,7 @@
 #: 2*(128:83)+13-12;143:67;146:59,62-63;2*(147:64)+7-9;157:48,52;170:37;172:38-39;
 #: 2*(175:34)+3-4;182:10;183:25-26;2*(184:27)+3-9;189:22;194:13-14;2*(196:15)+7-9",
 #: "notes":["54\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"f836c6ae08234008"}
+#: "seal":"c9dcc2176fd2c684"}
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
 import contextlib
@@ -144,6 +144,7 @@ class EncoderDecoder(nn.Module):
         check_call(
             self, FROZEN, EXPECTED, {"source": source, "target": target}, AUTOCAST
         )
+        check_modes(self, MODES)
         step = Step()
         with step.forward(run_backward, self, source, target):
             return run_forward(self, step, source, target)
@@ -165,6 +166,18 @@ EXPECTED = {
 }
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
+# Whether these modules were in training mode: what they compute here does not follow it.
+MODES = {
+    "encoder.0.attention": True,
+    "encoder.1.attention": True,
+    "encoder.2.attention": True,
+    "decoder.0.attention": True,
+    "decoder.0.cross": True,
+    "decoder.1.attention": True,
+    "decoder.1.cross": True,
+    "decoder.2.attention": True,
+    "decoder.2.cross": True,
+}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
@@ -1238,6 +1251,12 @@ def check_call(model, frozen, expected, given, autocast):
         _check(name, _described(given[name], spare), _described(wanted))
     for name, parameter in model.named_parameters():
         _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
+
+
+def check_modes(model, modes):
+    """Refuses modules in another mode than they were traced in, where what they compute does not follow their mode."""
+    for path, training in modes.items():
+        _check(f"{path}.training", model.get_submodule(path).training, training)
 
 
 def _check(what, found, wanted):

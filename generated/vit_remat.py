@@ -18,7 +18,7 @@
 #: "bound":0.0851,"device":"cpu","order":"118|3*(66:48-50;71:44-45;74:43)+9-9;
 #: 2*(98:17-18;101:16)+9-9",
 #: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],
-#: "seal":"13561160f0d13f4a"}
+#: "seal":"8624a470d86fe0d9"}
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
 import contextlib
@@ -99,6 +99,7 @@ class ViT(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(image)
         check_call(self, FROZEN, EXPECTED, {"image": image}, AUTOCAST)
+        check_modes(self, MODES)
         step = Step()
         with step.forward(run_backward, self, image):
             return run_forward(self, step, image)
@@ -119,6 +120,15 @@ EXPECTED = {
 }
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
+# Whether these modules were in training mode: what they compute here does not follow it.
+MODES = {
+    "blocks.0.attn": True,
+    "blocks.1.attn": True,
+    "blocks.2.attn": True,
+    "blocks.3.attn": True,
+    "blocks.4.attn": True,
+    "blocks.5.attn": True,
+}
 
 # ---------------------------------------------------------------------------- 2. the blocks
 # `kept` is what one block of one step holds under names:
@@ -508,6 +518,12 @@ def check_call(model, frozen, expected, given, autocast):
         _check(name, _described(given[name], spare), _described(wanted))
     for name, parameter in model.named_parameters():
         _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
+
+
+def check_modes(model, modes):
+    """Refuses modules in another mode than they were traced in, where what they compute does not follow their mode."""
+    for path, training in modes.items():
+        _check(f"{path}.training", model.get_submodule(path).training, training)
 
 
 def _check(what, found, wanted):

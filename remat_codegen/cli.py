@@ -40,6 +40,9 @@ Examples:
   remat-codegen verify gpt2_remat.py model.py:GPT2
   remat-codegen check gpt2_remat.py
   remat-codegen update gpt2_remat.py
+  remat-codegen compare model.py:GPT2 --budgets 20%..90%/8 -o picture.svg
+  remat-codegen trace model.py:GPT2 -o graph.json
+  remat-codegen plan graph.json --budget 60% --planner dtr
 """
 
 

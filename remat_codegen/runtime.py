@@ -289,6 +289,12 @@ def check_call(model, frozen, expected, given, autocast):
         _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
 
 
+def check_modes(model, modes):
+    """Refuses modules in another mode than they were traced in, where what they compute does not follow their mode."""
+    for path, training in modes.items():
+        _check(f"{path}.training", model.get_submodule(path).training, training)
+
+
 def _check(what, found, wanted):
     if found != wanted:
         said = f"{what} is {found}, but this file was planned for {wanted}"

@@ -121,6 +121,7 @@ def with_forgets(graph: Graph, order: Sequence[int]) -> Schedule:
     """The schedule that runs nodes in `order` and forgets each data node as soon as nothing reads that copy of it any more.
 
     A copy of a value or phantom ends where a node writes it again; further contributions to a gradient belong to the same copy.
+    An output is what the first run made: whoever called has it, and another copy ends at once.
     """
     outputs = set(graph.outputs)
     read_next: dict[int, bool] = {}  # walking backwards: whether the next step that touches a data node needs the present copy
@@ -131,7 +132,7 @@ def with_forgets(graph: Graph, order: Sequence[int]) -> Schedule:
         reversed_steps.extend(Forget(d) for d in touched if not read_next.get(d, d in outputs))
         reversed_steps.append(Compute(node_id))
         for data in node.writes:
-            read_next[data] = graph.data[data].kind is Kind.GRADIENT
+            read_next[data] = data in outputs or graph.data[data].kind is Kind.GRADIENT
         for data in node.reads:
             read_next[data] = True
     return Schedule(tuple(reversed(reversed_steps)))

@@ -125,6 +125,7 @@ class Trace:
     containers: frozenset[str] = frozenset()
     autocast: Autocast = ()
     sizes: tuple[Dynamic, ...] = ()
+    evaluating: frozenset[str] = frozenset()
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
@@ -334,6 +335,7 @@ class _Reader:
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
         # The model itself may be wrapped in something that cannot be indexed.
         self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
+        self.evaluating = frozenset(path for path, m in module.named_modules() if not m.training)
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
@@ -360,6 +362,7 @@ class _Reader:
             self.containers,
             self.autocast,
             tuple(self.sizes),
+            self.evaluating,
         )
 
     def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:

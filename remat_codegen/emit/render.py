@@ -24,7 +24,7 @@ from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
-from remat_codegen.emit.scope import module_expression
+from remat_codegen.emit.scope import has_training_flag, module_expression
 from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
@@ -208,16 +208,18 @@ class _Renderer:
             uncached=uncached,
             dynamic=bool(self.trace.sizes),
             plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
+            modes=self._modes(),
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
         parts["expected"] = self._expected()
         parts["frozen"] = self._frozen()
-        parts["autocast"] = self._autocast()
+        parts["autocast"], parts["modes"] = self._autocast(), self._modes()
         given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
         parts["sizes"] = self._sizes(given)
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
+        given_names |= {"check_modes"} if parts["modes"] else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
@@ -287,6 +289,16 @@ class _Renderer:
     def _plain_sizes(self, given: dict[int, str]) -> str:
         names = [given[s.variable] for s in self.trace.sizes if self._plain_at_one(s)]
         return "{" + ", ".join(repr(n) for n in names) + "}" if names else ""
+
+    def _modes(self) -> dict[str, bool]:
+        """By module: the mode it has to be in, where its operations are those of one mode only."""
+        modes = {}
+        for operation in self.trace.operations:
+            path = operation.module_path
+            fixed = self.model.record.random[operation.id] and not has_training_flag(operation)
+            if path and (path in self.trace.evaluating or fixed):
+                modes[path] = path not in self.trace.evaluating
+        return modes
 
     def _frozen(self) -> str:
         paths = [

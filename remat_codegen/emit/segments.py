@@ -71,6 +71,8 @@ class Program:
 
     def copy_at(self, data: int, position: int) -> Copy:
         """The copy of a data node that a step at `position` reads or forgets."""
+        if data in self.graph.outputs:
+            return self.copies[data][0]
         return next(c for c in reversed(self.copies[data]) if c.created < position)
 
     def copy_made(self, data: int, position: int) -> Copy:
@@ -162,7 +164,9 @@ def _again(schedule: Schedule) -> set[int]:
 
 
 def _copies(graph: Graph, schedule: Schedule) -> dict[int, list[Copy]]:
+    """The lives of each data node. An output has one, to the end: what another run makes of it is dropped at once."""
     copies: dict[int, list[Copy]] = {}
+    outputs = set(graph.outputs)
     end = len(schedule.steps)
     for position, step in enumerate(schedule.steps):
         if isinstance(step, Forget):
@@ -170,10 +174,11 @@ def _copies(graph: Graph, schedule: Schedule) -> dict[int, list[Copy]]:
             continue
         node = graph.nodes[step.node]
         for data in node.reads:
-            copies[data][-1].readers.append(position)
+            copies[data][0 if data in outputs else -1].readers.append(position)
         for data in node.writes:
             if graph.data[data].kind is not Kind.GRADIENT or data not in copies:
-                copies.setdefault(data, []).append(Copy(position, end))
+                dropped = data in outputs and data in copies
+                copies.setdefault(data, []).append(Copy(position, position if dropped else end))
     return copies
 
 

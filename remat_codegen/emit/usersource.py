@@ -29,10 +29,11 @@ OURS = {
     **{name: name for name in ("torch base64 math contextlib functools inspect sys types warnings weakref zlib".split())},
     **{"nn": "torch.nn", "F": "torch.nn.functional"},
 }
-OWN_NAMES = frozenset("rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES EXPECTED FROZEN AUTOCAST SIZES PLAIN_AT_ONE".split())
+OWN_NAMES = frozenset("rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split())
 IN_FORWARD = frozenset(
     (
-        "torch inspect check_call run_forward run_backward Step EXPECTED FROZEN AUTOCAST SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE "
+        "torch inspect check_call check_modes run_forward run_backward Step EXPECTED FROZEN AUTOCAST MODES SIZES "
+        "PLANNED_PEAK_BYTES PLAIN_AT_ONE "
         "uncached_casts with_sizes is_one super"
     ).split()
 )

@@ -18,7 +18,8 @@ last read, so the simulated peak is at most the runtime's.
 
 Cost model: the runtime's own account of memory, which counts what the simulator counts (workspace; both copies of what is
 written over). Complexity: each eviction scores each resident storage, or the square root of their number (`sampling`);
-`dtr` and `msps` walk neighbourhoods, remembered until an eviction or rematerialization touches them. Ties: the least data id.
+`dtr` and `msps` walk neighbourhoods, remembered until an eviction or rematerialization touches them; `MOST_WORK` ends what
+takes too long. Ties: the least data id.
 Oracle: `least_time` of `tests/graphs.py` below it, and the budget. Out of memory is INFEASIBLE.
 """
 
@@ -40,6 +41,8 @@ from remat_codegen.schedule import simulate, validate, with_forgets
 HEURISTICS = ("dtr", "eq", "local", "lru", "size", "msps")
 SMALL = 0.01  # the filter ignores storages below this part of the mean size
 MOST_RUNS = 40  # rematerializations may make the step this many times as many nodes; beyond it is thrashing
+MOST_NODES = 500  # for nodes beyond these it is a fifth of that
+MOST_WORK = 30_000_000  # storages scored or visited: some ten seconds, which only thrashing on large graphs takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,8 @@ class Runtime:
 
     def run(self, progress: Progress | None = None) -> tuple[int, ...]:
         """All nodes of the step; returns the order in which nodes were performed."""
-        most = MOST_RUNS * len(self.graph.nodes)
+        count = len(self.graph.nodes)
+        most = MOST_RUNS * min(count, MOST_NODES) + MOST_RUNS // 5 * max(0, count - MOST_NODES)
         for node in self.graph.nodes:
             if progress is not None and node.id % 64 == 0:
                 progress("running DTR", node.id, len(self.graph.nodes))
@@ -152,8 +156,8 @@ class Runtime:
             self._compute(current)
             self._lock(current, -1)
             stack.pop()
-            if len(self.order) > most:
-                raise OutOfMemory(f"DTR thrashes: {most} runs were not enough for {len(self.graph.nodes)} nodes")
+            if len(self.order) > most or self.score.work > MOST_WORK:
+                raise OutOfMemory(f"DTR thrashes: {len(self.order)} runs were not enough for {len(self.graph.nodes)} nodes")
             if stack:
                 self._drop_dead({*self.graph.nodes[current].reads, *self.graph.nodes[current].writes})
 
@@ -260,9 +264,11 @@ class Scores:
         self.sums = [0] * len(graph.data)
         self.member = list(range(len(graph.data)))  # the present element of each storage: a new one after a restoration
         self.known: dict[int, int] = {}
+        self.work = 0
 
     def least(self, candidates: list[int]) -> int:
         """The candidate of least score."""
+        self.work += len(candidates)
         return min(candidates, key=lambda d: (self.of(d), d))
 
     def of(self, data: int) -> float:
@@ -296,6 +302,7 @@ class Scores:
             if self.runtime.evicted[current] and current not in found:
                 found.add(current)
                 pending.extend(edges[current])
+        self.work += len(found)
         return found
 
     def evicted(self, data: int) -> None:
@@ -323,9 +330,9 @@ class Scores:
             return
         self.known.pop(data, None)
         for edges in (self.above, self.below):
-            through = {data, *self._reached(data, edges)}
-            for current in through:
-                for near in (current, *edges[current]):
+            for current in (data, *self._reached(data, edges)):
+                self.known.pop(current, None)
+                for near in edges[current]:
                     self.known.pop(near, None)
 
     def _components(self, data: int) -> int:

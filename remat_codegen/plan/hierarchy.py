@@ -20,6 +20,7 @@ Deterministic: the random choices are seeded, and the work is counted in steps o
 from __future__ import annotations
 
 import random
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ Splits = dict[int, list[int]]  # position -> data that are rebuilt there
 PATIENCE = 12  # how many rounds of splitting may pass without a gain
 PEAKS_AT_ONCE = 12  # positions above the limit that are treated in one round
 SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes
-DESCENT_WORK = 300_000  # the same for bringing one starting order to its least peak, where the graph is large
+DESCENT_WORK = 400_000  # steps of orders that are looked at to bring one to its least peak, where the graph is large
 LARGE = 1500  # nodes; beyond it the least peak is only looked for where nothing else fits
 SLOWEST = 6  # an order that takes this many times as long as the plain step is given up
 SEGMENT_GROWTH = 1.6  # from one number of segments to the next
@@ -71,7 +72,7 @@ class Board:
         self.late, self.between = self._late(producers)
         shared = {p for w in producers if len(w) > 1 for p in w}
         self.once = checkmate.runs_once(graph) | shared
-        self.rounds = 0  # of splitting, since the beginning
+        self.visited = 0  # steps of orders that were split, since the beginning
         self.plain: Order = tuple(range(len(graph.nodes)))
         self.plain_ns = sum(profile.time_ns)
 
@@ -286,7 +287,7 @@ def squeeze(
     """Splits until an order keeps to the limits; None where that does not work out."""
     least, stuck = None, 0
     for _ in range(4 * len(board.plain) if rounds is None else rounds):
-        board.rounds += 1
+        board.visited += len(order)
         lives = Lives(board, order)
         over = np.maximum(lives.during - limits.along(lives), 0)
         excess = int(over.sum())
@@ -525,10 +526,11 @@ class Search:
 
     def _descend(self, order: Order) -> tuple[Order, int]:
         peak, board = self.peaks[order], self.board
-        last = board.rounds + DESCENT_WORK // len(board.plain) if self.large else 10**9
+        last = board.visited + (DESCENT_WORK if self.large else sys.maxsize)
         for part in (0.85, 0.95, 0.99):
-            while board.rounds < last:
-                lower = squeeze(board, order, Limits(int(peak * part)), None, min(self.rounds, last - board.rounds))
+            while board.visited < last:
+                rounds = min(self.rounds, (last - board.visited) // len(order) + 1)
+                lower = squeeze(board, order, Limits(int(peak * part)), None, rounds)
                 if lower is None:
                     break
                 order, peak = lower, Lives(board, lower).peak

@@ -41,8 +41,31 @@ def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int
                 advance(done, len(distinct), node.name)
             costs |= _node_costs(model, node, signature, device, cache)
     time_ns = tuple(costs[n.signature][0] for n in graph.nodes)
-    workspace = tuple(max(0, costs[n.signature][1] - _written_bytes(model, n)) for n in graph.nodes)
+    summed = _summed_bytes(model)
+    workspace = tuple(max(0, costs[n.signature][1] - _written_bytes(model, n)) + summed.get(n.id, 0) for n in graph.nodes)
     return Profile(time_ns, workspace, device)
+
+
+def _summed_bytes(model: Model) -> dict[int, int]:
+    """By backward node: what autograd allocates to add the gradients of parameters that several operations use.
+
+    A node measured alone does not show it. The sum is a new tensor: the first gradient is a view as a rule (a linear's is
+    transposed), which autograd does not add to in place.
+    """
+    trace, record = model.trace, model.record
+    shared = {record.of_variable[v.id] for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad}
+    last: dict[int, int] = {}
+    used: list[set[int]] = []
+    for op in trace.operations:
+        used.append({record.of_variable[v] for v in refs((op.args, dict(op.kwargs)))} & shared)
+        last |= {storage: op.id for storage in used[-1] if record.backward[op.id]}
+    found = {}
+    for node in model.graph.backward_nodes:
+        assert node.forward is not None
+        own = model.bodies[node.forward].operations
+        added = {s for op in own for s in used[op] if last.get(s, -1) > max(own)}
+        found[node.id] = sum(record.storages[s].nbytes for s in added)
+    return found
 
 
 def _written_bytes(model: Model, node: Node) -> int:

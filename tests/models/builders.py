@@ -66,6 +66,16 @@ class Catalogue:
         self.add(name, make, inputs, "transformers")
 
 
+def require(name: str) -> None:
+    """Skips a test where the library that a model comes from is missing."""
+    import pytest
+
+    if name in LIBRARIES:
+        import torchvision_cpu  # noqa: F401 - before whatever imports torchvision
+
+        pytest.importorskip(LIBRARIES[name])
+
+
 def image(size: int, channels: int = 3) -> Callable[[], Any]:
     """Two pictures."""
     return lambda: (torch.randn(2, channels, size, size),)

@@ -7,6 +7,7 @@ from builders import Catalogue, language_inputs, narrow, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
+REFUSED = ("deberta_v2", "wav2vec2_masked")  # their losses decide something by what is in the labels
 
 
 # ------------------------------------------------------------------------------------------- torchvision
@@ -102,6 +103,16 @@ _add(
     "deberta_v2",
     "DebertaV2ForSequenceClassification",
     _labelled,
+    vocab_size=99,
+    relative_attention=True,
+    pos_att_type=["p2c", "c2p"],
+    position_buckets=8,
+    **narrow,
+)
+_add(
+    "deberta_v2_encoder",
+    "DebertaV2Model",
+    _classified,
     vocab_size=99,
     relative_attention=True,
     pos_att_type=["p2c", "c2p"],

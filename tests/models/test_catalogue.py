@@ -11,24 +11,17 @@ import more
 import pytest
 
 from remat_codegen import pipeline
-from remat_codegen.errors import BudgetError
+from remat_codegen.errors import BudgetError, TraceError
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
 
+pytestmark = pytest.mark.timeout(1800)
 OTHER_PLANNERS = ("chen", "rotor", "dtr", "mincut", "knapsack")
 
 
 def marked(name: str):
     """Models of torch alone are small enough for every run of the tests."""
     return pytest.param(name, marks=pytest.mark.slow) if name in builders.LIBRARIES else name
-
-
-def installed(name: str) -> None:
-    """Skips where the library that a model comes from is missing."""
-    if name in builders.LIBRARIES:
-        import torchvision_cpu  # noqa: F401 - before whatever imports torchvision
-
-        pytest.importorskip(builders.LIBRARIES[name])
 
 
 def generate(name: str, budget: str, folder: Path, planner: str = "rockmate") -> Report:
@@ -59,14 +52,22 @@ def three_budgets(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [marked(n) for n in catalogue.NAMES])
 def test_exact_and_within_budget(name, tmp_path):
-    installed(name)
+    builders.require(name)
     three_budgets(name, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", more.NAMES)
+@pytest.mark.parametrize("name", more.REFUSED)
+def test_what_cannot_be_traced_is_refused_with_the_line(name, tmp_path):
+    builders.require(name)
+    with pytest.raises(TraceError, match=r"^modeling_\w+\.py:\d+: the model decides something by the value of a tensor"):
+        generate(name, "50%", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in more.NAMES if n not in more.REFUSED])
 def test_other_models_are_exact_and_within_budget(name, tmp_path):
-    installed(name)
+    builders.require(name)
     three_budgets(name, tmp_path)
 
 
@@ -75,7 +76,7 @@ def test_other_models_are_exact_and_within_budget(name, tmp_path):
 @pytest.mark.parametrize("name", catalogue.NAMES)
 def test_every_planner_is_exact_and_within_budget(name, planner, tmp_path):
     """A planner may need more than half; what it then says is enough has to be."""
-    installed(name)
+    builders.require(name)
     try:
         report = generate(name, "60%", tmp_path, planner)
     except BudgetError as error:

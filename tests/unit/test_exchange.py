@@ -17,6 +17,7 @@ from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.exchange import Exchange, dumps, load, loads
 from remat_codegen.graph.ir import Kind, Phase, validate
 from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.plan.result import Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.schedule import validate as validate_schedule
@@ -317,3 +318,19 @@ def test_planners_on_plain_graphs(name, how):
             timeline = simulate(graph, profile, plan.schedule)
             assert (timeline.time_ns, timeline.peak_bytes) == (plan.time_ns, plan.peak_bytes)
             assert timeline.peak_bytes <= budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAST, "checkmate"])
+def test_planners_on_thousands_of_nodes(name):
+    found = loads(json.dumps(plain_graph(1, 1500, False)), add_backward=True)
+    graph, profile = found.graph, Profile(found.time_ns, found.workspace_bytes)
+    budget = simulate(graph, profile, without_recomputation(graph)).peak_bytes * 7 // 10
+    plan = PLANNERS[name](graph, profile, budget)
+    assert len(graph.nodes) == 3001
+    if plan.schedule is None:
+        assert plan.status is Status.INFEASIBLE
+        return
+    validate_schedule(graph, plan.schedule)
+    assert simulate(graph, profile, plan.schedule).peak_bytes == plan.peak_bytes <= budget
+    assert plan.status is Status.TOO_LARGE or name != "checkmate"

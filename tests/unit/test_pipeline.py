@@ -153,3 +153,51 @@ def test_every_planner_stays_within_the_unmodified_peak(tmp_path):
     for planner in ("mincut", "rotor", "dtr"):
         report = generate(budget="100%", output=tmp_path / "x.py", planner=planner, verify=True)
         assert report.verify.ok, report.verify.failures()
+
+
+PARTS = """
+from torch import nn
+
+from . import settings
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.drop = nn.Linear(settings.WIDTH, settings.WIDTH), nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.a(x).sin()).exp()
+"""
+MODEL = """
+from torch import nn
+
+from .parts.blocks import Block
+from .parts.settings import WIDTH
+
+
+def head(x):
+    return x.square().cos()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+
+    def forward(self, x):
+        return head(self.blocks(x))
+"""
+
+
+def test_a_model_with_relative_imports_is_wrapped(write_file, tmp_path, monkeypatch):
+    write_file("", "relative_package/__init__.py")
+    write_file("", "relative_package/parts/__init__.py")
+    write_file("WIDTH = 64\n", "relative_package/parts/settings.py")
+    write_file(PARTS, "relative_package/parts/blocks.py")
+    write_file(MODEL, "relative_package/model.py")
+    monkeypatch.chdir(tmp_path)
+    request = Request("relative_package.model:Model", "75%", Path("out.py"), inputs="float32[512,64]", verify=True)
+    report = pipeline.generate(request, Progress(None))
+    assert report.verify.ok and report.overhead > 0
+    assert "a class that wraps" in Path("out.py").read_text()

@@ -77,3 +77,18 @@ def test_a_node_that_may_run_once_may_not_run_twice():
     graph, _ = training_graph([Op((), 1, recomputable=False), Op((0,), 1)])
     with pytest.raises(ValueError, match="only once"):
         validate(graph, with_forgets(graph, [0, 0, *range(1, len(graph.nodes))]))
+
+
+def test_an_output_that_is_computed_again_stays_what_it_was():
+    data = (Data(0, "out", Kind.VALUE, 8), Data(1, "saved", Kind.PHANTOM, 4))
+    nodes = (
+        Node(0, "make", Phase.FORWARD, (), (0, 1)),
+        Node(1, "loss", Phase.LOSS, (0,), ()),
+        Node(2, "make backward", Phase.BACKWARD, (1,), (), 0, False),
+    )
+    graph = Graph(nodes, data, 1, (0,))
+    schedule = with_forgets(graph, [0, 1, 0, 2])
+    validate(graph, schedule)
+    assert [s.data for s in schedule.steps if isinstance(s, Forget)] == [1, 1]
+    timeline = simulate(graph, Profile((1,) * 3, (0,) * 3), schedule)
+    assert timeline.peak_bytes == 8 + 4 + 8  # the caller's, and the second one while it is made

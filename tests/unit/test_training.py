@@ -235,3 +235,53 @@ def test_constants_of_an_instance_are_reached_there(tmp_path):
         model(inputs).square().mean().backward()
     assert other(inputs).equal(generated(inputs))
     assert other.a.offsets.grad.equal(generated.a.offsets.grad)
+
+
+# ---------------------------------------------------------------------------------------------- modes of modules
+
+
+class Attention(nn.Module):
+    """As in libraries: whether it drops is decided in another line than the one that drops."""
+
+    def forward(self, x):
+        probability = 0.5 if self.training else 0.0
+        return nn.functional.scaled_dot_product_attention(x, x, x, None, probability)
+
+
+class FrozenNorm(nn.Module):
+    """Its batch norm stays in evaluation mode, until somebody says otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.attention = nn.Linear(8, 8), nn.BatchNorm1d(4), Attention()
+        self.drop = nn.Dropout(0.5)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        x = self.norm(self.a(x).exp()).sin()
+        return self.drop(self.attention(x)).tanh()
+
+
+def test_modules_that_were_traced_in_the_other_mode_are_refused(tmp_path):
+    original, inputs = FrozenNorm(), torch.randn(2, 4, 8)
+    original.norm.running_mean.normal_()
+    assert exact(original, (inputs,), tmp_path)
+    generated = rematerialized(original, (inputs,), tmp_path)(copy.deepcopy(original))
+    generated.norm.train()
+    with pytest.raises(ValueError, match=r"norm\.training is True, but this file was planned for False"):
+        generated(inputs)
+    generated.train()
+    generated.attention.eval()
+    with pytest.raises(ValueError, match=r"attention\.training is False, but this file was planned for True"):
+        generated(inputs)
+    generated.train()
+    generated.drop.eval()  # followed: torch's own dropout says so itself
+    original.drop.eval()
+    for model in (original, generated):
+        torch.manual_seed(0)
+        model(inputs).sum().backward()
+    assert original.a.weight.grad.equal(generated.a.weight.grad)
