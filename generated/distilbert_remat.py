@@ -18,7 +18,7 @@
 #: "bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;78:42-43;83:35-37,39;
 #: 89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
 #: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],
-#: "seal":"3478be5ed53ec305"}
+#: "seal":"491d1f8764a42633"}
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
 import contextlib
@@ -690,7 +690,7 @@ def run_forward(m, step, input_ids, attention_mask, labels):
     )
     loss, logits = classifier_forward(m, labels, embeddings_3)
     return known_class("transformers.modeling_outputs", "SequenceClassifierOutput")(
-        **{"loss": loss, "logits": logits}
+        loss=loss, logits=logits
     )
 
 
