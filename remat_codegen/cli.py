@@ -237,19 +237,24 @@ def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool,
     return _exit_code(result)
 
 
+PLAN = click.option("--plan", type=FILE, metavar="FILE", help="Use this saved plan instead of the one in the file.")
+
+
 @cli.command(short_help="Say whether generated files are up to date (for CI).")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
+@PLAN
 @output_options
-def check(files: tuple[Path, ...], as_json: bool, quiet: bool, traceback: bool) -> int:
+def check(files: tuple[Path, ...], plan: Path | None, as_json: bool, quiet: bool, traceback: bool) -> int:
     """Compares each FILE with what its model and this generator would give now.
 
     Exit code 1, with the reason and a diff, where the model's source or graph has changed, the file was edited, or a newer
     generator writes it differently. Neither measures nor solves.
     """
+    _one_file(files, plan)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
-        found = [lifecycle.check(file, progress) for file in files]
+        found = [lifecycle.check(file, progress, plan) for file in files]
         ok = all(f.ok for f in found)
         show({"ok": ok, "files": [f.to_json() for f in found]}, *verbatim(line for f in found for line in f.lines()))
     if not ok:
@@ -260,16 +265,23 @@ def check(files: tuple[Path, ...], as_json: bool, quiet: bool, traceback: bool) 
 
 @cli.command(short_help="Make generated files again from their headers.")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
+@PLAN
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
 @output_options
-def update(files: tuple[Path, ...], no_cache: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
+def update(files: tuple[Path, ...], plan: Path | None, no_cache: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
     """Makes each FILE again as its header says: with the same plan where the model's graph is the same, else with a new one."""
+    _one_file(files, plan)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
-        done = [lifecycle.update(file, progress, cache=not no_cache) for file in files]
+        done = [lifecycle.update(file, progress, not no_cache, plan) for file in files]
         show({"files": [d.to_json() for d in done]}, *verbatim(d.line() for d in done))
     return 0
+
+
+def _one_file(files: Sequence[Path], plan: Path | None) -> None:
+    if plan is not None and len(files) > 1:
+        raise click.UsageError("--plan belongs to one file; give just that one")
 
 
 def _check_files(request: Request) -> None:

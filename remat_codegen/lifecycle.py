@@ -127,6 +127,10 @@ def _plan_of(text: str, file: Path) -> tuple[SavedPlan | None, str]:
         return None, damage
 
 
+def _with_plan(header: Header, plan: Path | None) -> Header:
+    return header if plan is None else replace(header, plan=planfile.load(plan), damage="")
+
+
 def plan_beside(file: Path) -> Path:
     """Where a file's plan lies if it was saved beside it: FILE.plan.json."""
     return file.with_name(f"{file.name}.plan.json")
@@ -211,13 +215,14 @@ def _is_users(module: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- check
 
 
-def check(file: Path, progress: Progress) -> Finding:
+def check(file: Path, progress: Progress, plan: Path | None = None) -> Finding:
     """Compares a generated file with what its model and this generator give now: no measuring, no solving.
 
-    Raises VerifyError where remat-codegen did not write the file.
+    `plan` is a saved plan to use instead of the file's own. Raises VerifyError where remat-codegen did not write the file,
+    PlanFileError where the plan cannot be read.
     """
     text = _read(file)
-    header = read_header(text, file)
+    header = _with_plan(read_header(text, file), plan)
     request = located(header.request, file)
     edited = ("it was edited by hand",) if header.sealed is False else ()
     if _has_no_device(request.device):
@@ -301,13 +306,14 @@ def _check_without_device(file: Path, header: Header, request: Request, edited: 
 # ---------------------------------------------------------------------------------------------- update
 
 
-def update(file: Path, progress: Progress, cache: bool = True) -> Updated:
+def update(file: Path, progress: Progress, cache: bool = True, saved: Path | None = None) -> Updated:
     """Makes a generated file again from its header: with the same plan where that still fits, else with a new one.
 
+    `saved` is a plan on disk to use instead of the file's own.
     Raises VerifyError where remat-codegen did not write the file, and what `generate` raises.
     """
     text = _read(file)
-    header = read_header(text, file)
+    header = _with_plan(read_header(text, file), saved)
     check_writable(file)
     request = replace(located(header.request, file), cache=cache)
     with _as_if_alone(request.target, file):

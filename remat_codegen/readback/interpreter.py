@@ -12,7 +12,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.readback.expressions import Expressions, dotted
 from remat_codegen.readback.machine import Key, Machine
 from remat_codegen.readback.matching import Operations
-from remat_codegen.readback.values import Block, Other, Place, Problem, Step, Stop, Tensor, Unreadable
+from remat_codegen.readback.values import Block, Other, Place, Problem, Step, Stop, Tensor, Unreadable, tensors
 from remat_codegen.schedule import Schedule
 
 DEEPEST = 50  # calls
@@ -268,8 +268,8 @@ class _Interpreter(Expressions):
             return self._library(name, node)
         if isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
-        self.machine.drop(self._arguments(node))
-        return Other()  # float("-inf"), complex(0.0, 1.0)
+        given = self._arguments(node)  # of float("-inf"), or of a class of what the model returns
+        return given if any(True for _ in tensors(given)) else Other()
 
     def _arguments(self, node: ast.Call) -> tuple[Any, ...]:
         return (*(self.evaluate(a) for a in node.args), *(self.evaluate(k.value) for k in node.keywords))
@@ -296,7 +296,9 @@ class _Interpreter(Expressions):
         return Other()
 
     def _kept(self, block: Block, what: str, node: ast.Call) -> Any:
-        """kept.WHAT(name, value)."""
+        """kept.WHAT(name, value). The name says which of several equal operations the value is."""
+        if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            self.wish = (*self.wish, node.args[0].value)
         values = [self.evaluate(a) for a in node.args]
         name, value = values[0] if values else None, values[1] if len(values) > 1 else None
         if what == "before" and isinstance(name, int):

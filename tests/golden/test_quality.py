@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pdb
-import re
 import subprocess
 import sys
 import traceback
@@ -28,17 +27,9 @@ def run(*words: object) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_they_type_check(tmp_path):
-    """As mypy does without settings; with the bodies of functions checked, too, where the user's own classes end."""
-    code, text = run("mypy", "--config-file=", "--scripts-are-modules", "--cache-dir", tmp_path / "plain", *FILES)
+    """As mypy does without settings."""
+    code, text = run("mypy", "--config-file=", "--scripts-are-modules", "--cache-dir", tmp_path, *FILES)
     assert code == 0, text
-    _, text = run("mypy", "--config-file=", "--check-untyped-defs", "--scripts-are-modules", "--cache-dir", tmp_path, *FILES)
-    found = re.findall(r"^(\S+?):(\d+): error: (.*)$", text, re.MULTILINE)
-    assert [(f, n, what) for f, n, what in found if int(n) >= own_part(ROOT / f)] == []
-
-
-def own_part(file: Path) -> int:
-    """The line where what we write begins, after the user's classes."""
-    return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if line.startswith("def rematerialize"))
 
 
 def test_they_lint_clean():

@@ -257,3 +257,20 @@ def test_the_verb(case, edited):
     assert wrong.exit_code == 1 and f"{path}:" in wrong.stderr and "ln_1" in wrong.stderr
     neither = CliRunner().invoke(cli, ["explain", str(path.parent / "gpt2.py")])
     assert neither.exit_code == 2 and "was not written by remat-codegen" in neither.stderr
+
+
+def test_a_plan_on_disk_is_checked_and_written(case, edited, tmp_path):
+    """check and update take a saved plan instead of the file's own, too."""
+    file, traced, plan = case
+    _, path = edited()
+    before = path.read_text()
+    other = tmp_path / "other.json"
+    other.write_text(replace(plan, order=tuple(range(len(traced.graph.nodes)))).dumps())
+    beside = file.parent / "plan.json"
+    assert CliRunner().invoke(cli, ["check", str(path), "--plan", str(beside)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["check", str(path), "--plan", str(other)]).exit_code == 1
+    assert CliRunner().invoke(cli, ["check", str(path), str(path), "--plan", str(other)]).exit_code == 2
+    assert CliRunner().invoke(cli, ["update", str(path), "--plan", str(other)]).exit_code == 0
+    assert "run_backward" not in path.read_text() and lifecycle.check(path, QUIET).ok
+    assert CliRunner().invoke(cli, ["update", str(path), "--plan", str(beside)]).exit_code == 0
+    assert path.read_text() == before

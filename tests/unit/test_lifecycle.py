@@ -434,13 +434,6 @@ def test_words_come_back_from_a_line(words):
     assert planline.split_words(line) == words and line.isprintable()
 
 
-def test_the_committed_examples_are_up_to_date(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    for file in sorted((ROOT / "generated").glob("*_remat.py")):
-        found = lifecycle.check(file, QUIET)
-        assert found.ok, found.lines()
-
-
 def test_a_class_that_only_shares_its_name_with_one_in_the_file_is_wrapped(folder):
     (folder / "model.py").write_text(
         f"{MODEL}\n\ndef build():\n    class Net(nn.Linear):\n        pass\n\n    return Net(16, 16)\n"
