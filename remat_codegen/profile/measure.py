@@ -138,14 +138,15 @@ def _measure_loss(model: Model, device: str) -> list[int]:
 
 
 def random_tensor(variable: Variable, device: str) -> torch.Tensor:
-    """A tensor of a variable's layout: normal numbers, or zeros and ones where it is not floating."""
+    """A tensor of a variable's layout: normal numbers, zeros where it holds integers, either where it is boolean."""
     size = 1 + sum((s - 1) * st for s, st in zip(variable.shape, variable.stride, strict=True) if s > 0)
     if 0 in variable.shape:
         size = 0
     if variable.dtype.is_floating_point or variable.dtype.is_complex:
         base = torch.randn(size, dtype=variable.dtype, device=device)
     else:
-        base = torch.randint(0, 2, (size,), device=device).to(variable.dtype)
+        high = 2 if variable.dtype is torch.bool else 1  # an index may point into a dimension of size 1
+        base = torch.randint(0, high, (size,), device=device).to(variable.dtype)
     return base.as_strided(variable.shape, variable.stride)
 
 
