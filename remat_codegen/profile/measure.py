@@ -7,16 +7,17 @@ measured once.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from remat_codegen.errors import TraceError
-from remat_codegen.graph.ir import Node, Phase
+from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
@@ -41,8 +42,9 @@ def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int
                 advance(done, len(distinct), node.name)
             costs |= _node_costs(model, node, signature, device, cache)
     time_ns = tuple(costs[n.signature][0] for n in graph.nodes)
-    summed = _summed_bytes(model)
-    workspace = tuple(max(0, costs[n.signature][1] - _written_bytes(model, n)) + summed.get(n.id, 0) for n in graph.nodes)
+    seeds, summed = [_more_seeds(model, n) for n in graph.nodes], _summed_bytes(model)
+    peaks = [costs[n.signature][1] + more - _written_bytes(model, n) for n, more in zip(graph.nodes, seeds, strict=True)]
+    workspace = tuple(max(0, peak) + summed.get(n.id, 0) for n, peak in zip(graph.nodes, peaks, strict=True))
     return Profile(time_ns, workspace, device)
 
 
@@ -66,6 +68,27 @@ def _summed_bytes(model: Model) -> dict[int, int]:
         added = {s for op in own for s in used[op] if last.get(s, -1) > max(own)}
         found[node.id] = sum(record.storages[s].nbytes for s in added)
     return found
+
+
+def _more_seeds(model: Model, node: Node) -> int:
+    """By how much the gradients that a backward node was measured with exceed those that it reads: each of its results came
+    with one of its own, and what of them was freed early seemed to be room."""
+    if node.phase is not Phase.BACKWARD or node.forward is None:
+        return 0
+    bench = _results_used_outside(model, model.bodies[node.forward].operations)
+    seeded = [model.trace.variables[v] for v in bench if model.record.gradient_of[v] is not None]
+    nbytes = sum(v.dtype.itemsize * math.prod(v.shape) for v in seeded)
+    read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
+    return max(0, nbytes - read) if len(seeded) > 1 else 0
+
+
+def _results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
+    made = {v for op in operations for v in model.trace.operations[op].results if v is not None}
+    wanted = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
+    for op in model.trace.operations:
+        if op.id not in operations:
+            wanted.update(refs((op.args, dict(op.kwargs))))
+    return sorted(made & wanted)
 
 
 def _written_bytes(model: Model, node: Node) -> int:
@@ -138,14 +161,15 @@ def _measure_loss(model: Model, device: str) -> list[int]:
 
 
 def random_tensor(variable: Variable, device: str) -> torch.Tensor:
-    """A tensor of a variable's layout: normal numbers, or zeros and ones where it is not floating."""
+    """A tensor of a variable's layout: normal numbers, zeros where it holds integers, either where it is boolean."""
     size = 1 + sum((s - 1) * st for s, st in zip(variable.shape, variable.stride, strict=True) if s > 0)
     if 0 in variable.shape:
         size = 0
     if variable.dtype.is_floating_point or variable.dtype.is_complex:
         base = torch.randn(size, dtype=variable.dtype, device=device)
     else:
-        base = torch.randint(0, 2, (size,), device=device).to(variable.dtype)
+        high = 2 if variable.dtype is torch.bool else 1  # an index may point into a dimension of size 1
+        base = torch.randint(0, high, (size,), device=device).to(variable.dtype)
     return base.as_strided(variable.shape, variable.stride)
 
 
