@@ -321,7 +321,7 @@ def test_planners_on_plain_graphs(name, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAST, "checkmate"])
+@pytest.mark.parametrize("name", [*(n for n in FAST if n != "rockmate"), "checkmate"])
 def test_planners_on_thousands_of_nodes(name):
     found = loads(json.dumps(plain_graph(1, 1500, False)), add_backward=True)
     graph, profile = found.graph, Profile(found.time_ns, found.workspace_bytes)
