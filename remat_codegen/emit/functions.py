@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from remat_codegen.emit.lines import Line, drop, tidy
 from remat_codegen.emit.scope import Scope, has_training_flag
-from remat_codegen.emit.segments import Program, Role, Segment
+from remat_codegen.emit.segments import Copy, Program, Role, Segment
 from remat_codegen.emit.spell import spell
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Kind, Node, Phase
@@ -90,6 +90,37 @@ class Plumbing:
         assert variable is not None and forward is not None
         block = self.program.block_of[forward]
         return block, self.scopes[block].name(variable)
+
+    def keepers(self, variable: int, data: int, copy: Copy, block: int) -> list[int]:
+        """The steps of other segments, all of `block`, that run again and ask for a piece of data under one of its names."""
+        steps = self.program.keepers(data, copy, block)
+        names = set(self.outside_of(data, block))
+        if len(names) < 2 or variable not in names:
+            return steps
+        return [r for r in steps if variable in (self._asked(r, names) or names)]
+
+    def _asked(self, position: int, names: set[int]) -> set[int]:
+        """Those of some names that the functions of a node that runs again takes, for itself or for a view of it."""
+        node = self.program.node_at(position)
+        assert node is not None
+        found: set[int] = set()
+        seen: set[int] = set()
+        pending = [v for op in self.model.bodies[node.id].operations for v in self._read_by(op)]
+        while pending:
+            variable = pending.pop()
+            if variable in seen:
+                continue
+            seen.add(variable)
+            if variable in names:
+                found.add(variable)
+            elif variable in self.maker and is_view(self.model.record, self.maker[variable]):
+                pending += refs((self.maker[variable].args, dict(self.maker[variable].kwargs)))
+        return found
+
+    def _read_by(self, op: int) -> tuple[int, ...]:
+        operation = self.model.trace.operations[op]
+        given = refs((operation.args, dict(operation.kwargs)))
+        return () if is_view(self.model.record, operation) else given
 
     def outside_of(self, data: int, block: int) -> list[int]:
         """The variables under which another block's function knows a piece of data."""
@@ -177,7 +208,9 @@ class _Writer:
                 self._line(f"{name} = kept.receive({name!r})")
         for variable in found:
             data = self.model.data_of[variable]
-            if data is not None and self.program.keepers(data, self.program.copies[data][0], self.segment.block):
+            if data is None:
+                continue
+            if self.plumbing.keepers(variable, data, self.program.copies[data][0], self.segment.block):
                 self._keep(variable)
         return found
 
@@ -409,7 +442,9 @@ class _Writer:
     def _take(self, variable: int, data: int, position: int) -> None:
         copy = self.program.copy_at(data, position)
         later = [
-            r for r in self.program.keepers(data, copy, self.segment.block) if r not in self.segment.positions and r > position
+            r
+            for r in self.plumbing.keepers(variable, data, copy, self.segment.block)
+            if r not in self.segment.positions and r > position
         ]
         name = self.scope.name(variable)
         self._line(f"{name} = kept.{'get' if later else 'take'}({name!r})", (name,))

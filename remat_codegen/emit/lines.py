@@ -63,7 +63,7 @@ def bind_slots(lines: Sequence[Line]) -> list[Line]:
             name = before.defines[0]
             left, _, expression = before.text.partition(" = ")
             if left == name and line.text == f"kept.slot({name!r}, {name})":
-                done[-1] = replace(before, text=f"{name} = kept.slot({name!r}, {expression})", view=False)
+                done[-1] = replace(before, text=f"{name} = kept.slot({name!r}, {_bare(expression, '(', ')')})", view=False)
                 continue
         done.append(line)
     return done

@@ -197,7 +197,7 @@ class _Main:
         assert data is not None
         program = self.plumbing.program
         made = [c for c in program.copies[data] if c.created in segment.positions]
-        return any(program.keepers(data, c, block) for c in made)
+        return any(self.plumbing.keepers(variable, data, c, block) for c in made)
 
 
 # ------------------------------------------------------------------ loops

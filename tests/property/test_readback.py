@@ -46,7 +46,7 @@ def tries_random_model(seed: int) -> None:
         model = model_of(module, args, {})
     except (UnsupportedError, ValueError):  # nothing to train, or nothing that is supported
         return
-    for dropped in choices(model, seed)[1:3]:
+    for dropped in choices(model, seed)[1:4]:
         schedule = rebuilding(model.graph, dropped)
         try:
             text = emit(module, args, {}, model, schedule, None)

@@ -91,7 +91,7 @@ def test_exact_and_within_budget(name, budget, model, tmp_path):
 def test_called_without_it_is_refused(model, tmp_path):
     generate(model, "Once", "80%", tmp_path)
     made = load_generated(tmp_path / "out.py")
-    with pytest.raises(ValueError, match=r"under autocast to None on cpu, but .* planned for torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"autocast on cpu is None, but .* planned for torch.bfloat16"):
         made.Once()(torch.randn(8, 32, 64))
     with torch.autocast("cpu", torch.bfloat16):
         assert made.Once()(torch.randn(8, 32, 64)).dtype is torch.bfloat16
