@@ -28,22 +28,27 @@ from remat_codegen.trace import Origin, Ref, Variable, autocasting, location, re
 MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
 LEAST_RUNS = 3
+HELD = " held"  # marks the costs of a backward node whose gradients others hold, too
 
 
 def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int, str], None] | None = None) -> Profile:
     """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress."""
     graph = model.graph
-    distinct = {node.signature: node for node in reversed(graph.nodes) if node.phase is not Phase.BACKWARD}
+    shared = _with_held_gradients(model)
+    distinct = {(n.signature, n.id in shared): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
     costs: dict[str, tuple[int, int]] = {}
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         torch.manual_seed(0)
-        for done, (signature, node) in enumerate(distinct.items()):
+        for done, ((signature, held), node) in enumerate(distinct.items()):
             if advance is not None:
                 advance(done, len(distinct), node.name)
-            costs |= _node_costs(model, node, signature, device, cache)
-    time_ns = tuple(costs[n.signature][0] for n in graph.nodes)
-    seeds, summed = [_more_seeds(model, n) for n in graph.nodes], _summed_bytes(model)
-    peaks = [costs[n.signature][1] + more - _written_bytes(model, n) for n, more in zip(graph.nodes, seeds, strict=True)]
+            costs |= _node_costs(model, node, signature, device, cache, held)
+    keys = [f"{n.signature}{HELD}" if n.forward in shared else n.signature for n in graph.nodes]
+    time_ns = tuple(costs[k][0] for k in keys)
+    seeds = [0 if n.forward in shared else _more_seeds(model, n) for n in graph.nodes]
+    summed = _summed_bytes(model)
+    rows = zip(graph.nodes, keys, seeds, strict=True)
+    peaks = [costs[key][1] + more - _written_bytes(model, n) for n, key, more in rows]
     workspace = tuple(max(0, peak) + summed.get(n.id, 0) for n, peak in zip(graph.nodes, peaks, strict=True))
     return Profile(time_ns, workspace, device)
 
@@ -75,11 +80,8 @@ def _more_seeds(model: Model, node: Node) -> int:
     with one of its own, and what of them was freed early seemed to be room."""
     if node.phase is not Phase.BACKWARD or node.forward is None:
         return 0
-    bench = _results_used_outside(model, model.bodies[node.forward].operations)
-    seeded = [model.trace.variables[v] for v in bench if model.record.gradient_of[v] is not None]
-    nbytes = sum(v.dtype.itemsize * math.prod(v.shape) for v in seeded)
-    read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
-    return max(0, nbytes - read) if len(seeded) > 1 else 0
+    seeded, read = _seeded_bytes(model, node)
+    return max(0, sum(seeded) - read) if len(seeded) > 1 else 0
 
 
 def _results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
@@ -95,8 +97,28 @@ def _written_bytes(model: Model, node: Node) -> int:
     return sum(model.graph.data[d].nbytes for d in node.writes)
 
 
-def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Cache) -> dict[str, tuple[int, int]]:
-    """Time and peak of a forward node and of its backward node, by signature."""
+def _with_held_gradients(model: Model) -> frozenset[int]:
+    """Forward nodes whose backward node reads a gradient that somebody else holds, such as a part of what was concatenated."""
+    found = set()
+    for node in model.graph.backward_nodes:
+        seeded, read = _seeded_bytes(model, node)
+        if node.forward is not None and len(seeded) == 1 and read < sum(seeded):
+            found.add(node.forward)
+    return frozenset(found)
+
+
+def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
+    """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
+    assert node.forward is not None
+    bench = _results_used_outside(model, model.bodies[node.forward].operations)
+    seeded = [model.trace.variables[v] for v in bench if model.record.gradient_of[v] is not None]
+    read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
+    return [v.dtype.itemsize * math.prod(v.shape) for v in seeded], read
+
+
+def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Cache, held: bool) -> dict[str, tuple[int, int]]:
+    """Time and peak of a forward node and of its backward node, by signature. If the gradients that the latter reads are `held`
+    by others, it cannot free them on its way."""
     if node.phase is Phase.LOSS:
         key = "loss:" + repr([_layout(model, d) for d in node.reads])
         stored = cache.get(key)
@@ -104,17 +126,18 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
             stored = _measure_loss(model, device)
             cache.put(key, stored)
         return {signature: (stored[0], stored[1])}
-    stored = cache.get(signature)
+    suffix = HELD if held else ""
+    stored = cache.get(signature + suffix)
     if stored is None:
-        stored = _run(model, node, device)
-        cache.put(signature, stored)
-    return {signature: (stored[0], stored[1]), f"{signature} backward": (stored[2], stored[3])}
+        stored = _run(model, node, device, held)
+        cache.put(signature + suffix, stored)
+    return {signature: (stored[0], stored[1]), f"{signature} backward{suffix}": (stored[2], stored[3])}
 
 
-def _run(model: Model, node: Node, device: str) -> list[int]:
+def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:
     """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot train it."""
     try:
-        return _Bench(model, node, device).run()
+        return _Bench(model, node, device, held).run()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -204,8 +227,8 @@ class _Seed(torch.autograd.Function):
 class _Bench:
     """One node with its inputs, ready to be run forward and backward."""
 
-    def __init__(self, model: Model, node: Node, device: str) -> None:
-        self.model, self.device = model, device
+    def __init__(self, model: Model, node: Node, device: str, held: bool = False) -> None:
+        self.model, self.device, self.held = model, device, held
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.results if v is not None}
         mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
@@ -266,6 +289,7 @@ class _Bench:
         record = self.model.record
         roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.gradient_of[v] is not None]
         grads = [self._gradient(v) for v in roots]
+        held += grads if self.held else []
         root = _Seed.apply(grads, *[outputs[v] for v in roots])
         kept = {r.variable for r in self.model.trace.outputs if isinstance(r, Ref)}
         held.append([t.detach() for v, t in outputs.items() if v in kept])  # nobody else reads a result this late
