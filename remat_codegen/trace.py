@@ -14,6 +14,7 @@ import io
 import logging
 import operator
 import re
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch.fx.experimental.symbolic_shapes
 from torch.utils import _pytree as pytree
 
 from remat_codegen.attributes import attribute_paths
@@ -194,7 +196,8 @@ def trace(
     try:
         exported = _export(module, args, kwargs, autocast, dynamic)
     except Exception as error:  # whatever torch.export raises, the user gets one line
-        raise _trace_error(error) from error
+        refused = _refusal(error)
+        raise refused or _trace_error(error) from error
     separate_views(exported.graph_module)
     return _Reader(exported, module, autocast, asked, together).read()
 
@@ -205,7 +208,8 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
         if dynamic:
             given, copied = _copies(given, dynamic)
             shapes = _shapes(module, given[0], given[1], copied, others)
-        with warnings.catch_warnings(), _silent_logs(), contextlib.redirect_stderr(io.StringIO()), autocasting(autocast):
+        quiet = contextlib.redirect_stderr(io.StringIO())
+        with warnings.catch_warnings(), _silent_logs(), quiet, autocasting(autocast), _only_plain_gradients():
             warnings.simplefilter("ignore")
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
@@ -217,6 +221,52 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
         with contextlib.suppress(Exception):
             return export(others=True)
         raise
+
+
+@contextlib.contextmanager
+def _only_plain_gradients() -> Iterator[None]:
+    """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
+    function, tensor = torch.autograd.Function, torch.Tensor
+    apply = function.__dict__["apply"].__func__
+
+    def refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch._"):
+            return apply(cls, *args, **kwargs)
+        raise _refused(f"the autograd.Function {cls.__name__} has a backward of its own, which no trace shows")
+
+    def refusing(name: str) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise _refused(f"{name} inside of forward changes or reads gradients, which no trace shows")
+
+        return refuse
+
+    found = {tensor: ["register_hook", "backward"], torch.autograd: ["grad", "backward"]}
+    before = [(owner, name, owner.__dict__[name]) for owner, names in found.items() for name in names]
+    function.apply = classmethod(refuse_function)  # type: ignore[assignment, method-assign]
+    for owner, name, _ in before:
+        setattr(owner, name, refusing(f"{'torch.autograd.' if owner is torch.autograd else ''}{name}()"))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            setattr(owner, name, own)
+        function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def _refused(what: str) -> UnsupportedError:
+    """The error for what the user's line does that calls us."""
+    frames = [f for f in traceback.extract_stack() if not _is_library(f.filename)]
+    where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
+    return UnsupportedError(what, where=where, hint="write it with differentiable operations, or move it out of the model")
+
+
+def _refusal(error: BaseException | None) -> UnsupportedError | None:
+    """Our own refusal, whatever torch.export has made of it."""
+    while error is not None:
+        if isinstance(error, UnsupportedError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:

@@ -137,6 +137,7 @@ def compare(
                 result.measured_peak_bytes = peak_bytes(run.step, device)
             else:
                 run.step()
+            run.note_generators()
         for what, name, ours, theirs in _pairs(original.state(), generated.state()):
             result.of(what).add(name, ours, theirs)
         original.update()
@@ -166,6 +167,9 @@ class _Run:
             outputs = self.model(*self.args, **self.kwargs)
         example_loss(outputs).backward()
         self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
+
+    def note_generators(self) -> None:
+        """Where the generators stand; not a part of the step, which is measured."""
         self.generators = [torch.get_rng_state()]
         if torch.cuda.is_available():
             self.generators += torch.cuda.get_rng_state_all()

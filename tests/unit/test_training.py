@@ -13,6 +13,10 @@ import torch.utils._pytree as pytree
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
+from remat_codegen import pipeline
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
 from remat_codegen.verify import compare
 
 
@@ -285,3 +289,28 @@ def test_modules_that_were_traced_in_the_other_mode_are_refused(tmp_path):
         torch.manual_seed(0)
         model(inputs).sum().backward()
     assert original.a.weight.grad.equal(generated.a.weight.grad)
+
+
+REFUSED = {
+    "function": ("Reverse.apply(h)", "the autograd.Function Reverse has a backward of its own"),
+    "hook": ("(h.register_hook(lambda g: -g), h)[1]", r"register_hook\(\) inside of forward"),
+    "grad": ("h * torch.autograd.grad(h.sum(), x, create_graph=True)[0]", r"torch.autograd.grad\(\) inside of forward"),
+    "checkpoint": ("checkpoint(torch.tanh, h, use_reentrant=True)", "the autograd.Function CheckpointFunction"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_gradients_that_a_trace_does_not_show_are_refused(name, tmp_path):
+    """A plan without them would be silently wrong."""
+    text, said = REFUSED[name]
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch.utils.checkpoint import checkpoint\n\n\n"
+        "class Reverse(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        return x.view_as(x)\n\n"
+        "    @staticmethod\n    def backward(ctx, g):\n        return -g\n\n\n"
+        "class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x).relu()\n"
+        f"        return {text}\n"
+    )
+    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4] requires_grad")
+    with pytest.raises(UnsupportedError, match=f"model.py:18: {said}"):
+        pipeline.generate(request, Progress(None))
