@@ -233,6 +233,9 @@ class _Bench:
         made = {v for op in self.operations for v in op.results if v is not None}
         mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
         self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
+        changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}
+        leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
+        self.changed = {v for v in leaves if model.record.of_variable[v] in changed}
         self.outputs = [v for v in sorted(made) if self._leaves(v)]
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
         self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
@@ -257,7 +260,9 @@ class _Bench:
     def forward(self, held: list[Any] | None = None) -> dict[int, torch.Tensor]:
         tensors: dict[int, torch.Tensor] = {}
         for v, tensor in self.given.items():
-            if held is not None and tensor.requires_grad and tensor.grad is None:
+            if v in self.changed:  # autograd lets nobody change a leaf in place; the copy is counted, which does no harm
+                tensor = tensor.clone()
+            elif held is not None and tensor.requires_grad and tensor.grad is None:
                 tensor = _Swallow.apply(tensor, held)
             tensors[v] = tensor
         for op in self.operations:

@@ -37,6 +37,7 @@ FAST = ("rockmate", "rockmate", "chen", "rotor", "dtr", "dtr-eq", "dtr-lru", "mi
 
 FINDINGS: dict[int, str] = {  # seeds that once failed, and why
     238: "a view that nobody reads was passed on",
+    7002544: "an operation that changes another node's result in place was measured on a leaf",
     5461: "views of what is changed in place later have no autograd node any more",
 }
 
