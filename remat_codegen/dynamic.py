@@ -39,8 +39,10 @@ def _may_change_alone(traced: Trace, size: Dynamic) -> bool:
 
 
 def _other(size: Dynamic) -> int:
-    """Twice the size, or half of it where the model takes no more."""
-    return 2 * size.planned if size.most is None or 2 * size.planned <= size.most else max(1, size.planned // 2)
+    """Twice the size, or half of it, or what else the model takes; the size itself where that is all."""
+    near = (2 * size.planned, size.planned // 2, size.planned + 1, size.planned - 1)
+    fitting = [n for n in near if n >= size.least and (size.most is None or n <= size.most)]
+    return fitting[0] if fitting else size.planned
 
 
 def with_least(module: torch.nn.Module, args: Any, kwargs: Any, traced: Trace, recorded: Record, asked: Asked) -> Trace:
@@ -136,6 +138,9 @@ def growth(model: Model, schedule: Schedule) -> dict[int, float]:
     found = {}
     for size in traced.sizes:
         factor = _other(size) / size.planned
+        if factor == 1:
+            found[size.variable] = 1.0
+            continue
         other = at_sizes(traced, planned | {size.variable: _other(size)})
         there = _peak(simplify(other, record(other)), order_of(schedule))
         found[size.variable] = round(math.log(there / here, factor), 2) if there and here else 1.0
