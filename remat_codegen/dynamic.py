@@ -10,23 +10,30 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from remat_codegen.errors import RematError
+from remat_codegen.errors import RematError, UnsupportedError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import Record, record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.planfile import order_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, simulate, with_forgets
-from remat_codegen.sizes import Asked, Dynamic, Size
+from remat_codegen.sizes import Asked, Dynamic, Size, Together
 from remat_codegen.trace import Autocast, Operation, Origin, Trace, Variable, trace
 
 
 def trace_sizes(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, asked: Asked) -> Trace:
-    """The trace of a model in which the sizes `asked` for may change, each as freely as the model lets it."""
-    traced = trace(module, args, kwargs, autocast, asked)
-    if len(traced.sizes) > 1 and not all(_may_change_alone(traced, s) for s in traced.sizes):
-        return trace(module, args, kwargs, autocast, asked, together=True)
-    return traced
+    """The trace of a model in which the sizes `asked` for may change, each as freely as the model lets it.
+
+    Raises UnsupportedError for a size with another value of which the traced operations do not fit together.
+    """
+    fixed: str | None = None
+    for together in Together if len(asked) > 1 else [Together.NONE]:
+        traced = trace(module, args, kwargs, autocast, asked, together)
+        fixed = next((traced.variables[s.variable].name for s in traced.sizes if not _may_change_alone(traced, s)), None)
+        if fixed is None:
+            return traced
+    hint = "leave it out, or name all sizes that have to be equal to it"
+    raise UnsupportedError(f"the traced operations do not fit another {fixed}", where="--dynamic", hint=hint)
 
 
 def _may_change_alone(traced: Trace, size: Dynamic) -> bool:

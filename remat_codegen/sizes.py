@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import sympy
@@ -56,6 +57,14 @@ class Dynamic:
     least: int
     most: int | None
     share_at_one: float | None = None
+
+
+class Together(IntEnum):
+    """Which sizes that are equal now are always equal: none, those of the same dimension of different inputs, or all."""
+
+    NONE = 0
+    SAME_DIMENSION = 1
+    ALL = 2
 
 
 Asked = tuple[tuple[torch.Tensor, int], ...]

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.attributes import attribute_paths
 from remat_codegen.errors import TraceError, UnsupportedError
-from remat_codegen.sizes import Asked, Dynamic, Size, Symbols, combine, hint
+from remat_codegen.sizes import Asked, Dynamic, Size, Symbols, Together, combine, hint
 from remat_codegen.views import separate_views
 
 
@@ -183,10 +183,10 @@ def trace(
     kwargs: dict[str, Any],
     autocast: Autocast = (),
     dynamic: Asked = (),
-    together: bool = False,
+    together: Together = Together.NONE,
 ) -> Trace:
     """The operations of `module(*args, **kwargs)`, called under `autocast`. `dynamic` names the sizes that may change;
-    with `together`, those that are the same dimension of different inputs and equal now are always equal.
+    `together` says which of them are always equal.
 
     Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
     (naming the line).
@@ -375,7 +375,9 @@ def _with_autocast(autocast: Autocast, device: str, dtype: torch.dtype | None) -
 class _Reader:
     """Reads one exported program into a Trace."""
 
-    def __init__(self, exported: Any, module: torch.nn.Module, autocast: Autocast, asked: frozenset, together: bool) -> None:
+    def __init__(
+        self, exported: Any, module: torch.nn.Module, autocast: Autocast, asked: frozenset, together: Together
+    ) -> None:
         self.exported, self.autocast, self.asked, self.together = exported, autocast, asked, together
         self.symbols = Symbols()
         self.sizes: list[Dynamic] = []
@@ -453,7 +455,8 @@ class _Reader:
 
     def _add_size(self, new: Dynamic, symbol: Any) -> None:
         for place, known in enumerate(self.sizes if self.together else ()):
-            if (known.dimension, known.planned) == (new.dimension, new.planned):
+            alike = known.dimension == new.dimension or self.together is Together.ALL
+            if alike and known.planned == new.planned:
                 most = min((m for m in (known.most, new.most) if m is not None), default=None)
                 self.sizes[place] = replace(known, least=max(known.least, new.least), most=most)
                 self.symbols.variables[symbol] = known.variable

@@ -56,7 +56,7 @@ class Record:
     `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
     `stop` the index of the result whose autograd node the engine reaches first among the operation's.
-    `shared_cast_bytes` is the size of autocast's copies of all parameters, where several operations share one such copy;
+    `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such copy;
     else 0.
     """
 
@@ -180,8 +180,10 @@ class _Recorder:
         )
 
     def _shared_casts(self) -> int:
-        """Autocast holds its copy of a parameter until it is left, whatever is forgotten meanwhile."""
-        given = {id(t): t for v, t in self.tensors.items() if self.trace.variables[v].origin is Origin.PARAMETER}
+        """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
+        meanwhile. Those who share a copy also share the sum of its gradients, in its type."""
+        leaves = (Origin.PARAMETER, Origin.INPUT)
+        given = {id(t): t for v, t in self.tensors.items() if self.trace.variables[v].origin in leaves}
         cast = {key: copies for key, copies in self.casts.items() if key in given}
         shared = any(len(copies) > 1 for copies in cast.values())
         return sum(copies[0] for copies in cast.values()) if shared else 0

@@ -38,6 +38,8 @@ FAST = ("rockmate", "rockmate", "chen", "rotor", "dtr", "dtr-eq", "dtr-lru", "mi
 FINDINGS: dict[int, str] = {  # seeds that once failed, and why
     238: "a view that nobody reads was passed on",
     7002544: "an operation that changes another node's result in place was measured on a leaf",
+    7001251: "autocast shares its copy of an input that takes a gradient",
+    7000867: "the traced operations fit one size only",
     5461: "views of what is changed in place later have no autograd node any more",
 }
 
