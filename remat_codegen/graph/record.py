@@ -56,8 +56,8 @@ class Record:
     `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
     `stop` the index of the result whose autograd node the engine reaches first among the operation's.
-    `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such copy;
-    else 0.
+    `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such
+    copy; else 0.
     """
 
     storages: tuple[Storage, ...]
