@@ -43,7 +43,7 @@ bench-models: $(LIBRARIES)
 
 # Random cases beside the fixed ones of `make test`: make fuzz CASES=1000 SEED=7
 fuzz: $(STAMP)
-	CASES=$(CASES) $(BIN)/python -m pytest tests/property --hypothesis-profile=fuzz --hypothesis-seed=$(SEED)
+	CASES=$(CASES) $(BIN)/python -m pytest tests/property --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=0
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
