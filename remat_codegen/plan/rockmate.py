@@ -33,6 +33,7 @@ SLOTS = 2000  # memory slots in the need of a step without recomputation
 ALIKE = 0.003  # the share of a step's time that is given for treating equal blocks alike
 MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
+REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repeated blocks
 QUICK_ROUNDS = 60  # of splitting
 CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longer treated alike
 TIGHTEST = 12  # how many of the smallest memories are always tried
@@ -138,11 +139,16 @@ def _plan_chain(
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
     small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
-    if fastest is not None and small and not _quickly_beaten(graph, profile, budget_bytes, fastest):
+    if fastest is not None and small and (_repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
         slots = next(m for m, c in tried.items() if c is fastest)
         alike = _alike(chain, table.operations(slots), fastest, budget_bytes)
         return _plan(status, alike, notes, profile)  # a search would gain little, and treat equal blocks differently
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
+
+
+def _repeats(graph: Graph) -> bool:
+    """Whether most blocks are repetitions: then planning must not take longer for more of them, nor may the file grow."""
+    return REPETITIONS * len({b.kind for b in graph.blocks}) <= len(graph.blocks)
 
 
 def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Candidate) -> bool:
