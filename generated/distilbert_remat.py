@@ -18,7 +18,7 @@
 #: "bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;78:42-43;83:35-37,39;
 #: 89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
 #: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],
-#: "seal":"5130a6c732c143a0"}
+#: "seal":"b0942bd273c0b38b"}
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
 import contextlib
@@ -133,7 +133,7 @@ def dropout_forward(m, kept, input_ids, attention_mask):
     position_ids = m.position_ids[:, :128]
     position_embeddings = F.embedding(position_ids, m.position_embeddings.weight)
     kept.keep("position_embeddings", position_embeddings)
-    embeddings = kept.slot("embeddings", (inputs_embeds + position_embeddings))
+    embeddings = kept.slot("embeddings", inputs_embeds + position_embeddings)
     del inputs_embeds
     embeddings_2 = F.layer_norm(
         embeddings, [256], m.LayerNorm.weight, m.LayerNorm.bias, 1e-12
@@ -154,7 +154,7 @@ def dropout_again(m, kept, input_ids):
             m.word_embeddings.weight, input_ids, 0
         )
         position_embeddings = kept.take("position_embeddings")
-        kept.slot("embeddings", (inputs_embeds + position_embeddings))
+        kept.slot("embeddings", inputs_embeds + position_embeddings)
 
 
 def distilbert_forward(m, arange, to):

@@ -19,7 +19,7 @@
 #: 182:159;183:160;184:161,163-164;185:162)+13-14;3*(281:56-57;282:58;284:56;287:49,51;
 #: 288:52;292:47)+13-14;320:14-15;2*(321:16)+2-2;325:0-13",
 #: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],
-#: "seal":"3e635717f0b06f70"}
+#: "seal":"355bbf35c4b074e4"}
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
 import contextlib
@@ -192,7 +192,7 @@ def attn_forward(m, kept, x):
     with kept.saves("scores", forget=True):
         scores = (q_2 @ transpose) * 0.125
         slice_3 = m.attn.mask[:512][:, :512]
-    bitwise_not = kept.slot("bitwise_not", (~slice_3))
+    bitwise_not = kept.slot("bitwise_not", ~slice_3)
     with kept.saves("softmax"):
         scores_2 = scores.masked_fill(bitwise_not, float("-inf"))
         softmax = kept.slot("softmax", F.softmax(scores_2, -1))
@@ -233,7 +233,7 @@ def attn_backward(m, kept):
         transpose = k.view(2, 512, 12, 64).transpose(1, 2).transpose(-2, -1)
         with kept.saves("scores"):
             scores = (q_2 @ transpose) * 0.125
-        bitwise_not = kept.slot("bitwise_not", (~m.attn.mask[:512][:, :512]))
+        bitwise_not = kept.slot("bitwise_not", ~m.attn.mask[:512][:, :512])
         scores_2 = scores.masked_fill(bitwise_not, float("-inf"))
         softmax = kept.slot("softmax", F.softmax(scores_2, -1))
         del scores_2, scores
@@ -365,7 +365,7 @@ def attn_forward_3(m, kept, x):
     with kept.saves("scores", forget=True):
         scores = (q_2 @ transpose) * 0.125
         slice_3 = m.attn.mask[:512][:, :512]
-    bitwise_not = kept.slot("bitwise_not", (~slice_3))
+    bitwise_not = kept.slot("bitwise_not", ~slice_3)
     kept.keep("bitwise_not", bitwise_not)
     with kept.saves("softmax"):
         scores_2 = scores.masked_fill(bitwise_not, float("-inf"))
@@ -417,7 +417,7 @@ def attn_backward_3(m, kept):
     yield kept.at("probs")
     with kept.rebuilding():
         slice_3 = m.attn.mask[:512][:, :512]
-        kept.slot("bitwise_not", (~slice_3))
+        kept.slot("bitwise_not", ~slice_3)
 
 
 def head_forward(m, kept, x):

@@ -18,7 +18,7 @@
 #: "bound":0.0354,"device":"cpu","order":"155|90:27-30,32-34,37-39,41-44,68;93:8-10,
 #: 55-56;2*(100:57-58)+4-6;105:45;111:46-47;132:14-17;136:18",
 #: "notes":["26\u0020options\u0020from\u002015\u0020integer\u0020programs"],
-#: "seal":"672b1f268bbec2c3"}
+#: "seal":"209e018fbc02f715"}
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
 import contextlib
@@ -181,7 +181,7 @@ def up_forward(m, kept, image, x):
     silu_2 = kept.slot("silu_2", F.silu(norm2))
     norm2 = kept.forget("norm2")
     h_3 = F.conv2d(silu_2, m.down[0].conv2.weight, m.down[0].conv2.bias, [1, 1], [1, 1])
-    add = kept.slot("add", (h_3 + stem))
+    add = kept.slot("add", h_3 + stem)
     del h_3
     stem = kept.forget("stem")
     silu_2 = kept.forget("silu_2")
@@ -222,7 +222,7 @@ def up_forward(m, kept, image, x):
     time_3 = F.linear(x, m.down[2].time.weight, m.down[2].time.bias)
     unsqueeze_6 = time_3.unsqueeze(2).unsqueeze(3)
     kept.keep("time_3", time_3)
-    h_8 = kept.slot("h_8", (h_7 + unsqueeze_6))
+    h_8 = kept.slot("h_8", h_7 + unsqueeze_6)
     del h_7
     with kept.saves("norm2_3"):
         norm2_3 = kept.slot(
@@ -251,7 +251,7 @@ def up_forward(m, kept, image, x):
     time_4 = F.linear(x, m.middle.time.weight, m.middle.time.bias)
     unsqueeze_8 = time_4.unsqueeze(2).unsqueeze(3)
     kept.keep("time_4", time_4)
-    h_11 = kept.slot("h_11", (h_10 + unsqueeze_8))
+    h_11 = kept.slot("h_11", h_10 + unsqueeze_8)
     del h_10
     with kept.saves("norm2_4"):
         norm2_4 = kept.slot(
@@ -356,7 +356,7 @@ def up_backward(m, kept, image):
             silu_5, m.down[2].conv1.weight, m.down[2].conv1.bias, [1, 1], [1, 1]
         )
         time_3 = kept.take("time_3")
-        h_8 = kept.slot("h_8", (h_7 + time_3.unsqueeze(2).unsqueeze(3)))
+        h_8 = kept.slot("h_8", h_7 + time_3.unsqueeze(2).unsqueeze(3))
         del h_7, time_3
         with kept.saves("norm2_3"):
             norm2_3 = kept.slot(
@@ -375,7 +375,7 @@ def up_backward(m, kept, image):
             silu_7, m.middle.conv1.weight, m.middle.conv1.bias, [1, 1], [1, 1]
         )
         time_4 = kept.take("time_4")
-        h_11 = kept.slot("h_11", (h_10 + time_4.unsqueeze(2).unsqueeze(3)))
+        h_11 = kept.slot("h_11", h_10 + time_4.unsqueeze(2).unsqueeze(3))
         del h_10, time_4
         with kept.saves("norm2_4"):
             norm2_4 = kept.slot(
@@ -471,7 +471,7 @@ def up_backward(m, kept, image):
         h_3 = F.conv2d(
             silu_2, m.down[0].conv2.weight, m.down[0].conv2.bias, [1, 1], [1, 1]
         )
-        add = kept.slot("add", (h_3 + stem))
+        add = kept.slot("add", h_3 + stem)
         del h_3
         conv2d = kept.slot(
             "conv2d",
