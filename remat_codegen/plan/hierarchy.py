@@ -19,10 +19,11 @@ Deterministic: the random choices are seeded, and the work is counted in steps o
 
 from __future__ import annotations
 
+import heapq
 import random
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -41,6 +42,8 @@ PEAKS_AT_ONCE = 12  # positions above the limit that are treated in one round
 SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes
 DESCENT_WORK = 200_000  # steps of orders that are looked at to bring one to its least peak, where the graph is large
 LARGE = 1500  # nodes; beyond it the least peak is only looked for where nothing else fits
+FIT_WORK = 1_000_000  # the most that is visited to fit all starting orders within limits
+SEARCH_WORK = 1_000_000  # the most that is visited to improve orders, however large the graph
 SLOWEST = 6  # an order that takes this many times as long as the plain step is given up
 SEGMENT_GROWTH = 1.6  # from one number of segments to the next
 LEAST_STARTS = 2  # how many of the starting orders are brought to their least peak
@@ -72,7 +75,7 @@ class Board:
         self.late, self.between = self._late(producers)
         shared = {p for w in producers if len(w) > 1 for p in w}
         self.once = checkmate.runs_once(graph) | shared
-        self.visited = 0  # steps of orders that were split, since the beginning
+        self.visited = 0  # steps of orders that were split, and data that were looked up to rebuild others, since the beginning
         self.plain: Order = tuple(range(len(graph.nodes)))
         self.plain_ns = sum(profile.time_ns)
 
@@ -233,10 +236,10 @@ def _closure(board: Board, wanted: Sequence[int], have: Set[int]) -> list[int]:
 
 
 class _Splitter:
-    """Splits chosen on one order, to be made at once."""
+    """Splits chosen on one order, to be made at once. None are looked for once `last` data were visited."""
 
-    def __init__(self, lives: Lives) -> None:
-        self.lives, self.board = lives, lives.board
+    def __init__(self, lives: Lives, last: int = sys.maxsize) -> None:
+        self.lives, self.board, self.last = lives, lives.board, last
         self.splits: Splits = {}
         self.dropped: dict[int, list[tuple[int, int]]] = {}  # data -> gaps in which it is no longer there
 
@@ -245,6 +248,7 @@ class _Splitter:
         board, again, pending = self.board, {self.board.producer[data]}, list(self.board.reads[self.board.producer[data]])
         while pending:
             read = pending.pop()
+            board.visited += 1
             if self.there(read, position):
                 continue
             node = board.producer[read]
@@ -282,11 +286,18 @@ class _Splitter:
 
 
 def squeeze(
-    board: Board, order: Order, limits: Limits, jitter: random.Random | None = None, rounds: int | None = None
+    board: Board,
+    order: Order,
+    limits: Limits,
+    jitter: random.Random | None = None,
+    rounds: int | None = None,
+    work: int = FIT_WORK,
 ) -> Order | None:
-    """Splits until an order keeps to the limits; None where that does not work out."""
-    least, stuck = None, 0
+    """Splits until an order keeps to the limits; None where that does not work out, or not with so much `work`."""
+    least, stuck, last = None, 0, board.visited + work
     for _ in range(4 * len(board.plain) if rounds is None else rounds):
+        if board.visited > last:
+            return None
         board.visited += len(order)
         lives = Lives(board, order)
         over = np.maximum(lives.during - limits.along(lives), 0)
@@ -297,7 +308,7 @@ def squeeze(
         least = excess if least is None else min(excess, least)
         if stuck > PATIENCE or board.time_of(order) > SLOWEST * board.plain_ns:
             return None
-        splitter = _Splitter(lives)
+        splitter = _Splitter(lives, last)
         for _ in range(PEAKS_AT_ONCE if jitter is None else 2):
             if not over.any() or not _split_at(splitter, over, int(over.argmax()), limits, jitter):
                 break
@@ -309,9 +320,9 @@ def squeeze(
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """A stretch over which nothing touches a copy, and how many bytes it would free for the time it takes to rebuild it."""
+    """A stretch over which nothing touches a copy. `weight`: the bytes that it would free, once for each place too full."""
 
-    rate: float
+    weight: float
     copy: Copy
     start: int
     end: int
@@ -320,10 +331,8 @@ class _Gap:
 def _split_at(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> bool:
     """Chooses splits that bring one position below its limit, and takes them off `over`; whether there were any."""
     board, found = splitter.board, False
-    for gap in _gaps_over(splitter, over, peak, limits, jitter):
+    for gap in _best_first(splitter, _gaps_over(splitter, over, peak, jitter), limits):
         data = gap.copy.data
-        if splitter.closure(data, gap.end) is None:  # it was none when ranked, but what it needs may have been dropped
-            continue
         splitter.drop(gap.copy, gap.start, gap.end)
         found = True
         part = over[gap.start + 1 : gap.end]
@@ -333,11 +342,10 @@ def _split_at(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, 
     return found
 
 
-def _gaps_over(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> list[_Gap]:
-    """What is held idle at a position and can be rebuilt later, best first."""
+def _gaps_over(splitter: _Splitter, over: np.ndarray, peak: int, jitter: random.Random | None) -> Iterator[_Gap]:
+    """What is held idle at a position and may be rebuilt later."""
     lives, board = splitter.lives, splitter.board
-    counts = np.concatenate(([0], np.cumsum(over > 0)))
-    found = []
+    counts = np.concatenate(([0], np.cumsum(over > 0))).tolist()
     for copies in lives.copies:
         copy = next((c for c in reversed(copies) if c.start < peak), None)
         if copy is None or copy.end <= peak or not board.movable(copy.data) or not board.size[copy.data]:
@@ -345,16 +353,37 @@ def _gaps_over(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits,
         end, start = copy.next_touch(peak), copy.last_touch(peak)
         if end is None or end <= max(peak, board.loss) or not splitter.there(copy.data, peak):
             continue
-        again = splitter.closure(copy.data, end)
-        if again is None:
-            continue
-        cost = sum(board.time[i] for i in again) + 1
-        widest = max(sum(board.size[d] for d in board.writes[i]) for i in again)
-        if len(again) > 1 and int(lives.during[end]) + widest > limits.peak:
-            cost *= 4  # there is no room to rebuild it: more will have to be given up
-        rate = board.size[copy.data] * int(counts[end] - counts[start + 1]) / cost
-        found.append(_Gap(rate if jitter is None else rate * jitter.uniform(0.6, 1.6), copy, start, end))
-    return sorted(found, key=lambda g: (-g.rate, g.copy.data))
+        weight = board.size[copy.data] * (counts[end] - counts[start + 1])
+        yield _Gap(weight if jitter is None else weight * jitter.uniform(0.6, 1.6), copy, start, end)
+
+
+def _best_first(splitter: _Splitter, gaps: Iterable[_Gap], limits: Limits) -> Iterator[_Gap]:
+    """The gaps by what they free for the time of rebuilding, those left out that cannot be rebuilt.
+
+    Rebuilding takes at least the producer's own time. What else has to run is looked up only for the gaps that are best by
+    that measure, because on large graphs there are thousands of others.
+    """
+    board = splitter.board
+    heap = [(-g.weight / (board.time[board.producer[g.copy.data]] + 1), g.copy.data, False, g) for g in gaps]
+    heapq.heapify(heap)
+    while heap and board.visited <= splitter.last:
+        _, data, priced, gap = heapq.heappop(heap)
+        if priced:
+            yield gap
+        elif (cost := _cost(splitter, gap, limits)) is not None:
+            heapq.heappush(heap, (-gap.weight / cost, data, True, gap))
+
+
+def _cost(splitter: _Splitter, gap: _Gap, limits: Limits) -> int | None:
+    """The time that rebuilding at the end of a gap takes; None where it cannot be done."""
+    board, again = splitter.board, splitter.closure(gap.copy.data, gap.end)
+    if again is None:
+        return None
+    cost = sum(board.time[i] for i in again) + 1
+    widest = max(sum(board.size[d] for d in board.writes[i]) for i in again)
+    if len(again) > 1 and int(splitter.lives.during[gap.end]) + widest > limits.peak:
+        cost *= 4  # there is no room to rebuild it: more will have to be given up
+    return cost
 
 
 # Spending
@@ -465,13 +494,16 @@ def starting_orders(board: Board) -> list[Order]:
 # The search
 
 
-def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 1) -> Order:
+def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 1, work: int = SEARCH_WORK) -> Order:
     """Large neighbourhood search: drop some of what is held in one region, fit, spend; take what is not slower."""
-    rng = random.Random(seed)
+    rng, last = random.Random(seed), board.visited + work
     best = current = order
     best_ns = current_ns = board.time_of(order)
     lives = Lives(board, current)
     for step in range(steps if best_ns > board.plain_ns else 0):
+        if board.visited > last:
+            break
+        board.visited += len(current)
         trial = _shake(lives, rng)
         fitting = squeeze(board, trial, limits, rng, TRIAL_ROUNDS) if trial is not None else None
         if fitting is None:
@@ -540,7 +572,9 @@ class Search:
 
     def fitted(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
         """The starts and what else is known, brought within the limits and spent, fastest first."""
-        found = [s for o in (*extra, *self.starts) if (s := squeeze(self.board, o, limits, None, self.rounds)) is not None]
+        work = FIT_WORK // (len(extra) + len(self.starts))
+        squeezed = (squeeze(self.board, o, limits, None, self.rounds, work) for o in (*extra, *self.starts))
+        found = [order for order in squeezed if order is not None]
         if (not self.large or not found) and limits.hold(Lives(self.board, self.least[0])):
             found.append(self.least[0])
         spent = dict.fromkeys(spend(self.board, o, limits) for o in dict.fromkeys(found))
@@ -549,11 +583,13 @@ class Search:
     def best(self, limits: Limits, steps: int, extra: Sequence[Order] = ()) -> Order | None:
         """The fastest order found within the limits."""
         found = self.fitted(limits, extra)[:IMPROVED_STARTS]
-        trial = steps // (3 * IMPROVED_STARTS)  # a third of the work says where the rest is best spent
-        found = [improve(self.board, order, limits, trial, seed) for seed, order in enumerate(found)]
+        part = 3 * IMPROVED_STARTS  # a third of the work says where the rest is best spent
+        trial, work = steps // part, SEARCH_WORK // part
+        found = [improve(self.board, order, limits, trial, seed, work) for seed, order in enumerate(found)]
         if not found:
             return None
-        return improve(self.board, min(found, key=self.board.time_of), limits, steps - trial * len(found), len(found))
+        rest = steps - trial * len(found)
+        return improve(self.board, min(found, key=self.board.time_of), limits, rest, len(found), SEARCH_WORK - work * len(found))
 
 
 def steps_for(graph: Graph, work: int) -> int:
