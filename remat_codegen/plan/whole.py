@@ -26,13 +26,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate, dtr, hierarchy
+from remat_codegen.plan import checkmate, dtr
 from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
 from remat_codegen.plan.bound import Relaxation, cuts_of
 from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
+from remat_codegen.plan.hierarchy import Search
 from remat_codegen.plan.improve import improve
+from remat_codegen.plan.lives import Board, Limits
+from remat_codegen.plan.merges import spend
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rockmate import Candidate
+from remat_codegen.plan.splits import squeeze
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule
 
@@ -139,11 +143,11 @@ def approximate(
 
 def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
     """Where no rounding fits: those of least peak with more given up, else what the search or DTR make of the budget."""
-    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
+    board, limits = Board(graph, profile), Limits(budget_bytes)
     least = sorted(tried, key=lambda c: (c.peak_bytes, c.time_ns))[:REPAIRED]
-    repaired = (hierarchy.squeeze(board, order_of(c.schedule), limits, None, REPAIR_ROUNDS) for c in least)
+    repaired = (squeeze(board, order_of(c.schedule), limits, None, REPAIR_ROUNDS) for c in least)
     found = [candidate(graph, profile, order) for order in repaired if order is not None]
-    if not found and not (search := hierarchy.Search(graph, profile)).large:
+    if not found and not (search := Search(graph, profile)).large:
         found = [candidate(graph, profile, order) for order in search.fitted(limits)[:1]]
     if not found:
         plan = _heuristic(graph, profile, budget_bytes, 1.0)
@@ -164,8 +168,8 @@ def _spent(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Ca
     found = fastest(tried, budget_bytes)
     if found is None:
         return []
-    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
-    return [candidate(graph, profile, hierarchy.spend(board, order_of(found.schedule), limits))]
+    board, limits = Board(graph, profile), Limits(budget_bytes)
+    return [candidate(graph, profile, spend(board, order_of(found.schedule), limits))]
 
 
 def order_of(schedule: Schedule) -> tuple[int, ...]:
