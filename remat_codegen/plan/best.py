@@ -3,10 +3,11 @@
 Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs small enough, the whole integer program. The few
 fastest different plans are improved, because a slower plan may leave more to improve.
 
-Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds: the quick ones have `QUICK` of
-them together, then Rockmate has until `SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is
-not done by then is stopped, or left out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties:
-the earlier planner. Oracle: never worse than any planner it ran.
+Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: a minute for each
+thousand nodes, one at least and two at most). The quick ones have `QUICK` of them together, then Rockmate has until
+`SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped, or left
+out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle: never
+worse than any planner it ran.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
 def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float = 60.0, progress: Progress | None = None
+    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float | None = None, progress: Progress | None = None
 ) -> Plan:
     """The fastest plan found within the budget."""
     started = time.monotonic()
+    time_limit = 60.0 * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
     ran: list[tuple[Plan, str]] = []
     late: list[str] = []
     entries = _entries(graph)
@@ -103,12 +105,12 @@ def _run(run: Run, graph: Graph, profile: Profile, budget_bytes: int, deadline: 
 
 def _entries(graph: Graph) -> list[tuple[str, Run, float]]:
     """The planners to run, the fast ones first, and the part of the time by which each has to be done."""
-    quick: list[tuple[str, Run]] = [("none", ends.none), ("chen", chen.plan), ("rotor", chain.plan)]
-    quick.extend((f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS)
-    quick.append(("all", ends.all_))
+    evictions = [(f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS]
+    quick: list[tuple[str, Run]] = [("none", ends.none), *evictions, ("chen", chen.plan), ("rotor", chain.plan)]
     quick.append(("mincut", mincut.plan))
     quick.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
     quick.append(("knapsack", knapsack.plan))
+    quick.append(("all", ends.all_))
     exact = [("checkmate", whole.plan, SOLVED)] if whole.columns(graph) <= EXACT else []
     return [
         *((name, run, QUICK) for name, run in quick),

@@ -21,7 +21,7 @@ from remat_codegen.plan.rockmate import Candidate, judge
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 
-MOST_RUNS = 200_000  # an order for looking at, not one that anybody would run
+MOST_RUNS = 60_000  # an order for looking at, not one that anybody would run
 Progress = Callable[[str, int, int], None]
 
 

@@ -22,13 +22,14 @@ allowances first. Oracle: `least_time` of `tests/graphs.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import checkmate, dtr
 from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
-from remat_codegen.plan.bound import Relaxation, cuts_of
+from remat_codegen.plan.bound import Relaxation, Relaxed, cuts_of
 from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
 from remat_codegen.plan.hierarchy import Search
 from remat_codegen.plan.improve import improve
@@ -119,26 +120,32 @@ def approximate(
     columns = max(1, Relaxation(graph, profile, budget_bytes).columns)
     most = max(1, min(len(graph.nodes) - graph.loss, MOST_RELAXED_COLUMNS // columns))
     programs = [(count, allowance) for count in dict.fromkeys((1, most)) for allowance in ALLOWANCES]
+    deadline = started + time_limit
     for done, (count, allowance) in enumerate(programs):
-        left = time_limit - (time.monotonic() - started)
+        left = deadline - time.monotonic()
         if left <= 0:
             break
         if progress is not None:
             progress("rounding the relaxation", done, len(programs))
         cuts = cuts_of(graph, profile, count)
         solved = Relaxation(graph, profile, int(budget_bytes * allowance)).solve(cuts, left)
-        if solved is None or not solved.alive:
-            continue
-        for threshold in THRESHOLDS:
-            kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
-            tried.append(candidate(graph, profile, rounded(graph, kept)))
-            tried.append(candidate(graph, profile, rounded(graph, kept, fleeting)))
+        if solved is not None and solved.alive:
+            orders = takewhile(lambda _: time.monotonic() < deadline, _roundings(graph, cuts, solved, fleeting))
+            tried.extend(candidate(graph, profile, order) for order in orders)
     if fastest(tried, budget_bytes) is None:
         tried.extend(_repaired(graph, profile, budget_bytes, tried))
     if fastest(tried, budget_bytes) is None:
-        tried.extend(any_point(graph, profile, budget_bytes, max(1.0, time_limit - (time.monotonic() - started))))
+        tried.extend(any_point(graph, profile, budget_bytes, max(1.0, deadline - time.monotonic())))
     tried.extend(_spent(graph, profile, budget_bytes, tried))
     return chosen("checkmate-lp", tried, profile, budget_bytes)
+
+
+def _roundings(graph: Graph, cuts: Sequence[int], solved: Relaxed, fleeting: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """The orders that a solved relaxation is rounded to."""
+    for threshold in THRESHOLDS:
+        kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
+        yield rounded(graph, kept)
+        yield rounded(graph, kept, fleeting)
 
 
 def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
