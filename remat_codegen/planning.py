@@ -177,7 +177,7 @@ def plan_file(
     if save_plan is not None:
         check_writable(save_plan)
     found = priced_file(path, progress, add_backward=add_backward)
-    if found.limit(budget) <= 0:
+    if found.limit(budget) <= 0 < found.plain_bytes:
         raise BudgetError(f"{budget.text} of the unmodified peak, {found.plain_bytes} bytes, is nothing")
     with progress.stage("plan"):
         outcome = run_planner(found, planner, budget, progress, time_limit=time_limit, bounded=True)

@@ -3,8 +3,8 @@
 Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs small enough, the whole integer program. The few
 fastest different plans are improved, because a slower plan may leave more to improve.
 
-Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: a minute for each
-thousand nodes, one at least and two at most). The quick ones have `QUICK` of them together, then Rockmate has until
+Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: `SECONDS` for each
+thousand nodes, one time at least and two times at most). The quick ones have `QUICK` of them together, then Rockmate has until
 `SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped, or left
 out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle: never
 worse than any planner it ran.
@@ -25,7 +25,8 @@ from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved
-QUICK, SEARCHED, ROUNDED, SOLVED = 0.3, 0.55, 0.7, 0.85  # the parts of the time after which planners are stopped
+QUICK, SEARCHED, ROUNDED, SOLVED = 0.2, 0.45, 0.7, 0.9  # the parts of the time after which planners are stopped
+SECONDS = 90.0  # for a graph of at most a thousand nodes
 LEAST_SECONDS = 3.0  # for the improvement of a plan
 MOST_SECONDS = 10.0
 EXACT = 15_000  # columns up to which the whole integer program is solved
@@ -36,7 +37,7 @@ def plan(
 ) -> Plan:
     """The fastest plan found within the budget."""
     started = time.monotonic()
-    time_limit = 60.0 * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
+    time_limit = SECONDS * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
     ran: list[tuple[Plan, str]] = []
     late: list[str] = []
     entries = _entries(graph)
