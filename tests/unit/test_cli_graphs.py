@@ -95,6 +95,14 @@ def test_plan_of_a_plain_graph(tmp_path):
     assert_one_line_error(run("plan", tiny, "--budget", "50%"), "of the unmodified peak, 1 bytes, is nothing")
 
 
+def test_nothing_takes_longer_where_nothing_takes_time(tmp_path):
+    path = tmp_path / "fast.json"
+    rows = [{"id": i, "time": 0, "size": 5, "deps": [i - 1] if i else [], "backward": i > 3} for i in range(8)]
+    path.write_text(json.dumps(rows))
+    found = json.loads(run("plan", path, "--budget", "100%", "--planner", "all", "--json", "-q").stdout)
+    assert (found["time_ns"], found["overhead"], found["bound"]) == (0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_a_graph_without_any_bytes_fits_every_budget(tmp_path, planner):
     path = tmp_path / "empty.json"
