@@ -36,10 +36,12 @@ class Difference:
     compared: int = 0
     worst: float | None = None
     where: str = ""
+    without_numbers: int = 0  # how many of those compared were nothing but NaN
 
     def add(self, name: str, ours: Any, theirs: Any) -> None:
         """Compares two leaves: tensors bit by bit, anything else by ==."""
         self.compared += 1
+        self.without_numbers += _all_nan(theirs)
         if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
             same = ours is theirs or (type(ours) is type(theirs) and ours == theirs)
             self._note(name, None if same else float("inf"))
@@ -48,9 +50,18 @@ class Difference:
         elif not _equal(ours, theirs):
             self._note(name, _relative(ours, theirs))
 
+    @property
+    def all_nan(self) -> bool:
+        """Whether there was no number to compare."""
+        return 0 < self.compared == self.without_numbers
+
     def _note(self, name: str, size: float | None) -> None:
         if size is not None and (self.worst is None or size > self.worst):
             self.worst, self.where = size, name
+
+
+def _all_nan(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0 and bool(value.isnan().all())
 
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -83,6 +94,11 @@ class Comparison:
     def identical(self) -> bool:
         """Whether everything was equal to the bit."""
         return all(d.worst is None for d in self.differences.values())
+
+    @property
+    def without_numbers(self) -> tuple[str, ...]:
+        """The kinds of things that were NaN throughout: that NaN stays NaN says nothing about a gradient."""
+        return tuple(what for what, d in self.differences.items() if d.all_nan)
 
     @property
     def rounding(self) -> bool:
