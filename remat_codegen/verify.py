@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
@@ -139,8 +140,8 @@ def compare(
 
     Both are called under `autocast`.
     """
-    original = _Run(copy.deepcopy(model), args, kwargs, autocast)
-    generated = _Run(rematerialize(copy.deepcopy(model)), args, kwargs, autocast)
+    original = _Run(_own_model(model), args, kwargs, autocast)
+    generated = _Run(rematerialize(_own_model(model)), args, kwargs, autocast)
     result = Comparison()
     if list(original.model.state_dict()) != list(generated.model.state_dict()):
         raise VerifyError("the generated model's state_dict has other keys than the original's")
@@ -211,6 +212,10 @@ class _Run:
                 leaf.grad = None
 
 
+def _own_model(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model, computed_attributes(model))
+
+
 def _own_copy(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -248,4 +253,4 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
         return leaf.detach().double().requires_grad_(leaf.requires_grad) if floating else leaf
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
-    return copy.deepcopy(model).double(), args, kwargs
+    return _own_model(model).double(), args, kwargs
