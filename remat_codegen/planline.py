@@ -24,7 +24,7 @@ from remat_codegen.errors import PlanFileError
 from remat_codegen.planfile import VERSION, SavedPlan
 
 PREFIX = "#: "
-COLUMNS = 88
+COLUMNS = 120
 UNSEALED = "0" * 16
 LONGEST_ORDER = 1_000_000  # nodes; a damaged line must not fill the memory
 LONGEST_PERIOD = 256  # items of a layer's pattern
@@ -67,7 +67,7 @@ def _fits(value: Any, name: str) -> bool:
 
 
 def plan_lines(plan: SavedPlan) -> tuple[str, ...]:
-    """The plan as comment lines of at most 88 columns. Raises PlanFileError where its order cannot be run."""
+    """The plan as comment lines of at most 120 columns. Raises PlanFileError where its order cannot be run."""
     return tuple(_wrapped(encode_plan(plan)))
 
 

@@ -7,7 +7,7 @@ original. Only what autograd *saves* is looked after: a value that the plan forg
 running again fills them. The backward program is a generator that runs beside autograd: at each `yield` it waits until
 autograd is about to go back through the value named there.
 
-Lines are as long as black makes them in a generated file.
+Lines are at most as long as black makes them in a generated file: 120 columns.
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ class Kept:
 
     def __init__(self, step, number):
         self.step, self.number = weakref.proxy(step), number
-        self.values, self.slots, self.groups = {}, {}, {}
-        self.generators, self.stops = {}, {}
+        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
 
-    def slot(self, name, value):
+    def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            _fill(self.slots[name](), value)
+            again = self.slots[name]()
+            if again is not None:  # else autograd has no use for it any more
+                again.value = value.detach()
             return value
+        if stop:
+            self.stop(name, value)
         slot = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
         self.step.live[_key(value)] = slot
-        for part in _alive(self.step.group):  # the operation may have saved its result
+        for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
         return value
@@ -70,10 +73,9 @@ class Kept:
             self.forget_saved(name)
 
     @contextlib.contextmanager
-    def draws(self, name, device):
+    def draws(self, name, generator):
         """A second run draws the same random numbers, and leaves the generator as it was."""
-        generator, again = _generator(device), name in self.generators
-        present = generator.get_state()
+        again, present = name in self.generators, generator.get_state()
         generator.set_state(self.generators.setdefault(name, present))
         try:
             yield
@@ -92,6 +94,7 @@ class Kept:
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
         self.values[name] = value.detach(), value.requires_grad
+        return value
 
     def get(self, name):
         """A kept value."""
@@ -110,7 +113,7 @@ class Kept:
 
     def forget_saved(self, name):
         """Frees what autograd saved in `saves(name)`."""
-        for part in _alive(self.groups[name]):
+        for part in filter(None, (ref() for ref in self.groups[name])):
             part.value = None if torch.is_tensor(part.value) else part.value
 
     def stop(self, name, value):
@@ -119,14 +122,11 @@ class Kept:
         stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
         if node is not None:
             node.register_prehook(functools.partial(self.step.reach, stop))
+        return value
 
     def at(self, name):
         """To be yielded: waits until autograd is about to go back through the place."""
         return self.stops[name]
-
-    def rebuilding(self):
-        """See Step.rebuilding."""
-        return self.step.rebuilding()
 
     def before(self, blocks):
         """What the block keeps that stands so many blocks earlier."""
@@ -137,8 +137,7 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.given, self.theirs = {}, {}, [], set()
-        self.group, self.refills = (), ()
+        self.live, self.blocks, self.given, self.theirs, self.group, self.refills = {}, {}, [], set(), (), ()
         self.program, self.awaited, self.finished = (), None, False
 
     def __getitem__(self, block):
@@ -186,13 +185,6 @@ class Step:
             self.go_on()
         return slot.value
 
-    @contextlib.contextmanager
-    def rebuilding(self):
-        """Runs operations as the first time; what they save goes to where autograd looks."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
-        with torch.enable_grad(), hooks:
-            yield
-
     def refill(self, saved):
         """Puts back the next thing of those that an operation saves, always in one order."""
         part = next(self.refills, lambda: None)() if self.refills else None
@@ -214,14 +206,12 @@ class Step:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        with contextlib.ExitStack() as modes:
-            modes.enter_context(torch.no_grad())
+        # Operations run as the first time, and what they save goes to where autograd looks.
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
+        with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
-                on = dtype is not None
-                cast = torch.autocast(device, dtype, on, cache_enabled=False)
-                modes.enter_context(cast)
-            waiting = (stop for stop in self.program if not stop.passed)
-            self.awaited = next(waiting, None)
+                casts.enter_context(torch.autocast(device, dtype, dtype is not None, cache_enabled=False))
+            self.awaited = next((stop for stop in self.program if not stop.passed), None)
         self.finished = self.awaited is None
 
 
@@ -229,26 +219,12 @@ class _Tracked(torch.autograd.Function):
     """Makes autograd record what happens to a value, as it did the first time."""
 
     @staticmethod
-    def forward(ctx, anchor, value):
+    def forward(ctx, value, anchor):
         return value.detach()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None, None
 
 
 def _tracked(value, requires_grad):
-    anchor = torch.empty(0, requires_grad=True)
-    return _Tracked.apply(anchor, value) if requires_grad else value
-
-
-def _alive(parts):
-    return [part for part in (ref() for ref in parts) if part is not None]
-
-
-def _fill(slot, value):
-    if slot is not None:  # else autograd has no use for it any more
-        slot.value = value.detach()
+    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):
@@ -256,60 +232,34 @@ def _key(tensor):
 
 
 def _reference(slot, saved):
-    place = saved.size(), saved.stride(), saved.storage_offset()
-    return slot, saved.dtype, place, saved.is_conj(), saved.is_neg()
+    return slot, saved.dtype, (saved.storage_offset(), saved.size(), saved.stride()), saved.is_conj(), saved.is_neg()
 
 
 def _view(value, dtype, place, conjugate, negative):
-    if value.dtype != dtype:
-        value = value.new_empty(0, dtype=dtype).set_(value.untyped_storage())
-    found = value.as_strided(*place)
-    found = found.conj() if found.is_conj() != conjugate else found
-    return torch._neg_view(found) if found.is_neg() != negative else found
+    found = value.new_empty(0, dtype=dtype).set_(value.untyped_storage(), *place)
+    found = found.conj() if conjugate else found
+    return torch._neg_view(found) if negative else found
 
 
-def _generator(device):
-    place = torch.device(device)
-    if place.type == "cpu":
-        return torch.default_generator
-    index = torch.cuda.current_device() if place.index is None else place.index
-    return torch.cuda.default_generators[index]
+def check_call(model, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+    casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
+    rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
+    rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
+    for what, found, wanted in rows:
+        if found != wanted:
+            raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
 
 
-def check_call(model, frozen, expected, given, autocast):
-    """Refuses what the plan was not made for: other inputs, trainable parameters or casts."""
-    for device, dtype in autocast.items():
-        enabled = torch.is_autocast_enabled(device)
-        found = torch.get_autocast_dtype(device) if enabled else None
-        _check(f"autocast on {device}", found, dtype)
-    for name, wanted in expected.items():
-        spare = isinstance(wanted, tuple) and wanted[2]  # a gradient may be left out
-        _check(name, _described(given[name], spare), _described(wanted))
-    for name, parameter in model.named_parameters():
-        _check(f"{name}.requires_grad", parameter.requires_grad, name not in frozen)
-
-
-def check_modes(model, modes):
-    """Refuses modules in another mode than they were traced in, where what they compute does not follow their mode."""
-    for path, training in modes.items():
-        _check(f"{path}.training", model.get_submodule(path).training, training)
-
-
-def _check(what, found, wanted):
-    if found != wanted:
-        said = f"{what} is {found}, but this file was planned for {wanted}"
-        raise ValueError(f"{said}: generate it again")
-
-
-def _described(value, with_gradient=False):
-    if torch.is_tensor(value):
-        gradient = value.requires_grad or with_gradient
-        value = tuple(value.shape), value.dtype, gradient
+def _described(value, wanted=None):
+    if torch.is_tensor(value):  # whose gradient may be left out
+        value = tuple(value.shape), value.dtype, value.requires_grad or (isinstance(wanted, tuple) and wanted[2])
     if not isinstance(value, tuple):
         return repr(value)
     shape, dtype, requires_grad = value
-    name = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
-    return f"{name} with gradient" if requires_grad else name
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}{' with gradient' if requires_grad else ''}"
 
 
 def known_class(module, name):

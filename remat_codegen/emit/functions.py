@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from remat_codegen.emit.lines import Line, drop, tidy
 from remat_codegen.emit.scope import Scope, has_training_flag
@@ -26,13 +28,19 @@ from remat_codegen.trace import Operation, Origin, Ref, refs, sizes_in
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function's text, but for its name. `arguments` are the variables it takes and `returns` those it gives back."""
+    """A function's text, but for its name. `arguments` are the variables it takes and `returns` those it gives back.
+
+    Whoever calls it keeps the variables `keeps` for a rebuild, hands over those of `handed`, and forgets `forgets`
+    afterwards: values of other blocks, each by its block and its name there.
+    """
 
     role: Role
     lines: tuple[str, ...]
     arguments: tuple[int, ...]
     returns: tuple[int, ...]
     handed: tuple[int, ...]
+    keeps: tuple[int, ...]
+    forgets: tuple[tuple[int, str], ...]
     uses_kept: bool
     argument_names: tuple[str, ...]
     about: str
@@ -130,6 +138,20 @@ class Plumbing:
 MIB = 2**20
 
 
+def _generator(device: str) -> str:
+    """The expression for the generator that draws on a device."""
+    place = torch.device(device)
+    if place.type == "cpu":
+        return "torch.default_generator"
+    index = "torch.cuda.current_device()" if place.index is None else place.index
+    return f"torch.cuda.default_generators[{index}]"
+
+
+def size(nbytes: int) -> str:
+    """Bytes, for a comment."""
+    return f"{nbytes / MIB:,.1f} MiB" if nbytes >= MIB / 20 else f"{nbytes / 2**10:,.1f} KiB"
+
+
 def _changed_argument(operation: Operation) -> int | None:
     """The variable that an in-place operation changes and returns."""
     for position, argument in enumerate(operation.target._schema.arguments):
@@ -158,8 +180,10 @@ class _Writer:
         self.local: dict[int, bool] = {}  # variables that have a value in the function; True if only this function holds it
         self.inputs: dict[int, None] = {}
         self.handed: list[int] = []
+        self.keeps: list[int] = []
+        self.forgets: list[tuple[int, str]] = []
         self.waited = segment.role is not Role.BACKWARD
-        self.rebuilding = False
+        self.waiting: tuple[int, int] | None = None  # the line that waits, and the bytes that are rebuilt after it
         self.last_compute = max((p for p in segment.positions if self.program.node_at(p)), default=-1)
 
     def write(self) -> Function:
@@ -169,13 +193,11 @@ class _Writer:
             if node is None:
                 self._forget(position)
             elif node.phase is Phase.BACKWARD:
-                self._close_chunk()
                 self.waited = False
             else:
                 self._compute(position, node)
         returns = self._returns()
         values = [self._fetch(v, self.last_compute) for v in returns]
-        self._close_chunk()
         if values:
             self._line(f"return {', '.join(values)}")
         given = [v for v in arguments if v not in self.handed] + [v for v in self.inputs if v not in arguments]
@@ -189,6 +211,8 @@ class _Writer:
             tuple(given),
             tuple(returns),
             tuple(self.handed),
+            tuple(self.keeps),
+            tuple(self.forgets),
             uses_kept,
             names,
             self._about(),
@@ -197,7 +221,7 @@ class _Writer:
     # ------------------------------------------------------------------ what goes in and out
 
     def _arguments(self) -> list[int]:
-        """The first forward takes what it reads from outside, and keeps what its rebuilds will read."""
+        """The first forward takes what it reads from outside; what its rebuilds will read of that is kept."""
         found = self.scope.outside()
         for variable in found:
             self.local[variable] = False
@@ -211,7 +235,7 @@ class _Writer:
             if data is None:
                 continue
             if self.plumbing.keepers(variable, data, self.program.copies[data][0], self.segment.block):
-                self._keep(variable)
+                self.keeps.append(variable)
         return found
 
     def _freed_inside(self, variable: int) -> bool:
@@ -255,13 +279,14 @@ class _Writer:
     def _compute(self, position: int, node: Node) -> None:
         again = position in self.program.again
         if again:
-            self._open_chunk(position)
+            self._wait(position)
+            self._note(position, node)
         body = self.model.bodies[node.id]
         operations = body.operations
-        if again:  # views are taken when somebody asks for them
-            operations = tuple(op for op in operations if not is_view(self.record, self.trace.operations[op]))
-            for op in operations:
-                self._fetch_bases(position, self.trace.operations[op], body)
+        # views are taken when somebody asks for them, but for those that autograd goes back through, in their order
+        operations = tuple(op for op in operations if not (self._only_looks(op) if again else self._looks_at_state(op)))
+        for op in operations if again else ():
+            self._fetch_bases(position, self.trace.operations[op], body)
         with self._context(position, node, again):
             for op in operations:
                 self._statement(position, self.trace.operations[op])
@@ -271,6 +296,21 @@ class _Writer:
             copy = self.program.copy_made(data, position)
             if self.program.keepers(data, copy, self.segment.block):
                 self._keep(self.plumbing.owner_of[data])
+
+    def _only_looks(self, op: int) -> bool:
+        return is_view(self.record, self.trace.operations[op])
+
+    def _looks_at_state(self, op: int) -> bool:
+        """Whether an operation is a view of a buffer, or of a view of one."""
+        operation = self.trace.operations[op]
+        read = refs((operation.args, dict(operation.kwargs)))
+        made = [v for v in operation.results if v is not None]
+        if not self._only_looks(op) or len(read) != 1 or any(self.trace.variables[v].requires_grad for v in made):
+            return False
+        looked_at = self.trace.variables[read[0]]
+        if looked_at.origin is Origin.RESULT:
+            return self._looks_at_state(self.plumbing.maker[read[0]].id)
+        return looked_at.origin is Origin.BUFFER
 
     def _drop_inner(self, body: Body) -> None:
         """A node's own intermediate results end with it, as the profile says."""
@@ -292,7 +332,7 @@ class _Writer:
             managers.append(f"kept.saves({name!r})")
         devices = self._random_devices(node)
         if devices and self._runs_again(node):
-            managers += [f"kept.draws({name!r}, {device!r})" for device in devices]
+            managers += [f"kept.draws({name!r}, {_generator(device)})" for device in devices]
         if not managers:
             yield
             return
@@ -482,10 +522,11 @@ class _Writer:
             text = f"forget({names(self.plumbing.owner_of[data])!r})"
         else:
             text = f"forget_saved({name!r})"
-        if not self.waited:
-            self._wait(position)
+        self._wait(position)
         if home == self.segment.block:
             self._line(f"kept.{text}")
+        elif self.segment.role is Role.FORWARD and kind is Kind.VALUE and position > self.last_compute:
+            self.forgets.append((home, names(self.plumbing.owner_of[data])))
         else:
             self._line(f"kept.before({self.segment.block - home}).{text}")
 
@@ -500,29 +541,29 @@ class _Writer:
 
     # ------------------------------------------------------------------ the backward program
 
-    def _open_chunk(self, position: int) -> None:
-        if self.rebuilding:
-            return
-        if not self.waited:
-            self._wait(position)
-        self._line("with kept.rebuilding():")
-        self.depth += 1
-        self.rebuilding = True
-
-    def _close_chunk(self) -> None:
-        if self.rebuilding:
-            self.depth -= 1
-            self.rebuilding = False
-
     def _wait(self, position: int) -> None:
-        self._close_chunk()
-        self.waited = True
+        """Waits, unless the function already did since the last backward node."""
+        if self.waited:
+            return
+        self.waited, self.waiting = True, None
         node = self.plumbing.waiting_point(position)
         if node is None:
             return
         block, name = self.plumbing.stop_name(node)
         where = "kept" if block == self.segment.block else f"kept.before({self.segment.block - block})"
+        self.waiting = len(self.lines), 0
         self._line(f"yield {where}.at({name!r})")
+
+    def _note(self, position: int, node: Node) -> None:
+        """Says at the wait what the runs after it are for: bytes that nobody had to hold before."""
+        copies = [(d, self.program.copy_made(d, position)) for d in node.writes]
+        nbytes = sum(self.program.graph.data[d].nbytes for d, c in copies if self.program.wanted_by_autograd(c))
+        if self.waiting is None or not nbytes:
+            return
+        line, before = self.waiting
+        self.waiting = line, before + nbytes
+        note = f"{size(before + nbytes)}, not held since the forward pass"
+        self.lines[line] = replace(self.lines[line], note=note)
 
     def _line(self, text: str, defines: tuple[str, ...] = ()) -> None:
         self.lines.append(Line(self.depth, text, defines))
@@ -531,10 +572,10 @@ class _Writer:
         """What the function does, for its docstring: the user's lines, and what that means for memory."""
         lines = self.scope.lines()
         if self.segment.role is not Role.FORWARD:
-            again = f"{self.program.rebuilt_bytes(self.segment) / MIB:,.1f} MiB"
+            again = size(self.program.rebuilt_bytes(self.segment))
             backward = self.segment.role is Role.BACKWARD
-            return f"Goes back through {lines}; rebuilds {again}, not held so far" if backward else f"Rebuilds {lines}: {again}"
+            return f"Goes back through {lines}; rebuilds {again}" if backward else f"Rebuilds {lines}: {again}"
         kept, forgotten = self.program.kept_bytes(self.segment)
-        stays = f"keeps {kept / MIB:,.1f} MiB for the way back" if kept else "keeps nothing for the way back"
-        away = f", forgets {forgotten / MIB:,.1f} MiB" if forgotten else ""
+        stays = f"keeps {size(kept)} for the way back" if kept else "keeps nothing for the way back"
+        away = f", forgets {size(forgotten)}" if forgotten else ""
         return f"Computes {lines}; {stays}{away}"

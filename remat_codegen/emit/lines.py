@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-WIDEST = 84  # columns; an expression is not moved into a line that it would make longer than this
+WIDEST = 112  # columns; an expression is not moved into a line that it would make longer than this
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a function body. `defines` are the names that it assigns, `drops` those that it deletes.
 
-    A `view` only looks at memory: nobody misses it if nobody reads it.
+    A `view` only looks at memory: nobody misses it if nobody reads it. A `note` is a comment behind it.
     """
 
     depth: int
@@ -22,10 +22,11 @@ class Line:
     defines: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     view: bool = False
+    note: str = ""
 
     def render(self) -> str:
         """The line as it stands in a function."""
-        return "    " * (self.depth + 1) + self.text
+        return "    " * (self.depth + 1) + self.text + (f"  # {self.note}" if self.note else "")
 
     def reads(self, name: str) -> int:
         """How often the line reads a name."""
@@ -50,23 +51,34 @@ def _name(name: str) -> re.Pattern[str]:
 
 def tidy(lines: Sequence[Line]) -> list[Line]:
     """All passes, in order."""
-    plain = prune(merge_drops(release(inline(without_unused(bind_slots(lines))))))
-    return bind_forgets(forget_at_once(merge_withs(plain)))
+    plain = prune(merge_drops(release(inline(without_unused(bind(lines))))))
+    return return_at_once(bind_forgets(forget_at_once(merge_withs(plain))))
 
 
-def bind_slots(lines: Sequence[Line]) -> list[Line]:
-    """`x = kept.slot("x", f(y))`, rather than a line of its own for the slot."""
+def bind(lines: Sequence[Line]) -> list[Line]:
+    """`x = kept.slot("x", f(y))` and `x = kept.stop("x", f(y))`, rather than a line of its own for the slot or the stop."""
     done: list[Line] = []
     for line in lines:
         before = done[-1] if done else None
-        if before is not None and len(before.defines) == 1 and before.depth == line.depth:
-            name = before.defines[0]
-            left, _, expression = before.text.partition(" = ")
-            if left == name and line.text == f"kept.slot({name!r}, {name})":
-                done[-1] = replace(before, text=f"{name} = kept.slot({name!r}, {_bare(expression, '(', ')')})", view=False)
-                continue
-        done.append(line)
+        bound = None if before is None or before.depth != line.depth else _bound(before, line.text)
+        done[-1:] = [bound] if bound is not None else [*done[-1:], line]
     return done
+
+
+def _bound(before: Line, text: str) -> Line | None:
+    """The line that computes a value, with the call that the next line makes with it."""
+    name = before.defines[0] if len(before.defines) == 1 else None
+    left, _, expression = before.text.partition(" = ")
+    if name is None or left != name:
+        return None
+    stop = f"kept.stop({name!r}, "
+    if text == f"kept.slot({name!r}, {name})" and expression.startswith(stop):
+        inner = expression.removeprefix(stop).removesuffix(")")
+        return replace(before, text=f"{name} = kept.slot({name!r}, {inner}, stop=True)", view=False)
+    for verb in ("slot", "stop"):
+        if text == f"kept.{verb}({name!r}, {name})":
+            return replace(before, text=f"{name} = kept.{verb}({name!r}, {_bare(expression, '(', ')')})", view=False)
+    return None
 
 
 def forget_at_once(lines: Sequence[Line]) -> list[Line]:
@@ -74,8 +86,13 @@ def forget_at_once(lines: Sequence[Line]) -> list[Line]:
     found = list(lines)
     for index in reversed(range(len(found))):
         named = re.fullmatch(r"kept\.forget_saved\((.*)\)", found[index].text)
-        opening = _block_before(found, index) if named else None
-        if opening is None or named is None:
+        if named is None:
+            continue
+        end = index
+        while end > 0 and found[end - 1].depth == found[index].depth and _only_lets_go(found[end - 1]):
+            end -= 1
+        opening = _block_before(found, end)
+        if opening is None:
             continue
         text = found[opening].text.replace(f"kept.saves({named[1]})", f"kept.saves({named[1]}, forget=True)")
         if text != found[opening].text:
@@ -84,12 +101,30 @@ def forget_at_once(lines: Sequence[Line]) -> list[Line]:
     return found
 
 
+def _only_lets_go(line: Line) -> bool:
+    """Whether a line may as well come after its neighbour that forgets: it computes nothing."""
+    return bool(line.drops) or line.text.startswith(("kept.forget(", "kept.forget_saved(", "kept.keep("))
+
+
 def _block_before(lines: Sequence[Line], index: int) -> int | None:
     """The line that opens the block which ends right before a line."""
     inside = index - 1
     while inside >= 0 and lines[inside].depth > lines[index].depth:
         inside -= 1
     return inside if 0 <= inside < index - 1 and lines[inside].depth == lines[index].depth else None
+
+
+def return_at_once(lines: Sequence[Line]) -> list[Line]:
+    """`return f(y)` at the end of a `with`, rather than behind it."""
+    if len(lines) < 2:
+        return list(lines)
+    *rest, before, last = lines
+    name = before.defines[0] if len(before.defines) == 1 else None
+    opening = _block_before(lines, len(lines) - 1)
+    if last.text != f"return {name}" or opening is None or not lines[opening].text.startswith("with kept."):
+        return list(lines)
+    left, _, expression = before.text.partition(" = ")
+    return [*rest, replace(before, text=f"return {expression}", defines=())] if left == name else list(lines)
 
 
 def bind_forgets(lines: Sequence[Line]) -> list[Line]:
@@ -142,9 +177,11 @@ def inline(lines: Sequence[Line]) -> list[Line]:
 
 
 def _merge(first: Line, second: Line, rest: Sequence[Line]) -> Line | None:
-    if len(first.defines) != 1 or first.depth != second.depth or second.drops or " = kept." in first.text:
+    if len(first.defines) != 1 or first.depth != second.depth or second.drops:
         return None
     name = first.defines[0]
+    if " = kept." in first.text and second.text != f"return {name}":
+        return None
     left, _, expression = first.text.partition(" = ")
     if left != name or second.text.startswith(("with", "yield", "kept.")):
         return None

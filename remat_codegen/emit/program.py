@@ -108,7 +108,8 @@ class _Main:
         arguments = [mark(self._module(scope))]
         if function.uses_kept:
             arguments.append(f"step[{number(segment.block)}]")
-        arguments += [self.names[v] for v in function.arguments]
+        kept = function.keeps
+        arguments += [self._keep(scope, v, self.names[v]) if v in kept else self.names[v] for v in function.arguments]
         return f"{named.name}({', '.join(arguments)})"
 
     def _module(self, scope: Scope) -> str:
@@ -118,11 +119,14 @@ class _Main:
         lines: list[str] = []
         for segment, function in pairs:
             for variable in function.handed:
+                if variable in function.keeps:
+                    lines.append(self._keep(self.plumbing.scopes[segment.block], variable, self.names[variable]))
                 self._hand(lines, segment, variable)
             call = self._call(segment, function)
             dying = [v for v in function.arguments if self._dies(v, segment.block)]
             targets = self._targets(function, dying)
             lines.append(f"{', '.join(targets)} = {call}" if targets else call)
+            lines += [f"step[{number(block)}].forget({name!r})" for block, name in function.forgets]
             gone = [self.names[v] for v in dying if self.names[v] not in targets]
             if gone and segment is not pairs[-1][0]:
                 lines.append(f"del {', '.join(gone)}")
@@ -145,6 +149,10 @@ class _Main:
         scopes = self.plumbing.scopes
         home = {v: next(s for s in scopes if s.own(v)) for v in function.returns}
         return [home[v].name(v) for v in function.returns]
+
+    def _keep(self, scope: Scope, variable: int, value: str) -> str:
+        """Keeps a value under the name that a block's functions know it by."""
+        return f"step[{number(scope.block)}].keep({scope.name(variable)!r}, {value})"
 
     def _hand(self, lines: list[str], segment: Segment, variable: int) -> None:
         """Gives an argument away, so that the function can free it."""
@@ -183,13 +191,13 @@ class _Main:
         for variable in function.returns:
             for block in range(segment.block + 1, len(self.plumbing.scopes)):
                 if variable in self.plumbing.scopes[block].outside() and self._keeps(segment, variable, block):
-                    name = self.plumbing.scopes[block].name(variable)
-                    keeps.append((f"step[{number(block)}].keep({name!r}, ", variable))
+                    keeps.append((block, variable))
         if len(keeps) == 1 == len(function.returns):
-            return [f"{keeps[0][0]}{call})"]
+            block, variable = keeps[0]
+            return [self._keep(self.plumbing.scopes[block], variable, call)]
         local = {v: f"again_{i}" for i, v in enumerate(function.returns)}
         lines = [f"{', '.join(local.values())} = {call}"]
-        lines += [f"{text}{local[v]})" for text, v in keeps]
+        lines += [self._keep(self.plumbing.scopes[block], v, local[v]) for block, v in keeps]
         return [*lines, f"del {', '.join(local.values())}"]
 
     def _keeps(self, segment: Segment, variable: int, block: int) -> bool:

@@ -33,7 +33,8 @@ from remat_codegen.schedule import Schedule
 from remat_codegen.sizes import Dynamic
 from remat_codegen.trace import Origin, Variable
 
-MODE = black.Mode(target_versions={black.TargetVersion.PY311})  # black's own defaults, whatever a project's settings are
+COLUMNS = 120
+MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
 LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
 PACKED_LINE = 96  # characters
@@ -133,7 +134,8 @@ class _Renderer:
         )
         if any(_COOKIE.match(line) for line in text.split("\n", 2)[:2]):
             text = f"# -*- coding: utf-8 -*-\n{text}"
-        return black.format_str(text, mode=MODE)
+        formatted = black.format_str(text, mode=MODE)
+        return formatted.replace('\n"""', '\n# fmt: off\n"""', 1)  # a project's own settings would fold its lines
 
     def _parameters(self) -> str | None:
         """The parameter list of the new forward; None where it takes whatever the original takes."""
@@ -189,10 +191,9 @@ class _Renderer:
         result = calls.result(self.trace, lambda v: self._output(v, written, given), self._class)
         schedule = self.environment.get_template("schedule.py.jinja").render(
             head=", ".join(head),
-            forward=[*self._measured(given, [*written.forward, result]), *written.forward],
+            forward=[*self._measured(given, [*written.forward, result]), *_with_return(written.forward, result)],
             backward=[*self._measured(given, written.backward), *written.backward],
             alive=f"{written.alive_bytes / MIB:,.1f} MiB",
-            result=result,
         )
         expressions = [a.expression for a in used]
         uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
@@ -219,7 +220,6 @@ class _Renderer:
         parts["sizes"] = self._sizes(given)
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
-        given_names |= {"check_modes"} if parts["modes"] else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
@@ -259,8 +259,8 @@ class _Renderer:
             else:
                 v = self.trace.variables[argument.variable]
                 text = f"({self._shape(v)!r}, {v.dtype}, {v.requires_grad})"
-            rows.append(f"    {argument.name!r}: {text},")
-        return "{\n" + "\n".join(rows) + "\n}" if rows else "{}"
+            rows.append(f"{argument.name!r}: {text}")
+        return "{" + ", ".join(rows) + "}"
 
     def _shape(self, variable: Variable) -> tuple[int | str, ...]:
         """A shape in which sizes that may change are names."""
@@ -333,6 +333,14 @@ class _Renderer:
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
+
+
+def _with_return(lines: Sequence[str], result: str) -> list[str]:
+    """Statements that end with a `return` of `result`: of the last call itself where that makes it."""
+    *rest, last = lines or ("",)
+    if result.isidentifier() and last.startswith(f"{result} = "):
+        return [*rest, f"return {last.removeprefix(f'{result} = ')}"]
+    return [*lines, f"return {result}"]
 
 
 def packed(tensor: torch.Tensor) -> list[str]:

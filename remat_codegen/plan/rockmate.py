@@ -14,27 +14,31 @@ exact parts leave on the table (they are exact within a block only) are the work
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import permutations, product
 
 from remat_codegen.graph.ir import Block, Graph
 from remat_codegen.plan import checkmate, hierarchy
-from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
+from remat_codegen.plan.options import Family, Grid, Option, Piece, cut_out, pinned_data, solve_family
 from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.rotor import Backward, Link, Operation, Table
+from remat_codegen.plan.rotor import Backward, Forward, Link, Operation, Table
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_forgets, without_recomputation
 
 Progress = Callable[[str, int, int], None]
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
-ALIKE = 0.003  # the share of a step's time that is given for treating equal blocks alike
+ALIKE = 0.01  # the share of a step's time that is given for treating equal blocks alike
 MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
 REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repeated blocks
 QUICK_ROUNDS = 60  # of splitting
+MOST_REGULAR = 20_000  # combinations of one option for each family that are looked at
+REGULAR_TRIES = 16  # of these, how many are simulated
 CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longer treated alike
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
@@ -159,33 +163,86 @@ def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Ca
 
 
 def _alike(chain: _Chain, operations: list[Operation], best: Candidate, budget_bytes: int) -> Candidate:
-    """The candidate with rare options replaced by frequent ones of the same family, where that costs next to nothing: equal
-    blocks that run in equal ways are one function in the generated file."""
+    """The candidate with fewer options in use, where that costs next to nothing: equal blocks that run in equal ways are one
+    function in the generated file, and a reviewer reads it once."""
     slowest = best.time_ns * (1 + ALIKE)
+    regular = _regular(chain, budget_bytes, slowest)
+    if regular is not None:
+        return regular
     while True:
-        for changed in _replacements(chain, operations):
-            found = chain.candidate(changed)
-            if found.peak_bytes <= budget_bytes and found.time_ns <= slowest:
-                operations, best = changed, found
-                break
-        else:
+        tried = ((chain.candidate(changed), changed) for changed in _simpler(chain, operations))
+        found = [(c, o) for c, o in tried if c.peak_bytes <= budget_bytes and c.time_ns <= slowest]
+        if not found:
             return best
+        best, operations = min(found, key=lambda pair: (_options_in_use(chain, pair[1]), pair[0].time_ns))
 
 
-def _replacements(chain: _Chain, operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """The operations with one option of a family replaced by another one in use, the rarest first."""
-    uses = Counter((id(chain.families[o.block]), o.option) for o in operations if isinstance(o, Backward))
-    for (family, rare), count in sorted(uses.items(), key=lambda item: item[1]):
-        others = [option for (f, option), n in uses.most_common() if f == family and option != rare and n >= count]
-        for other in others:
-            yield [
-                (
-                    replace(o, option=other)
-                    if isinstance(o, Backward) and o.option == rare and id(chain.families[o.block]) == family
-                    else o
-                )
-                for o in operations
-            ]
+def _regular(chain: _Chain, budget_bytes: int, slowest_ns: float) -> Candidate | None:
+    """The fastest candidate with one option for each family, and every block forward once; None without one in time."""
+    families, blocks = chain.distinct, range(len(chain.families))
+    if math.prod(len(f.options) for f in families) > MOST_REGULAR:
+        return None
+    counts = Counter(map(id, chain.families))
+    combinations = product(*([(counts[id(f)] * (o.forward_ns + o.backward_ns), o) for o in f.options] for f in families))
+    timed = sorted(((sum(t for t, _ in c), [o for _, o in c]) for c in combinations), key=lambda pair: pair[0])
+    tries = error = 0
+    for time_ns, options in timed:
+        chosen = {id(f): o for f, o in zip(families, options, strict=True)}
+        if time_ns > slowest_ns or tries == REGULAR_TRIES:
+            return None
+        estimate = _estimated_peak(chain, chosen)
+        if estimate + error > budget_bytes:
+            continue
+        tries += 1
+        back = [Backward(b, f.options.index(chosen[id(f)])) for b, f in reversed([*enumerate(chain.families)])]
+        found = chain.candidate([*map(Forward, blocks), *back])
+        if found.peak_bytes <= budget_bytes and found.time_ns <= slowest_ns:
+            return found
+        error = found.peak_bytes - estimate  # which is much the same for all of them
+    return None
+
+
+def _estimated_peak(chain: _Chain, chosen: Mapping[int, Option]) -> int:
+    """The peak of a chain in which every family runs in one way, but for what surrounds the chain."""
+    peak = kept = 0
+    for family in chain.families:
+        option = chosen[id(family)]
+        peak = max(peak, kept + max(option.forward_peak_bytes, option.backward_peak_bytes))
+        kept += option.saved_bytes + family.piece.output_bytes
+    return peak
+
+
+def _options_in_use(chain: _Chain, operations: Sequence[Operation]) -> int:
+    return len({(id(chain.families[o.block]), o.option) for o in operations if isinstance(o, Backward)})
+
+
+def _simpler(chain: _Chain, operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """The operations with fewer options in use: one in use replaced by another one, or one option for all blocks of a kind."""
+    uses: dict[int, Counter[int]] = {}
+    for o in operations:
+        if isinstance(o, Backward):
+            uses.setdefault(id(chain.families[o.block]), Counter())[o.option] += 1
+    options = {id(f): range(len(f.options)) for f in chain.distinct}
+    for family, counted in uses.items():
+        if len(counted) < 2:
+            continue
+        for option in options[family]:
+            yield _with_option(chain, operations, family, set(counted), option)
+        for rare, other in permutations(counted, 2) if len(counted) > 2 else ():
+            yield _with_option(chain, operations, family, {rare}, other)
+
+
+def _with_option(
+    chain: _Chain, operations: Sequence[Operation], family: int, replaced: set[int], option: int
+) -> list[Operation]:
+    """The operations, with an option of a family in place of others."""
+
+    def changed(o: Operation) -> Operation:
+        if isinstance(o, Backward) and id(chain.families[o.block]) == family and o.option in replaced:
+            return replace(o, option=option)
+        return o
+
+    return [changed(o) for o in operations]
 
 
 @lru_cache(maxsize=256)

@@ -194,9 +194,9 @@ class Expressions:
         kept = self.env.get("kept")
         names = {self.operations.named(kept.number, name) for name in self.wish} if isinstance(kept, Block) else ()
         wishes = (
-            lambda op: bool(machine.rebuilding) or op not in self.first,
+            lambda op: machine.backward or op not in self.first,
             lambda op: not isinstance(kept, Block) or self.operations.block_of(op) == kept.number,
-            lambda op: not machine.rebuilding or self.operations.node_of[op] in nodes,
+            lambda op: not machine.backward or self.operations.node_of[op] in nodes,
             lambda op: run is not None and self.operations.node_of[op] == run.node and op not in run.done,
             lambda op: op in names,
             lambda op: op not in self.ran,

@@ -73,7 +73,6 @@ class _Interpreter(Expressions):
         self.constants = self._constants(tree)
         self.calls: list[Call] = []
         self.depth = self.statements = 0
-        self.backward = False
         machine.describe = self._where
 
     def _constants(self, tree: ast.Module) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class _Interpreter(Expressions):
             raise Unreadable(1, "has no run_forward")
         self.machine.line = forward.lineno
         self.machine.end_forward(self._enter(forward, self._given(forward)))
-        self.backward = True
+        self.machine.backward = True
         if backward is not None:
             self.machine.line = backward.lineno
             self.machine.drop(self._enter(backward, self._given(backward)))
@@ -165,6 +164,7 @@ class _Interpreter(Expressions):
     # ------------------------------------------------------------------ statements
 
     def _do_return(self, statement: ast.Return) -> tuple[Any]:
+        self.wish = ()
         return (None if statement.value is None else self.evaluate(statement.value),)
 
     def _do_pass(self, statement: ast.Pass) -> None:
@@ -218,10 +218,10 @@ class _Interpreter(Expressions):
         return self._block(statement.orelse if test is False or test is None else statement.body)
 
     def _do_with(self, statement: ast.With) -> tuple[Any] | None:
-        before = self.machine.rebuilding, self.machine.group, list(self.machine.draws)
+        before = self.machine.group, list(self.machine.draws)
         forgotten = [key for item in statement.items if (key := self._manager(item.context_expr)) is not None]
         result = self._block(statement.body)
-        self.machine.rebuilding, self.machine.group, self.machine.draws = before
+        self.machine.group, self.machine.draws = before
         for key in forgotten:
             self.machine.forget_saved(key)
         return result
@@ -234,16 +234,12 @@ class _Interpreter(Expressions):
             return None
         block, what = self.evaluate(node.func.value), node.func.attr
         values = [self.evaluate(a) for a in node.args]
-        if what == "rebuilding":
-            self.machine.rebuilding += 1
-        elif what in ("saves", "draws") and isinstance(block, Block) and values and isinstance(values[0], str):
-            key = block.number, values[0]
-            self.machine.group = key if what == "saves" else self.machine.group
-            self.machine.draws += [key] if what == "draws" else []
-            return key if any(k.arg == "forget" and self.evaluate(k.value) is True for k in node.keywords) else None
-        else:
+        if what not in ("saves", "draws") or not isinstance(block, Block) or not values or not isinstance(values[0], str):
             raise self.machine.give_up(f"`with {ast.unparse(node)}` is nothing that remat-codegen writes")
-        return None
+        key = block.number, values[0]
+        self.machine.group = key if what == "saves" else self.machine.group
+        self.machine.draws += [key] if what == "draws" else []
+        return key if any(k.arg == "forget" and self.evaluate(k.value) is True for k in node.keywords) else None
 
     # ------------------------------------------------------------------ calls
 
@@ -314,12 +310,14 @@ class _Interpreter(Expressions):
             machine.handed[key] = value
             return None
         if what == "slot":
-            (machine.rebuild if machine.rebuilding else machine.slot)(key, value)
+            (machine.rebuild if machine.backward else machine.slot)(key, value)
+        if what == "stop" or any(k.arg == "stop" for k in node.keywords):
+            machine.stop(key, value)
+        if what == "keep":
+            machine.keep(key, value)
+        if what in ("slot", "stop", "keep"):
             return value
-        effects = {"keep": machine.keep, "stop": machine.stop}
-        if what in effects:
-            effects[what](key, value)
-        elif what in ("forget", "forget_saved"):
+        if what in ("forget", "forget_saved"):
             (machine.forget if what == "forget" else machine.forget_saved)(key)
         else:
             raise machine.give_up(f"`{ast.unparse(node)}` is nothing that remat-codegen writes")
@@ -332,7 +330,7 @@ class _Interpreter(Expressions):
             block = next((v.number for v in given.values() if isinstance(v, Block)), None)
             place = given.get("m")
             path = place.path if isinstance(place, Place) else ""
-            self.calls.append(Call(function.name, path, block, node.lineno, self.backward))
+            self.calls.append(Call(function.name, path, block, node.lineno, self.machine.backward))
         return self._enter(function, given)
 
     def _parameters(self, node: ast.Call, function: ast.FunctionDef) -> dict[str, Any]:

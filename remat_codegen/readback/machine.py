@@ -47,8 +47,8 @@ class Machine:
         self.made_again: dict[int, int] = {}  # the line where it was computed again after that
         self.reached = -1
         self.run: _Run | None = None
+        self.backward = False
         self.went_back = self.graph.loss - 1  # the last node of the loss and the backward pass that ran
-        self.rebuilding = 0
         self.group: Key | None = None
         self.draws: list[Key] = []
         self.values: dict[Key, Any] = {}
@@ -151,8 +151,8 @@ class Machine:
         name = self.name(node)
         if not self.graph.nodes[node].recomputable:
             raise self.give_up(f"computes {name} again, which changes something that stays and may run only once")
-        if not self.rebuilding:
-            self.complain(f"computes {name} again outside of kept.rebuilding()")
+        if not self.backward:
+            self.complain(f"computes {name} again in the forward pass")
         writes = self.graph.nodes[node].writes
         if writes and all(d in self.alive for d in writes):
             self.complain(f"computes {name} again, which was not forgotten: it is still in memory")

@@ -120,33 +120,33 @@ def test_a_plan_beside_the_file_is_compared_with(case, edited, tmp_path):
     assert found.as_planned is False and "is not the plan's" in found.problems[0].text and found.blocks
 
 
-AGAIN = 'softmax = kept.slot("softmax", F.softmax(scores_2, -1))\n        del'  # in a rebuild
+AGAIN = 'kept.slot("softmax", F.softmax(scores.masked_fill(bitwise_not, float("-inf")), -1))\n    del'  # in a rebuild
 
 # Pieces of the file, what becomes of them, what is said, and what stands on the line that is named. These are found by what the
 # functions do, whatever they look like.
 WRONG = {
     "a forget removed": ('    ln_1 = kept.forget("ln_1")\n', "", "which was not forgotten", 'kept.slot("ln_1"'),
-    "a rebuild missing": (AGAIN, "softmax = F.softmax(scores_2, -1)\n        del", "is not put back", "softmax = F.softmax"),
+    "a rebuild missing": (AGAIN, AGAIN.replace('kept.slot("softmax", ', "(", 1), "is not put back", "softmax = (F.softmax"),
     "a rebuild of something else": (AGAIN, AGAIN.replace('"softmax"', '"ln_1"'), "another value", 'kept.slot("ln_1"'),
     "a value not computed again": (
-        "        ln_1 = F.layer_norm",
-        "        _ = F.layer_norm",
-        "ln_1, which has no value",
-        "ln_1",
+        "    c_attn = F.linear(ln_1, m.attn.c_attn.weight, m.attn.c_attn.bias)\n    probs",
+        "    _ = F.linear(ln_1, m.attn.c_attn.weight, m.attn.c_attn.bias)\n    probs",
+        "c_attn, which has no value",
+        "c_attn",
     ),
     "a take before its keep": ('kept.keep("', 'kept.keep("no_', "which nothing has kept", "kept.take("),
     "a slot of another name": ('kept.slot("', 'kept.slot("no_', "which has no slot", "kept.forget("),
     "a wait for nothing": ('kept.at("', 'kept.at("no_', "which no kept.stop(...) has set", "kept.at("),
     "other random numbers": (
-        'with kept.saves("probs"), kept.draws("probs", "cpu"):',
+        'with kept.saves("probs"), kept.draws("probs", torch.default_generator):',
         'with kept.saves("probs"):',
         "draws",
         None,
     ),
-    "a rebuild outside of rebuilding": (
-        "    with kept.rebuilding():\n",
-        "    if True:\n",
-        "outside of kept.rebuilding()",
+    "a rebuild in the forward pass": (
+        "    x = drop_forward(m, step[0], idx)\n",
+        "    x = drop_forward(m, step[0], idx)\n    drop_again(m, step[0])\n",
+        "again in the forward pass",
         None,
     ),
     "a deleted name": ("    kept.forget", "    del x\n    kept.forget", "x, which has no value", None),
@@ -154,16 +154,21 @@ WRONG = {
     "a block left out": ("    yield from mlp_backward", "    # yield from mlp_backward", "before the way back", None),
     "a block of the forward pass left out": ("    x = mlp_forward(", "    # x = mlp_forward(", "", None),
     "blocks in another order": ("step[2], x)", "step[1], x)", "", None),
-    "a call with too much": ("= head_forward(m, ", "= head_forward(m, m, ", "is not called like that", "head_forward(m, m, "),
+    "a call with too much": (
+        "return head_forward(m, ",
+        "return head_forward(m, m, ",
+        "is not called like that",
+        "head_forward(m, m, ",
+    ),
     "no run_forward": ("def run_forward(", "def run_forwards(", "has no run_forward", None),
     "no Python": ("def run_forward(", "def run forward(", "is no Python", "def run forward("),
     "a statement of another kind": (
-        "    return add\n",
-        "    import os\n    return add\n",
+        "    gelu = kept.stop(",
+        "    import os\n    gelu = kept.stop(",
         "nothing that remat-codegen",
         "import os",
     ),
-    "an endless call": ("    return add\n", "    return run_forward(m, kept, x)\n", "", None),
+    "an endless call": ("    gelu = kept.stop(", "    return run_forward(m, kept, x)\n    gelu = kept.stop(", "", None),
 }
 
 # These compute something else, or are nothing to do with the schedule: they are found by what is written instead of them.
@@ -178,7 +183,7 @@ UNLIKE = {
         "does not belong",
         "step.x = 1",
     ),
-    "a stop left out": ('    kept.stop("c_proj", c_proj)\n', "", "", None),
+    "a stop left out": ('kept.stop("c_proj", ', "(", "", None),
 }
 
 
@@ -203,7 +208,7 @@ def _expect(found, path, says, where):
 
 
 def test_comments_and_layout_do_not_count(edited):
-    found, _ = edited("    return add\n", "\n    # a comment\n    return  (add)\n")
+    found, _ = edited("    gelu = kept.stop(", "\n    # a comment\n    gelu  =  kept.stop(")
     assert found.ok and found.as_planned
 
 
