@@ -28,7 +28,7 @@ from remat_codegen.schedule import simulate, validate, without_recomputation
 @dataclass(frozen=True, slots=True)
 class Priced:
     """A graph with its costs. `plain_*` are those of the step without recomputation, `reserve_bytes` what a generated file
-    needs beside the planned tensors (0 for a graph from a file). `scale` is as in `Exchange`."""
+    needs beside the planned tensors (0 for a graph that no model was traced for). `scale` is as in `Exchange`."""
 
     label: str
     graph: Graph
@@ -42,8 +42,12 @@ class Priced:
 
     def limit(self, budget: Budget) -> int:
         """A budget in bytes."""
-        slack = SLACK_BYTES if self.traced is not None else 0
-        return budget.resolve(self.plain_bytes + slack)
+        return budget.resolve(self.plain_bytes + self.slack_bytes)
+
+    @property
+    def slack_bytes(self) -> int:
+        """What even a file that recomputes nothing needs beside the planned tensors."""
+        return min(SLACK_BYTES, self.reserve_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,16 @@ def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -
         found = exchange.load(path, add_backward=add_backward)
     profile = Profile(found.time_ns, found.workspace_bytes, found.device)
     plain = simulate(found.graph, profile, without_recomputation(found.graph))
-    return Priced(path.name, found.graph, profile, plain.time_ns, plain.peak_bytes, scale=found.scale, notes=found.notes)
+    return Priced(
+        path.name,
+        found.graph,
+        profile,
+        plain.time_ns,
+        plain.peak_bytes,
+        reserve_bytes=found.reserve_bytes,
+        scale=found.scale,
+        notes=found.notes,
+    )
 
 
 def priced_model(request: Request, progress: Progress) -> Priced:
@@ -91,7 +104,8 @@ def write_trace(request: Request, output: Path, progress: Progress) -> dict[str,
     check_writable(output)
     found = priced_model(request, progress)
     profile = found.profile
-    text = exchange.dumps(Exchange(found.graph, profile.time_ns, profile.workspace_bytes, profile.device))
+    costs = (profile.time_ns, profile.workspace_bytes, profile.device)
+    text = exchange.dumps(Exchange(found.graph, *costs, reserve_bytes=found.reserve_bytes))
     write_atomically(output, text)
     return _size(found) | {
         "unmodified_peak_bytes": found.plain_bytes,
@@ -111,7 +125,7 @@ def run_planner(
 ) -> Outcome:
     """One planner's plan within a budget, validated and simulated. `time_limit` in seconds, for planners that take one."""
     limit = found.limit(budget)
-    room = limit if found.plain_bytes + SLACK_BYTES <= limit else limit - found.reserve_bytes
+    room = limit if found.plain_bytes + found.slack_bytes <= limit else limit - found.reserve_bytes
     planner = PLANNERS[name]
     options: dict[str, Any] = {}
     if time_limit is not None and "time_limit" in inspect.signature(planner).parameters:
@@ -122,6 +136,9 @@ def run_planner(
 
     started = time.perf_counter()
     plan = planner(found.graph, found.profile, room, progress=advance, **options)
+    if plan.peak_bytes > limit - found.reserve_bytes and plan.time_ns != found.plain_ns:
+        room = limit - found.reserve_bytes  # the unmodified step would have needed no reserve; what runs again may need it
+        plan = planner(found.graph, found.profile, room, progress=advance, **options)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, room)
     least = _bound(found, plan, limit) if bounded else None

@@ -3,7 +3,7 @@
     {"format": "remat-codegen graph", "version": 1, "device": "cpu",
      "nodes": [{"name", "phase", "time_ns", "workspace_bytes", "reads", "writes", "forward", "recomputable", "signature"}, ...],
      "data": [{"id", "name", "kind", "bytes"}, ...],
-     "loss": 12, "outputs": [ids of data]}
+     "loss": 12, "outputs": [ids of data], "reserve_bytes": 15168}
 
 Nodes stand in topological order, the loss between forward and backward nodes; `forward` and `loss` are positions in that list.
 Blocks are not in the file: they follow from the rest. `dumps` and `loads` are inverse to each other: what is read back has the
@@ -36,7 +36,8 @@ class Exchange:
     """A graph with its costs: `time_ns` and `workspace_bytes` for each node, as a profile holds them.
 
     A plain graph's times have no unit: `time_ns` are then the file's times times `scale`, which is None for nanoseconds.
-    `notes` say what was assumed while reading.
+    `notes` say what was assumed while reading. `reserve_bytes` is what a plan has to leave free for what no node shows: states
+    of random generators.
     """
 
     graph: Graph
@@ -45,6 +46,7 @@ class Exchange:
     device: str = "cpu"
     scale: int | None = None
     notes: tuple[str, ...] = ()
+    reserve_bytes: int = 0
 
 
 def dumps(exchange: Exchange) -> str:
@@ -60,6 +62,7 @@ def dumps(exchange: Exchange) -> str:
         f'  "data": {_lines(data)}',
         f'  "loss": {graph.loss}',
         f'  "outputs": {json.dumps(list(graph.outputs))}',
+        *([f'  "reserve_bytes": {exchange.reserve_bytes}'] if exchange.reserve_bytes else []),
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -171,7 +174,9 @@ def _read(found: dict[str, Any]) -> Exchange:
     loss = whole(found.get("loss"), "the loss", len(rows) - 1)
     outputs = _references(found.get("outputs", []), number, "the list of outputs")
     graph = Graph(tuple(n for n, _, _ in nodes), data, loss, outputs)
-    return Exchange(graph, tuple(t for _, t, _ in nodes), tuple(w for _, _, w in nodes), device)
+    reserve = whole(found.get("reserve_bytes", 0), "the reserve", LARGEST_TOTAL)
+    times, workspaces = tuple(t for _, t, _ in nodes), tuple(w for _, _, w in nodes)
+    return Exchange(graph, times, workspaces, device, reserve_bytes=reserve)
 
 
 def _data(rows: list[Any]) -> tuple[tuple[Data, ...], dict[Any, int]]:

@@ -3,9 +3,11 @@
 Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs small enough, the whole integer program. The few
 fastest different plans are improved, because a slower plan may leave more to improve.
 
-Cost model: the simulator's. Complexity: the sum of the planners'; `time_limit` seconds are the aim, and a planner whose turn
-comes after `PLANNING` of them is left out (the notes say so). Ties: the earlier planner. Oracle: never worse than any
-planner it ran.
+Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: a minute for each
+thousand nodes, one at least and two at most). The quick ones have `QUICK` of them together, then Rockmate has until
+`SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped, or left
+out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle: never
+worse than any planner it ran.
 """
 
 from __future__ import annotations
@@ -23,45 +25,43 @@ from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved
-PLANNING = 0.8  # the part of the time after which no further planner is started
-LIMITED = ("checkmate", "checkmate-lp")  # these take whatever time they get
+QUICK, SEARCHED, ROUNDED, SOLVED = 0.3, 0.55, 0.7, 0.85  # the parts of the time after which planners are stopped
+LEAST_SECONDS = 3.0  # for the improvement of a plan
+MOST_SECONDS = 10.0
 EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
 def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float = 60.0, progress: Progress | None = None
+    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float | None = None, progress: Progress | None = None
 ) -> Plan:
     """The fastest plan found within the budget."""
     started = time.monotonic()
-    plans: list[Plan] = []
-    skipped: list[str] = []
+    time_limit = 60.0 * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
+    ran: list[tuple[Plan, str]] = []
+    late: list[str] = []
     entries = _entries(graph)
-    for done, (name, run) in enumerate(entries):
+    for done, (name, run, part) in enumerate(entries):
         if progress is not None:
             progress(f"trying {name}", done, len(entries))
-        if time.monotonic() - started > time_limit * PLANNING:
-            skipped.append(name)
+        found = _run(run, graph, profile, budget_bytes, started + part * time_limit)
+        if found is None:
+            late.append(name)
             continue
-        left = time_limit * PLANNING - (time.monotonic() - started)
-        found = run(graph, profile, budget_bytes, **({"time_limit": left} if name in LIMITED else {}))
-        plans.append(found)
+        ran.append((found, name))
         if found.schedule is not None and found.status is Status.OPTIMAL:
-            return _named(found, name, (), plans)
-    late = (f"no time for {', '.join(skipped)}",) if skipped else ()
-    names = [name for name, _ in entries if name not in skipped]
-    fitting = sorted(
-        ((p, name) for p, name in zip(plans, names, strict=True) if p.schedule is not None),
-        key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes),
-    )
+            return _named(found, name, (), [p for p, _ in ran])
+    plans = [found for found, _ in ran]
+    notes = (f"no time for {', '.join(late)}",) if late else ()
+    fitting = sorted((r for r in ran if r[0].schedule is not None), key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes))
     if not fitting:
         least = min((p.minimum_bytes for p in plans if p.minimum_bytes is not None), default=None)
-        return Plan("best", Status.INFEASIBLE, None, minimum_bytes=least, notes=late)
+        return Plan("best", Status.INFEASIBLE, None, minimum_bytes=least, notes=notes)
     improved = []
     for number, (found, name) in enumerate(_different(fitting)[:IMPROVED]):
-        left = max(3.0, (time_limit - (time.monotonic() - started)) / (IMPROVED - number))
-        improved.append((improve(graph, profile, budget_bytes, found, time_limit=min(left, 10.0)), name))
+        left = max(LEAST_SECONDS, (time_limit - (time.monotonic() - started)) / (IMPROVED - number))
+        improved.append((improve(graph, profile, budget_bytes, found, time_limit=min(left, MOST_SECONDS)), name))
     best, name = min(improved, key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes))
-    return _named(best, name, late, plans)
+    return _named(best, name, notes, plans)
 
 
 def _named(found: Plan, name: str, notes: tuple[str, ...], plans: list[Plan]) -> Plan:
@@ -79,18 +79,42 @@ def _different(fitting: list[tuple[Plan, str]]) -> list[tuple[Plan, str]]:
     return list(seen.values())
 
 
+class _Late(Exception):
+    """A planner's time is over."""
+
+
 Run = Callable[..., Plan]
 
 
-def _entries(graph: Graph) -> list[tuple[str, Run]]:
-    """The planners to run, the fast ones first."""
-    found: list[tuple[str, Run]] = [("none", ends.none), ("all", ends.all_), ("chen", chen.plan), ("rotor", chain.plan)]
-    found.extend((f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS)
-    found.append(("mincut", mincut.plan))
-    found.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
-    found.append(("knapsack", knapsack.plan))
-    found.append(("rockmate", rockmate.plan))
-    if whole.columns(graph) <= EXACT:
-        found.append(("checkmate", whole.plan))
-    found.append(("checkmate-lp", whole.approximate))
-    return found
+def _run(run: Run, graph: Graph, profile: Profile, budget_bytes: int, deadline: float) -> Plan | None:
+    """A planner's plan; None where it was not done in time. A planner is stopped where it tells its progress."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
+
+    def advance(what: str, done: int, total: int) -> None:
+        if time.monotonic() > deadline:
+            raise _Late
+
+    limited = run in (whole.plan, whole.approximate)
+    try:
+        return run(graph, profile, budget_bytes, **({"time_limit": left} if limited else {"progress": advance}))
+    except _Late:
+        return None
+
+
+def _entries(graph: Graph) -> list[tuple[str, Run, float]]:
+    """The planners to run, the fast ones first, and the part of the time by which each has to be done."""
+    evictions = [(f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS]
+    quick: list[tuple[str, Run]] = [("none", ends.none), *evictions, ("chen", chen.plan), ("rotor", chain.plan)]
+    quick.append(("mincut", mincut.plan))
+    quick.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
+    quick.append(("knapsack", knapsack.plan))
+    quick.append(("all", ends.all_))
+    exact = [("checkmate", whole.plan, SOLVED)] if whole.columns(graph) <= EXACT else []
+    return [
+        *((name, run, QUICK) for name, run in quick),
+        ("rockmate", rockmate.plan, SEARCHED),
+        ("checkmate-lp", whole.approximate, ROUNDED),
+        *exact,
+    ]

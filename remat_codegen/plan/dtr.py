@@ -136,13 +136,11 @@ class Runtime:
         count = len(self.graph.nodes)
         most = MOST_RUNS * min(count, MOST_NODES) + MOST_RUNS // 5 * max(0, count - MOST_NODES)
         for node in self.graph.nodes:
-            if progress is not None and node.id % 64 == 0:
-                progress("running DTR", node.id, len(self.graph.nodes))
-            self._perform(node.id, most)
+            self._perform(node.id, most, progress)
             self._release(node.id)
         return tuple(self.order)
 
-    def _perform(self, node: int, most: int) -> None:
+    def _perform(self, node: int, most: int, progress: Progress | None) -> None:
         """Runs a node once all it reads is there. The recursion of the paper, as a stack of locked calls."""
         stack = [node]
         self._lock(node, 1)
@@ -154,6 +152,8 @@ class Runtime:
                 self._lock(stack[-1], 1)
                 continue
             self._compute(current)
+            if progress is not None and len(self.order) % 64 == 1:
+                progress("running DTR", node, len(self.graph.nodes))
             self._lock(current, -1)
             stack.pop()
             if len(self.order) > most or self.score.work > MOST_WORK:

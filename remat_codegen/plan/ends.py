@@ -12,7 +12,7 @@ the sum of all times, `all` keeps nothing that can be rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.plan import checkmate
@@ -21,7 +21,7 @@ from remat_codegen.plan.rockmate import Candidate, judge
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 
-MOST_RUNS = 200_000  # an order for looking at, not one that anybody would run
+MOST_RUNS = 60_000  # an order for looking at, not one that anybody would run
 Progress = Callable[[str, int, int], None]
 
 
@@ -33,21 +33,20 @@ def none(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progres
 
 def all_(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
     """Recomputes as much as possible: whatever the budget, the order of least peak among the ways to rebuild everything."""
-    tried = [candidate(graph, profile, order) for order in least_orders(graph)]
+    tried = [candidate(graph, profile, order) for order in least_orders(graph, progress)]
     return chosen("all", [min(tried, key=lambda c: (c.peak_bytes, c.time_ns))], profile, budget_bytes)
 
 
-def least_orders(graph: Graph) -> list[tuple[int, ...]]:
+def least_orders(graph: Graph, progress: Progress | None = None) -> Iterator[tuple[int, ...]]:
     """Orders that keep nothing that can be rebuilt: held after the first rebuilding, or fleeting, or only block inputs kept."""
+    nothing: frozenset[int] = frozenset()
     rebuilt = frozenset(rebuildable(graph))
-    inputs = {b.input for b in graph.blocks if b.input is not None}
-    inside = rebuilt - inputs
-    return [
-        keeping(graph, ()),
-        keeping(graph, (), rebuilt),
-        keeping(graph, inputs),
-        keeping(graph, inputs, inside),
-    ]
+    inputs = frozenset(b.input for b in graph.blocks if b.input is not None)
+    ways = dict.fromkeys([(nothing, nothing), (nothing, rebuilt), (inputs, nothing), (inputs, rebuilt - inputs)])
+    for done, (kept, fleeting) in enumerate(ways):
+        if progress is not None:
+            progress("rebuilding everything", done, len(ways))
+        yield keeping(graph, kept, fleeting)
 
 
 def fixed(graph: Graph) -> frozenset[int]:

@@ -4,45 +4,40 @@ All of it works on one representation: the order of node ids, forward nodes once
 can write), and after it every backward node with the runs that rebuild what it reads. What an order holds follows from it
 (`with_forgets`), so two moves reach every such plan:
 
-    split   a data node is dropped over a gap in which nothing reads it, and rebuilt just before its next reader
-    merge   a run is taken out, and the copy of before is held instead
+    split   a data node is dropped over a gap in which nothing reads it, and rebuilt just before its next reader (`splits`)
+    merge   a run is taken out, and the copy of before is held instead (`merges`)
 
-Starting orders keep what crosses between segments of the forward pass (Chen et al. 2016, for any graph and any number of
-segments; Chen's own sqrt(n) equal ones are among them, so a plan is never slower than theirs where theirs fits).
+Starting orders (`segments`) keep what crosses between segments of the forward pass (Chen et al. 2016, for any graph and any
+number of segments; Chen's own sqrt(n) equal ones are among them, so a plan is never slower than theirs where theirs fits).
 `squeeze` splits at the peak until an order fits a budget, the most bytes for the time first; `spend` merges while there
 is room, the most time for the bytes first. `improve` repeats both around random choices and takes what is faster (large
 neighbourhood search). HiRemate, which partitions a graph recursively and solves an integer program per level, is
 the published alternative.
 
-Deterministic: the random choices are seeded, and the work is counted in steps of the search, not in seconds.
+Deterministic: the random choices are seeded, and the work is counted in steps of the search and in what these visit, not in
+seconds.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
-import numpy as np
-
 from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import checkmate
+from remat_codegen.plan.lives import Board, Copy, Limits, Lives, Order
+from remat_codegen.plan.merges import spend
+from remat_codegen.plan.segments import starting_orders
+from remat_codegen.plan.splits import FIT_WORK, Splitter, squeeze
 from remat_codegen.profile.costs import Profile
 
-Order = tuple[int, ...]
-Splits = dict[int, list[int]]  # position -> data that are rebuilt there
-
-PATIENCE = 12  # how many rounds of splitting may pass without a gain
-PEAKS_AT_ONCE = 12  # positions above the limit that are treated in one round
 SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes
 DESCENT_WORK = 200_000  # steps of orders that are looked at to bring one to its least peak, where the graph is large
 LARGE = 1500  # nodes; beyond it the least peak is only looked for where nothing else fits
-SLOWEST = 6  # an order that takes this many times as long as the plain step is given up
-SEGMENT_GROWTH = 1.6  # from one number of segments to the next
+SEARCH_WORK = 1_000_000  # the most that is visited to improve orders, however large the graph
 LEAST_STARTS = 2  # how many of the starting orders are brought to their least peak
 TRIAL_ROUNDS = 8  # of splitting, in a step of the search
 IMPROVED_STARTS = 3  # how many of the fitting orders are improved
@@ -52,428 +47,18 @@ PEAK_LEVELS = 3  # of a family
 SAVED_LEVELS = 6
 
 
-class Board:
-    """A graph and its costs as plain lists, made once for many orders.
-
-    What the loss and the backward nodes write lives as long in every order, because they run once and in order: it is counted
-    here, `late` while a node runs and `between` before it does. `reads` and `writes` are of the rest.
-    """
-
-    def __init__(self, graph: Graph, profile: Profile) -> None:
-        self.graph, self.profile = graph, profile
-        producers = graph.producers()
-        self.producer = [p[0] for p in producers]
-        self.early = [p < graph.loss for p in self.producer]
-        self.reads = [tuple(sorted({d for d in n.reads if self.early[d]})) for n in graph.nodes]
-        self.writes = [tuple(sorted({d for d in n.writes if self.early[d]})) for n in graph.nodes]
-        self.size = [d.nbytes for d in graph.data]
-        self.time, self.workspace = profile.time_ns, profile.workspace_bytes
-        self.loss, self.outputs = graph.loss, frozenset(d for d in graph.outputs if self.early[d])
-        self.late, self.between = self._late(producers)
-        shared = {p for w in producers if len(w) > 1 for p in w}
-        self.once = checkmate.runs_once(graph) | shared
-        self.visited = 0  # steps of orders that were split, since the beginning
-        self.plain: Order = tuple(range(len(graph.nodes)))
-        self.plain_ns = sum(profile.time_ns)
-
-    def _late(self, producers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        late, between = [0] * len(self.graph.nodes), [0] * len(self.graph.nodes)
-        outputs = set(self.graph.outputs)
-        for data, (writes, reads) in enumerate(zip(producers, self.graph.readers(), strict=True)):
-            if self.early[data]:
-                continue
-            end = len(late) - 1 if data in outputs else max((*reads, *writes))
-            for node in range(writes[0], end + 1):
-                late[node] += self.size[data]
-                between[node] += self.size[data] if node > writes[0] else 0
-        return late, between
-
-    def movable(self, data: int) -> bool:
-        """Whether it can be dropped and rebuilt."""
-        return self.producer[data] not in self.once
-
-    def time_of(self, order: Sequence[int]) -> int:
-        """The time that an order takes."""
-        return sum(map(self.time.__getitem__, order))
-
-
-@dataclass(slots=True)
-class Copy:
-    """A data node from a run that writes it to the last step that reads that result."""
-
-    data: int
-    start: int
-    readers: list[int] = field(default_factory=list)
-    end: int = 0
-    before: Copy | None = None
-
-    def next_touch(self, position: int) -> int | None:
-        """The first reader at or after a position."""
-        index = bisect_left(self.readers, position)
-        return self.readers[index] if index < len(self.readers) else None
-
-    def held_from(self) -> int:
-        """The last step that needs an earlier copy. Copies that nobody reads do not count: their runs may go as well."""
-        copy = self.before
-        while copy is not None and copy.before is not None and not copy.readers:
-            copy = copy.before
-        return self.start if copy is None else copy.end
-
-    def last_touch(self, position: int) -> int:
-        """The last step before a position that writes or reads it."""
-        index = bisect_left(self.readers, position)
-        return self.readers[index - 1] if index else self.start
-
-
-class Lives:
-    """What an order holds when, as the simulator counts it."""
-
-    def __init__(self, board: Board, order: Sequence[int]) -> None:
-        self.board, self.order = board, order
-        self.copies: list[list[Copy]] = [[] for _ in board.size]
-        self.at: list[list[Copy]] = []
-        for position, node in enumerate(order):
-            for data in board.reads[node]:
-                copy = self.copies[data][-1]
-                copy.readers.append(position)
-                copy.end = position
-            made: list[Copy] = []
-            for data in board.writes[node]:
-                mine = self.copies[data]
-                copy = Copy(data, position, [], position, mine[-1] if mine else None)
-                mine.append(copy)
-                made.append(copy)
-            self.at.append(made)
-        for data in board.outputs:
-            self.copies[data][-1].end = len(order) - 1
-
-    @cached_property
-    def during(self) -> np.ndarray:
-        """The bytes alive while each node runs."""
-        board, change = self.board, [0] * (len(self.order) + 2)
-        for made in self.at:
-            for copy in made:
-                change[copy.start] += board.size[copy.data]
-                change[copy.end + 1] -= board.size[copy.data]
-        beside = [board.workspace[node] + board.late[node] for node in self.order]
-        following = 0
-        for position in range(len(self.order) - 1, board.loss, -1):
-            node = self.order[position]
-            if node < board.loss:
-                beside[position] += following
-            else:
-                following = board.between[node]
-        return np.cumsum(np.array(change[:-2], dtype=np.int64)) + np.array(beside, dtype=np.int64)
-
-    @property
-    def peak(self) -> int:
-        """The most that is alive at once."""
-        return int(self.during.max(initial=0))
-
-    def alive(self, data: int, position: int) -> Copy | None:
-        """The copy that is held when the step at a position begins."""
-        for copy in reversed(self.copies[data]):
-            if copy.start < position:
-                return copy if copy.end >= position else None
-        return None
-
-    def reruns(self) -> Iterator[int]:
-        """The positions of runs that are not the first of their node."""
-        for position in range(self.board.loss, len(self.order)):
-            if self.order[position] < self.board.loss:
-                yield position
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bytes that may be alive at any time, and while the loss runs (None: no further limit)."""
-
-    peak: int
-    at_loss: int | None = None
-
-    def along(self, lives: Lives) -> np.ndarray:
-        """The limit for each position."""
-        row = np.full(len(lives.order), self.peak, dtype=np.int64)
-        if self.at_loss is not None:
-            row[lives.board.loss] = min(self.peak, self.at_loss)
-        return row
-
-    def hold(self, lives: Lives) -> bool:
-        """Whether an order keeps to them."""
-        if lives.peak > self.peak:
-            return False
-        return self.at_loss is None or int(lives.during[lives.board.loss]) <= self.at_loss
-
-
-def rebuilding(board: Board, kept: Set[int]) -> Order:
-    """The order that holds `kept` over the loss and rebuilds the rest when it is first read, then holds it as well."""
-    order = list(range(board.loss + 1))
-    have = set(kept)
-    have.update(d for i in range(board.loss) if i in board.once for d in board.writes[i])
-    for node in range(board.loss + 1, len(board.plain)):
-        again = _closure(board, board.reads[node], have)
-        order.extend([*again, node])
-        have.update(d for i in again for d in board.writes[i])
-    return checkmate.without_dead_runs(board.graph, order)
-
-
-def _closure(board: Board, wanted: Sequence[int], have: Set[int]) -> list[int]:
-    """The nodes to run so that `wanted` exists, in order."""
-    again: set[int] = set()
-    pending = [d for d in wanted if d not in have]
-    while pending:
-        node = board.producer[pending.pop()]
-        if node not in again:
-            again.add(node)
-            pending.extend(d for d in board.reads[node] if d not in have)
-    return sorted(again)
-
-
-# Giving up
-
-
-class _Splitter:
-    """Splits chosen on one order, to be made at once."""
-
-    def __init__(self, lives: Lives) -> None:
-        self.lives, self.board = lives, lives.board
-        self.splits: Splits = {}
-        self.dropped: dict[int, list[tuple[int, int]]] = {}  # data -> gaps in which it is no longer there
-
-    def closure(self, data: int, position: int) -> list[int] | None:
-        """What must run to rebuild it there; None if something of it cannot run again."""
-        board, again, pending = self.board, {self.board.producer[data]}, list(self.board.reads[self.board.producer[data]])
-        while pending:
-            read = pending.pop()
-            if self.there(read, position):
-                continue
-            node = board.producer[read]
-            if node in again:
-                continue
-            if node in board.once:
-                return None
-            again.add(node)
-            pending.extend(board.reads[node])
-        return sorted(again)
-
-    def there(self, data: int, position: int) -> bool:
-        """Whether a data node is held when the step at a position begins."""
-        if self.lives.alive(data, position) is None:
-            return False
-        return not any(start < position <= end for start, end in self.dropped.get(data, ()))
-
-    def drop(self, copy: Copy, start: int, end: int) -> None:
-        """Lets a copy go between two of its touches."""
-        self.dropped.setdefault(copy.data, []).append((start, end))
-        self.splits.setdefault(end, []).append(copy.data)
-
-    def order(self) -> Order:
-        """The order with all of them made."""
-        board, order = self.board, list(self.lives.order)
-        result: list[int] = []
-        for position, node in enumerate(order):
-            if position in self.splits:
-                again: set[int] = set()
-                for data in self.splits[position]:
-                    again.update(self.closure(data, position) or ())
-                result.extend(sorted(again))
-            result.append(node)
-        return checkmate.without_dead_runs(board.graph, result)
-
-
-def squeeze(
-    board: Board, order: Order, limits: Limits, jitter: random.Random | None = None, rounds: int | None = None
-) -> Order | None:
-    """Splits until an order keeps to the limits; None where that does not work out."""
-    least, stuck = None, 0
-    for _ in range(4 * len(board.plain) if rounds is None else rounds):
-        board.visited += len(order)
-        lives = Lives(board, order)
-        over = np.maximum(lives.during - limits.along(lives), 0)
-        excess = int(over.sum())
-        if not excess:
-            return order
-        stuck = 0 if least is None or excess < least else stuck + 1
-        least = excess if least is None else min(excess, least)
-        if stuck > PATIENCE or board.time_of(order) > SLOWEST * board.plain_ns:
-            return None
-        splitter = _Splitter(lives)
-        for _ in range(PEAKS_AT_ONCE if jitter is None else 2):
-            if not over.any() or not _split_at(splitter, over, int(over.argmax()), limits, jitter):
-                break
-        if not splitter.splits:
-            return None
-        order = splitter.order()
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """A stretch over which nothing touches a copy, and how many bytes it would free for the time it takes to rebuild it."""
-
-    rate: float
-    copy: Copy
-    start: int
-    end: int
-
-
-def _split_at(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> bool:
-    """Chooses splits that bring one position below its limit, and takes them off `over`; whether there were any."""
-    board, found = splitter.board, False
-    for gap in _gaps_over(splitter, over, peak, limits, jitter):
-        data = gap.copy.data
-        if splitter.closure(data, gap.end) is None:  # it was none when ranked, but what it needs may have been dropped
-            continue
-        splitter.drop(gap.copy, gap.start, gap.end)
-        found = True
-        part = over[gap.start + 1 : gap.end]
-        np.maximum(part - board.size[data], 0, out=part)
-        if not over[peak]:
-            break
-    return found
-
-
-def _gaps_over(splitter: _Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> list[_Gap]:
-    """What is held idle at a position and can be rebuilt later, best first."""
-    lives, board = splitter.lives, splitter.board
-    counts = np.concatenate(([0], np.cumsum(over > 0)))
-    found = []
-    for copies in lives.copies:
-        copy = next((c for c in reversed(copies) if c.start < peak), None)
-        if copy is None or copy.end <= peak or not board.movable(copy.data) or not board.size[copy.data]:
-            continue
-        end, start = copy.next_touch(peak), copy.last_touch(peak)
-        if end is None or end <= max(peak, board.loss) or not splitter.there(copy.data, peak):
-            continue
-        again = splitter.closure(copy.data, end)
-        if again is None:
-            continue
-        cost = sum(board.time[i] for i in again) + 1
-        widest = max(sum(board.size[d] for d in board.writes[i]) for i in again)
-        if len(again) > 1 and int(lives.during[end]) + widest > limits.peak:
-            cost *= 4  # there is no room to rebuild it: more will have to be given up
-        rate = board.size[copy.data] * int(counts[end] - counts[start + 1]) / cost
-        found.append(_Gap(rate if jitter is None else rate * jitter.uniform(0.6, 1.6), copy, start, end))
-    return sorted(found, key=lambda g: (-g.rate, g.copy.data))
-
-
-# Spending
-
-
-def spend(board: Board, order: Order, limits: Limits, jitter: random.Random | None = None) -> Order:
-    """Merges while there is room under the limits, the most time for the bytes first."""
-    while True:
-        lives = Lives(board, order)
-        room = limits.along(lives) - lives.during
-        removed: set[int] = set()
-        for position, longer in _merges(lives, jitter):
-            if _take(room, position, longer, board.size):
-                removed.add(position)
-        if not removed:
-            return order
-        order = checkmate.without_dead_runs(board.graph, [i for p, i in enumerate(order) if p not in removed])
-
-
-def _merges(lives: Lives, jitter: random.Random | None) -> list[tuple[int, list[tuple[int, int]]]]:
-    """The runs that could be taken out, best first, each with the copies (data, end) that would be held longer."""
-    board = lives.board
-    saves: dict[int, int] = {}
-    found: list[tuple[float, int, list[tuple[int, int]]]] = []
-    for position in lives.reruns():
-        node = lives.order[position]
-        gain = board.time[node]
-        for data in board.reads[node]:
-            source = lives.alive(data, position)
-            if source is not None and source.readers == [position] and source.start in saves and source.before is not None:
-                gain += saves[source.start]
-        saves[position] = gain
-        longer = [(c.data, c.held_from()) for c in lives.at[position] if c.readers]
-        price = sum(board.size[d] * (position - end) for d, end in longer)
-        rate = gain / (price + 1)
-        if jitter is not None:
-            rate *= jitter.uniform(0.5, 2.0)
-        found.append((-rate, position, longer))
-    found.sort(key=lambda f: f[:2])
-    return [(position, longer) for _, position, longer in found]
-
-
-def _take(room: np.ndarray, position: int, longer: Sequence[tuple[int, int]], size: Sequence[int]) -> bool:
-    """Holds copies longer if there is room for them all."""
-    done: list[tuple[int, int]] = []
-    for data, end in longer:
-        part = room[end + 1 : position]
-        if len(part) and int(part.min()) < size[data]:
-            for other, start in done:
-                room[start + 1 : position] += size[other]
-            return False
-        part -= size[data]
-        done.append((data, end))
-    return True
-
-
-# Starting orders
-
-
-def segment_orders(board: Board, counts: Sequence[int]) -> list[Order]:
-    """Chen's plan for any graph, with sqrt(n) nodes a segment, and with other numbers of segments cut where little crosses."""
-    last = _last_forward_reads(board)
-    crossing = np.zeros(board.loss + 1, dtype=np.int64)
-    weight = np.zeros(board.loss, dtype=np.float64)
-    for data, producer in enumerate(board.producer):
-        if producer < board.loss:
-            weight[producer] += board.size[data]
-            crossing[producer : max(last[data], producer)] += board.size[data]
-    total = np.cumsum(weight)
-    size = max(1, round(board.loss**0.5))
-    cuts = [list(range(size - 1, board.loss - 1, size)), *(_cuts(total, crossing, count) for count in counts)]
-    return list(dict.fromkeys(rebuilding(board, _crossing(board, last, c)) for c in cuts))
-
-
-def _crossing(board: Board, last: Sequence[int], cuts: Sequence[int]) -> set[int]:
-    """What a forward node, or the loss, reads after one of the cuts, and was made before it."""
-    return {d for d, p in enumerate(board.producer) if p < board.loss and any(p <= c < last[d] for c in cuts)}
-
-
-def _last_forward_reads(board: Board) -> list[int]:
-    """For each data node the last node up to the loss that reads it."""
-    last = [-1] * len(board.size)
-    for node in range(board.loss + 1):
-        for data in board.reads[node]:
-            last[data] = node
-    return last
-
-
-def _cuts(total: np.ndarray, crossing: np.ndarray, count: int) -> list[int]:
-    """Positions that part the bytes evenly, each moved to where the least crosses nearby."""
-    cuts: list[int] = []
-    reach = total[-1] / count / 3
-    for k in range(1, count):
-        aim = total[-1] * k / count
-        low, high = np.searchsorted(total, [aim - reach, aim + reach])
-        near = range(int(low), min(int(high) + 1, len(total)))
-        if near:
-            cuts.append(min(near, key=lambda p: (int(crossing[p]), abs(total[p] - aim))))
-    return sorted(set(cuts))
-
-
-def starting_orders(board: Board) -> list[Order]:
-    """The plain order, and segments in growing numbers."""
-    counts = sorted({round(2 * SEGMENT_GROWTH**k) for k in range(16)})
-    return list(dict.fromkeys([board.plain, *segment_orders(board, [c for c in counts if c <= max(2, board.loss // 3)])]))
-
-
-# The search
-
-
-def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 1) -> Order:
+def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 1, work: int = SEARCH_WORK) -> Order:
     """Large neighbourhood search: drop some of what is held in one region, fit, spend; take what is not slower."""
-    rng = random.Random(seed)
+    rng, last = random.Random(seed), board.visited + work
     best = current = order
     best_ns = current_ns = board.time_of(order)
     lives = Lives(board, current)
     for step in range(steps if best_ns > board.plain_ns else 0):
+        if board.visited > last:
+            break
+        board.visited += len(current)
         trial = _shake(lives, rng)
-        fitting = squeeze(board, trial, limits, rng, TRIAL_ROUNDS) if trial is not None else None
+        fitting = None if trial is None else squeeze(board, trial, limits, rng, TRIAL_ROUNDS, last - board.visited)
         if fitting is None:
             continue
         found = spend(board, fitting, limits, rng)
@@ -500,7 +85,7 @@ def _shake(lives: Lives, rng: random.Random) -> Order | None:
     gaps.sort(key=lambda g: g[:2])
     centre, width = rng.randrange(len(gaps)), rng.choice((2, 6, 16, 40))
     near = gaps[max(0, centre - width) : centre + width]
-    splitter = _Splitter(lives)
+    splitter = Splitter(lives)
     for end, start, copy in rng.sample(near, min(len(near), rng.choice((1, 2, 3, 5, 8)))):
         if splitter.closure(copy.data, end) is not None:
             splitter.drop(copy, start, end)
@@ -540,7 +125,9 @@ class Search:
 
     def fitted(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
         """The starts and what else is known, brought within the limits and spent, fastest first."""
-        found = [s for o in (*extra, *self.starts) if (s := squeeze(self.board, o, limits, None, self.rounds)) is not None]
+        work = FIT_WORK // (len(extra) + len(self.starts))
+        squeezed = (squeeze(self.board, o, limits, None, self.rounds, work) for o in (*extra, *self.starts))
+        found = [order for order in squeezed if order is not None]
         if (not self.large or not found) and limits.hold(Lives(self.board, self.least[0])):
             found.append(self.least[0])
         spent = dict.fromkeys(spend(self.board, o, limits) for o in dict.fromkeys(found))
@@ -549,11 +136,14 @@ class Search:
     def best(self, limits: Limits, steps: int, extra: Sequence[Order] = ()) -> Order | None:
         """The fastest order found within the limits."""
         found = self.fitted(limits, extra)[:IMPROVED_STARTS]
-        trial = steps // (3 * IMPROVED_STARTS)  # a third of the work says where the rest is best spent
-        found = [improve(self.board, order, limits, trial, seed) for seed, order in enumerate(found)]
+        part = 3 * IMPROVED_STARTS  # a third of the work says where the rest is best spent
+        trial, work = steps // part, SEARCH_WORK // part
+        found = [improve(self.board, order, limits, trial, seed, work) for seed, order in enumerate(found)]
         if not found:
             return None
-        return improve(self.board, min(found, key=self.board.time_of), limits, steps - trial * len(found), len(found))
+        rest = steps - trial * len(found)
+        fastest = min(found, key=self.board.time_of)
+        return improve(self.board, fastest, limits, rest, len(found), SEARCH_WORK - work * len(found))
 
 
 def steps_for(graph: Graph, work: int) -> int:

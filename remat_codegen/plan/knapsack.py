@@ -10,8 +10,8 @@ torch's budget is for saved bytes, while ours is for the peak: the bytes allowed
 plan whose simulated peak fits is taken. Where torch's choice for every number of bytes peaks higher: INFEASIBLE.
 
 Cost model: in the knapsack a node costs its own time, whatever rebuilding its inputs costs; the simulator judges. Complexity:
-items x slots for the table, computed once, and one max-flow for each distinct choice, at most `MOST_CHOICES`. Ties: the
-earlier nodes are kept. Oracle: all subsets, on small tables.
+items x slots for the table, computed once, and one max-flow for each distinct choice, at most `MOST_CHOICES`, fewer where
+these together visit `MOST_WORK` nodes. Ties: the earlier nodes are kept. Oracle: all subsets, on small tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from remat_codegen.plan.result import Plan
 from remat_codegen.profile.costs import Profile
 
 SLOTS = 2000
-MOST_CHOICES = 24
+MOST_CHOICES, LEAST_CHOICES = 24, 4
+MOST_WORK = 30_000  # nodes times choices
 
 
 def plan(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
@@ -40,13 +41,18 @@ def plan(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progres
         once = fixed(graph)
         items = [i for i in sorted(loose - once) if saved[-1].intersection(graph.nodes[i].writes)]
         weights = [total_bytes(graph, saved[-1].intersection(graph.nodes[i].writes)) for i in items]
-        choices = keep_most([profile.time_ns[i] for i in items], weights, MOST_CHOICES)
+        choices = keep_most([profile.time_ns[i] for i in items], weights, _count(graph))
         for done, kept in enumerate(choices):
             if progress is not None:
                 progress("lifting bans", done, len(choices))
             lifted = {i for number, i in enumerate(items) if number not in kept}
             tried.append(candidate(graph, profile, keeping(graph, least_saved(graph, loose - lifted))))
     return chosen("knapsack", tried, profile, budget_bytes)
+
+
+def _count(graph: Graph) -> int:
+    """How many choices there is time for."""
+    return max(LEAST_CHOICES, min(MOST_CHOICES, MOST_WORK // len(graph.nodes)))
 
 
 def keep_most(values: Sequence[int], weights: Sequence[int], count: int) -> list[frozenset[int]]:

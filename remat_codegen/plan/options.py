@@ -13,6 +13,7 @@ instead.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,12 @@ SMALL_SHARE = 0.01  # what must outlive its block and is at most this part of th
 @dataclass(frozen=True, slots=True)
 class Grid:
     """How finely a family is spaced, and when the exact solver gives way: `largest` in forward nodes, `time_limit_s`
-    for one ILP. `search_work` is how much is searched beyond that, in nodes visited."""
+    for one ILP, `family_s` for all of a family. `search_work` is how much is searched beyond that, in nodes visited."""
 
     saved_levels: int = 10
     peak_levels: int = 3
     time_limit_s: float = 10.0
+    family_s: float = 120.0
     gap: float = 1e-3
     largest: int = 25
     search_work: int = 400_000
@@ -185,15 +187,15 @@ Heuristic = Callable[[Graph, Profile], Sequence[tuple[int, ...]]]
 
 def solve_family(piece: Piece, grid: Grid, heuristic: Heuristic) -> Family:
     """The options of a piece: by the ILP, or by `heuristic` (orders of a graph, whatever their peaks) where the
-    piece is large."""
+    piece is large, or the ILPs take too long."""
     graph, profile = piece.graph, piece.profile
     search = _Search(piece, grid)
     search.add(tuple(range(len(graph.nodes))))
-    if graph.backward_nodes and graph.loss > grid.largest:
+    if graph.backward_nodes and graph.loss <= grid.largest:
+        search.run()
+    if graph.backward_nodes and (graph.loss > grid.largest or search.out_of_time):
         for order in heuristic(graph, profile):
             search.add(order)
-    elif graph.backward_nodes:
-        search.run()
     forward = tuple(range(graph.loss + 1))
     during = simulate(graph, profile, schedule := with_forgets(graph, forward)).during_bytes
     peak = max(during[: schedule.steps.index(Compute(graph.loss))], default=0)
@@ -211,6 +213,12 @@ class _Search:
         self.answers: list[tuple[int, int, Option | None]] = []  # peak and saved budget, and the fastest option within them
         self.solves = 0
         self.timed_out = False
+        self.last = time.monotonic() + grid.family_s
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time for all programs together is over."""
+        return time.monotonic() > self.last
 
     def add(self, order: tuple[int, ...]) -> Option:
         """Takes an order in; returns it as an option."""
@@ -264,6 +272,9 @@ class _Search:
         return max(option.forward_peak_bytes, option.backward_peak_bytes)
 
     def _solve(self, peak: int, saved: int, minimise_peak: bool) -> tuple[int, ...] | None:
+        if self.out_of_time:
+            self.timed_out = True
+            return None
         self.solves += 1
         limit, gap = self.grid.time_limit_s, self.grid.gap
         graph, profile = self.piece.graph, self.piece.profile

@@ -35,6 +35,8 @@ SLOTS = 2000  # memory slots in the need of a step without recomputation
 ALIKE = 0.01  # the share of a step's time that is given for treating equal blocks alike
 MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
+FAMILIES_SECONDS = 180.0  # for the integer programs of all kinds together, the same for each
+MOST_IN_BLOCK = 700  # forward nodes: a chain of larger blocks is searched as a whole, as costly as one option of these
 REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repeated blocks
 QUICK_ROUNDS = 60  # of splitting
 MOST_REGULAR = 20_000  # combinations of one option for each family that are looked at
@@ -71,7 +73,7 @@ def plan(
     plain = judge(graph, profile, without_recomputation(graph))
     if plain.peak_bytes <= budget_bytes:
         return _plan(Status.OPTIMAL, plain, ("the step fits the budget without recomputation",), profile)
-    if is_chain(graph):
+    if is_chain(graph) and all(b.last - b.first < MOST_IN_BLOCK for b in graph.blocks):
         return _plan_chain(graph, profile, budget_bytes, plain, slots, grid, progress)
     return _plan_whole(graph, profile, budget_bytes, plain, grid, progress)
 
@@ -269,7 +271,7 @@ class _Chain:
         pieces = [piece for piece, _ in cut]
         distinct = list(dict.fromkeys(pieces))
         self.coarse = _coarser(grid, len(distinct)) is not grid
-        grid = _coarser(grid, len(distinct))
+        grid = replace(_coarser(grid, len(distinct)), family_s=FAMILIES_SECONDS / len(distinct))
         families: dict[object, Family] = {}
         for done, piece in enumerate(distinct):
             if progress is not None:
@@ -342,7 +344,7 @@ def _plan_whole(
     if progress is not None:
         progress("solving the graph", 0, 1)
     if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers() if p[0] < graph.loss):
-        notes = (f"one block of {graph.loss} nodes, too large for an exact plan",)
+        notes = (f"{graph.loss} forward nodes without a way to cut them, too many for an exact plan",)
         return _plan_searched(graph, profile, budget_bytes, [plain], grid, notes)
     found = checkmate.plan(graph, profile, budget_bytes, time_limit_s=6 * grid.time_limit_s, gap=grid.gap)
     if found.status is Status.OPTIMAL and found.peak_bytes <= budget_bytes:

@@ -10,7 +10,9 @@ solver proved, with a gap of zero.
 S here is what is alive at the cuts of `bound.Relaxation`: at the loss alone, then also at all backward nodes if the graph is
 small, at fewer if it is large. Memory between cuts is not in that program, so it is solved with allowances, for smaller
 budgets too, and rounded by several thresholds. What S does not keep is forgotten at the cut, and rebuilt when a backward
-node reads it. Where no rounding fits, those of least peak are repaired: more is given up until they do.
+node reads it. Where no rounding fits, those of least peak are repaired: more is given up until they do. Where that fails, too,
+the solver is asked for any 0-1 point of the whole program, if it is small enough: then something is found wherever `plan`
+finds something. The fastest gets the memory that is left: runs are taken out while what they write can be held instead.
 
 Cost model: the program's for the search; the simulator judges, and the fastest that fits is taken. Complexity: exponential;
 for the approximation one linear program for each allowance, and one simulation for each threshold. Ties: the solver's; larger
@@ -20,23 +22,29 @@ allowances first. Oracle: `least_time` of `tests/graphs.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate, dtr, hierarchy
+from remat_codegen.plan import checkmate, dtr
 from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
-from remat_codegen.plan.bound import Relaxation, cuts_of
-from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, keeping, rebuildable, reruns
+from remat_codegen.plan.bound import Relaxation, Relaxed, cuts_of
+from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
+from remat_codegen.plan.hierarchy import Search
 from remat_codegen.plan.improve import improve
+from remat_codegen.plan.lives import Board, Limits
+from remat_codegen.plan.merges import spend
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rockmate import Candidate
+from remat_codegen.plan.splits import squeeze
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute
+from remat_codegen.schedule import Compute, Schedule
 
 MOST_COLUMNS = 60000  # about (backward nodes) x (forward data and nodes): beyond it the program is not even written down
 ALLOWANCES = (1.0, 0.9, 0.8, 0.65, 0.5)  # the parts of the budget that the relaxation is solved for
 REPAIRED, REPAIR_ROUNDS = 6, 200  # how many roundings are repaired, and rounds of splitting for each
+ANY_GAP = 1e6  # relative to the optimum: whatever the solver comes upon
 THRESHOLDS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -112,40 +120,68 @@ def approximate(
     columns = max(1, Relaxation(graph, profile, budget_bytes).columns)
     most = max(1, min(len(graph.nodes) - graph.loss, MOST_RELAXED_COLUMNS // columns))
     programs = [(count, allowance) for count in dict.fromkeys((1, most)) for allowance in ALLOWANCES]
+    deadline = started + time_limit
     for done, (count, allowance) in enumerate(programs):
-        left = time_limit - (time.monotonic() - started)
+        left = deadline - time.monotonic()
         if left <= 0:
             break
         if progress is not None:
             progress("rounding the relaxation", done, len(programs))
         cuts = cuts_of(graph, profile, count)
         solved = Relaxation(graph, profile, int(budget_bytes * allowance)).solve(cuts, left)
-        if solved is None or not solved.alive:
-            continue
-        for threshold in THRESHOLDS:
-            kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
-            tried.append(candidate(graph, profile, rounded(graph, kept)))
-            tried.append(candidate(graph, profile, rounded(graph, kept, fleeting)))
-    if all(c.peak_bytes > budget_bytes for c in tried):
+        if solved is not None and solved.alive:
+            orders = takewhile(lambda _: time.monotonic() < deadline, _roundings(graph, cuts, solved, fleeting))
+            tried.extend(candidate(graph, profile, order) for order in orders)
+    if fastest(tried, budget_bytes) is None:
         tried.extend(_repaired(graph, profile, budget_bytes, tried))
+    if fastest(tried, budget_bytes) is None:
+        tried.extend(any_point(graph, profile, budget_bytes, max(1.0, deadline - time.monotonic())))
+    tried.extend(_spent(graph, profile, budget_bytes, tried))
     return chosen("checkmate-lp", tried, profile, budget_bytes)
+
+
+def _roundings(graph: Graph, cuts: Sequence[int], solved: Relaxed, fleeting: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """The orders that a solved relaxation is rounded to."""
+    for threshold in THRESHOLDS:
+        kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
+        yield rounded(graph, kept)
+        yield rounded(graph, kept, fleeting)
 
 
 def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
     """Where no rounding fits: those of least peak with more given up, else what the search or DTR make of the budget."""
-    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
-    found = []
-    for least in sorted(tried, key=lambda c: (c.peak_bytes, c.time_ns))[:REPAIRED]:
-        order = tuple(s.node for s in least.schedule.steps if isinstance(s, Compute))
-        fitting = hierarchy.squeeze(board, order, limits, None, REPAIR_ROUNDS)
-        if fitting is not None:
-            found.append(candidate(graph, profile, hierarchy.spend(board, fitting, limits)))
-    if not found and not (search := hierarchy.Search(graph, profile)).large:
+    board, limits = Board(graph, profile), Limits(budget_bytes)
+    least = sorted(tried, key=lambda c: (c.peak_bytes, c.time_ns))[:REPAIRED]
+    repaired = (squeeze(board, order_of(c.schedule), limits, None, REPAIR_ROUNDS) for c in least)
+    found = [candidate(graph, profile, order) for order in repaired if order is not None]
+    if not found and not (search := Search(graph, profile)).large:
         found = [candidate(graph, profile, order) for order in search.fitted(limits)[:1]]
     if not found:
         plan = _heuristic(graph, profile, budget_bytes, 1.0)
         found = [] if plan.schedule is None else [Candidate(plan.schedule, plan.time_ns, plan.peak_bytes)]
     return found
+
+
+def any_point(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> list[Candidate]:
+    """The first 0-1 point of the whole program that the solver comes upon."""
+    if not writable(graph):
+        return []
+    found = checkmate.solve(graph, profile, budget_bytes, time_limit_s=time_limit, gap=ANY_GAP)
+    return [] if found.order is None else [candidate(graph, profile, found.order)]
+
+
+def _spent(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
+    """The fastest that fits, with the memory that it leaves spent."""
+    found = fastest(tried, budget_bytes)
+    if found is None:
+        return []
+    board, limits = Board(graph, profile), Limits(budget_bytes)
+    return [candidate(graph, profile, spend(board, order_of(found.schedule), limits))]
+
+
+def order_of(schedule: Schedule) -> tuple[int, ...]:
+    """The nodes that a schedule runs, in order."""
+    return tuple(step.node for step in schedule.steps if isinstance(step, Compute))
 
 
 def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collection[int] = ()) -> tuple[int, ...]:

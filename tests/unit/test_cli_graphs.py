@@ -136,6 +136,21 @@ def test_a_traced_graph_has_the_plans_of_its_model(tmp_path):
         assert here == PLANNERS[planner](model.graph, model.profile, file.plain_bytes * 7 // 10)
 
 
+def test_plans_of_a_traced_graph_leave_room_for_generator_states(tmp_path):
+    path = tmp_path / "gpt2.json"
+    assert run("trace", *MODEL, "-o", path, "-q").exit_code == 0
+    model = planning.priced_model(Request(MODEL[0], init=SMALL, inputs=SMALL_INPUTS), QUIET)
+    file = planning.priced_file(path, QUIET)
+    assert file.reserve_bytes == model.reserve_bytes > file.slack_bytes > 0
+    assert all(file.limit(parse_budget(b)) == model.limit(parse_budget(b)) for b in ("100%", "60%", "1MiB"))
+    just_enough = parse_budget(str(file.plain_bytes + file.slack_bytes))
+    for planner, budget in (("dtr", parse_budget("80%")), ("all", just_enough), ("none", just_enough)):
+        found = planning.run_planner(file, planner, budget, QUIET)
+        assert found.fits
+        reserve = file.slack_bytes if planner == "none" else file.reserve_bytes
+        assert found.plan.peak_bytes <= found.budget_bytes - reserve
+
+
 # --- compare ---------------------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,8 @@ def test_what_is_written_is_read_back(seed, count, once):
     text = dumps(found)
     assert loads(text) == found
     assert dumps(loads(text)) == text
+    reserving = replace(found, reserve_bytes=1 + seed)
+    assert loads(dumps(reserving)) == reserving
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "unet", "odd"])
@@ -110,6 +112,7 @@ def put(value, *path):
         (put(1, "nodes", 1, "forward"), "node 1 (f1) belongs to forward node 1"),
         (put(4, "nodes", 4, "forward"), "node 4 (b0) belongs to forward node 4"),
         (put(7, "loss"), "the loss is 7"),
+        (put(-1, "reserve_bytes"), "the reserve is -1"),
         (put(1, "loss"), "not the loss"),
         (put("x", "outputs"), "the list of outputs names its data by 'x'"),
         (put(3, "device"), "the device is no text"),
