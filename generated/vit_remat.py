@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"79423db57afbc15d"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"c1f8487f775733c5"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -114,8 +114,8 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, get, take        a value that a second run starts from; `take` is its last use
-#     stop, at               where the backward pass pauses: just before it goes through that value
+#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 # In a second run, an operation whose result is not used runs for what it saves.
 
 
