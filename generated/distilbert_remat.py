@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939924,"planned_peak_bytes":51666920,
 #: "unmodified_peak_bytes":103875752,"overhead":0.1567,"bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;
 #: 78:42-43;83:35-37,39;89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
-#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"67ed725e3d1c74e3"}
+#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"ddee93e2dc25d788"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---------------------------------------------------------------------------- 1. the model, with a new forward
+# ---------------------------------------------------------------------------- 1. a class that wraps the original DistilBertForSequenceClassification
 
 
 class DistilBertForSequenceClassificationRemat(nn.Module):
@@ -105,8 +105,8 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, get, take        a value that a second run starts from; `take` is its last use
-#     stop, at               where the backward pass pauses: just before it goes through that value
+#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 # In a second run, an operation whose result is not used runs for what it saves.
 
 

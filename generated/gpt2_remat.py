@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"8bef58fa7d89c925"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"d35afeb6c87eeb96"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -133,14 +133,14 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, get, take        a value that a second run starts from; `take` is its last use
-#     stop, at               where the backward pass pauses: just before it goes through that value
+#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 # In a second run, an operation whose result is not used runs for what it saves.
 
 
 def drop_forward(m, idx):
     """Computes gpt2.py:80-81; keeps 6.0 MiB for the way back."""
-    positions = torch.arange(512, device="cpu")
+    positions = torch.arange(idx.shape[1], device="cpu")
     return F.dropout(F.embedding(idx, m.head.weight) + F.embedding(positions, m.wpe.weight), 0.1, m.drop.training)
 
 
@@ -148,11 +148,12 @@ def attn_forward(m, kept, x):
     """Computes gpt2.py:24-34, 57; keeps 12.2 MiB for the way back, forgets 117.0 MiB."""
     with kept.saves("ln_1", forget=True):
         ln_1 = kept.slot("ln_1", F.layer_norm(x, [768], m.ln_1.weight, m.ln_1.bias))
+    B, T, C = ln_1.shape
     c_attn = F.linear(ln_1, m.attn.c_attn.weight, m.attn.c_attn.bias)
-    q, k, v = c_attn.split(768, 2)
-    q_2 = q.view(2, 512, 12, 64).transpose(1, 2)
-    k_2 = k.view(2, 512, 12, 64).transpose(1, 2)
-    v_2 = v.view(2, 512, 12, 64).transpose(1, 2)
+    q, k, v = c_attn.split(C, 2)
+    q_2 = q.view(B, T, 12, 64).transpose(1, 2)
+    k_2 = k.view(B, T, 12, 64).transpose(1, 2)
+    v_2 = v.view(B, T, 12, 64).transpose(1, 2)
     transpose = kept.stop("transpose", k_2.transpose(-2, -1))
     kept.keep("c_attn", c_attn)
     ln_1 = kept.forget("ln_1")
@@ -168,7 +169,7 @@ def attn_forward(m, kept, x):
     softmax = kept.forget("softmax")
     with kept.saves("contiguous", forget=True):
         contiguous = kept.slot("contiguous", (probs @ v_2).transpose(1, 2).contiguous())
-        y = contiguous.view(2, 512, 768)
+        y = contiguous.view(B, T, C)
     probs = kept.forget("probs")
     c_proj = F.linear(y, m.attn.c_proj.weight, m.attn.c_proj.bias)
     kept.forget("contiguous")
@@ -198,7 +199,7 @@ def attn_backward(m, kept):
     c_proj = F.linear(contiguous.view(2, 512, 768), m.attn.c_proj.weight, m.attn.c_proj.bias)
     x = kept.take("x")
     with kept.saves("x_2"), kept.draws("x_2", torch.default_generator):
-        (x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training))
+        x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)
     del c_proj, contiguous, probs, bitwise_not, softmax
     yield kept.at("transpose")  # 3.0 MiB, not held since the forward pass
     with kept.saves("ln_1"):

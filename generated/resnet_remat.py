@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"f290644e2692dc2c"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"b030331d174a8943"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -94,8 +94,8 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, get, take        a value that a second run starts from; `take` is its last use
-#     stop, at               where the backward pass pauses: just before it goes through that value
+#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 # In a second run, an operation whose result is not used runs for what it saves.
 
 

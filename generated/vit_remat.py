@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"ba051c6aa66d551f"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"c1f8487f775733c5"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -114,8 +114,8 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, get, take        a value that a second run starts from; `take` is its last use
-#     stop, at               where the backward pass pauses: just before it goes through that value
+#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 # In a second run, an operation whose result is not used runs for what it saves.
 
 
@@ -130,10 +130,11 @@ def drop_forward(m, image):
 def attn_forward(m, kept, x):
     """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
+    B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(8, 145, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 145, 192)
+    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     kept.forget("qkv")
     del qkv, q, k, v
     return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
@@ -167,11 +168,12 @@ def mlp_again(m, kept):
 def attn_forward_2(m, kept, x):
     """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
+    B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(8, 145, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
     kept.stop("q", q)
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 145, 192)
+    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     kept.forget("qkv")
     del qkv, q, k, v
     return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
@@ -206,10 +208,11 @@ def mlp_again_2(m, kept):
 def attn_forward_3(m, kept, x):
     """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = kept.stop("norm1", F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias))
+    B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(8, 145, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = kept.stop("reshape_2", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 145, 192))
+    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    reshape_2 = kept.stop("reshape_2", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C))
     kept.forget("qkv")
     del qkv, q, k, v
     return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
@@ -257,10 +260,11 @@ def mlp_backward_2(m, kept):
 def attn_forward_4(m, kept, x):
     """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
+    B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(8, 145, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 145, 192)
+    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     kept.forget("qkv")
     del qkv, q, k, v
     return kept.stop("x_2", x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias))
@@ -287,9 +291,11 @@ def mlp_forward_5(m, kept, x):
 
 def attn_forward_5(m, x):
     """Computes vit.py:17-20, 32; keeps 5.1 MiB for the way back."""
-    qkv = F.linear(F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias), m.attn.qkv.weight, m.attn.qkv.bias)
-    q, k, v = qkv.reshape(8, 145, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 145, 192)
+    norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
+    B, N, C = norm1.shape
+    qkv_2 = F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias).reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv_2.unbind()
+    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
 
 

@@ -28,6 +28,15 @@ def attribute_paths(module: torch.nn.Module) -> dict[int, str]:
     return found
 
 
+def computed_attributes(module: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """By a tensor's id: the values of what hooks compute before each forward pass, such as an old weight_norm's weight.
+
+    As copy.deepcopy's second argument these make a copy where it refuses tensors that came out of an operation.
+    """
+    held = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    return {id(tensor): tensor.detach().clone() for tensor in held if tensor.grad_fn is not None}
+
+
 def _tensors(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value

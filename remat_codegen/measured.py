@@ -25,6 +25,7 @@ import torch
 from torch.utils import checkpoint as checkpointing
 
 from remat_codegen import planfile
+from remat_codegen.attributes import computed_attributes
 from remat_codegen.compare import Compared, budget_text
 from remat_codegen.errors import RematError
 from remat_codegen.graph.record import example_loss
@@ -189,7 +190,7 @@ def _library(target: Target) -> list[Maker]:
 
 def _own(module: torch.nn.Module) -> torch.nn.Module:
     """A copy with buffers of its own that shares the parameters."""
-    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+    return copy.deepcopy(module, computed_attributes(module) | {id(p): p for p in module.parameters()})
 
 
 def _eager(target: Target) -> Runner:

@@ -32,13 +32,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What running a generated file against its original found. Sizes are None where the file does not say them."""
+    """What running a generated file against its original found. Sizes are None where the file does not say them.
+
+    `notes` say what the rows do not prove.
+    """
 
     rows: tuple[Row, ...]
     measured_peak_bytes: int
     planned_peak_bytes: int | None
     budget_bytes: int | None
     ok: bool
+    notes: tuple[str, ...] = ()
 
     def failures(self) -> str:
         """What went wrong, on one line; empty where nothing did."""
@@ -52,6 +56,7 @@ class Verification:
             "planned_peak_bytes": self.planned_peak_bytes,
             "budget_bytes": self.budget_bytes,
             "rows": [{"what": row.what, "ok": row.ok, "detail": row.detail} for row in self.rows],
+            "notes": list(self.notes),
         }
 
 
@@ -131,6 +136,8 @@ def verification_table(verification: Verification) -> Table:
         verdict = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
         table.add_row(row.what, verdict, Text(row.detail))
     table.add_row("measured peak", "", Text(_peak_line(verification)))
+    for note in verification.notes:
+        table.add_row("note", "", Text(note))
     return table
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
@@ -36,10 +37,12 @@ class Difference:
     compared: int = 0
     worst: float | None = None
     where: str = ""
+    without_numbers: int = 0  # how many of those compared were nothing but NaN
 
     def add(self, name: str, ours: Any, theirs: Any) -> None:
         """Compares two leaves: tensors bit by bit, anything else by ==."""
         self.compared += 1
+        self.without_numbers += _all_nan(theirs)
         if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
             same = ours is theirs or (type(ours) is type(theirs) and ours == theirs)
             self._note(name, None if same else float("inf"))
@@ -48,9 +51,18 @@ class Difference:
         elif not _equal(ours, theirs):
             self._note(name, _relative(ours, theirs))
 
+    @property
+    def all_nan(self) -> bool:
+        """Whether there was no number to compare."""
+        return 0 < self.compared == self.without_numbers
+
     def _note(self, name: str, size: float | None) -> None:
         if size is not None and (self.worst is None or size > self.worst):
             self.worst, self.where = size, name
+
+
+def _all_nan(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0 and bool(value.isnan().all())
 
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -83,6 +95,11 @@ class Comparison:
     def identical(self) -> bool:
         """Whether everything was equal to the bit."""
         return all(d.worst is None for d in self.differences.values())
+
+    @property
+    def without_numbers(self) -> tuple[str, ...]:
+        """The kinds of things that were NaN throughout: that NaN stays NaN says nothing about a gradient."""
+        return tuple(what for what, d in self.differences.items() if d.all_nan)
 
     @property
     def rounding(self) -> bool:
@@ -123,8 +140,8 @@ def compare(
 
     Both are called under `autocast`.
     """
-    original = _Run(copy.deepcopy(model), args, kwargs, autocast)
-    generated = _Run(rematerialize(copy.deepcopy(model)), args, kwargs, autocast)
+    original = _Run(_own_model(model), args, kwargs, autocast)
+    generated = _Run(rematerialize(_own_model(model)), args, kwargs, autocast)
     result = Comparison()
     if list(original.model.state_dict()) != list(generated.model.state_dict()):
         raise VerifyError("the generated model's state_dict has other keys than the original's")
@@ -195,6 +212,10 @@ class _Run:
                 leaf.grad = None
 
 
+def _own_model(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model, computed_attributes(model))
+
+
 def _own_copy(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -232,4 +253,4 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
         return leaf.detach().double().requires_grad_(leaf.requires_grad) if floating else leaf
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
-    return copy.deepcopy(model).double(), args, kwargs
+    return _own_model(model).double(), args, kwargs

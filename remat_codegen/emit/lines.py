@@ -155,7 +155,7 @@ def without_unused(lines: Sequence[Line]) -> list[Line]:
         if line.view and line.depth in siblings:
             del found[index]
         else:
-            found[index] = replace(line, text=line.text.removeprefix(f"{name} = "), defines=())
+            found[index] = replace(line, text=_bare(line.text.removeprefix(f"{name} = "), "(", ")"), defines=())
     return found
 
 

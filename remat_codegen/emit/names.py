@@ -72,9 +72,13 @@ class _Statement:
 def _occurrence(operation: Operation, statement: _Statement) -> tuple[str, int, str]:
     """Tells apart the times that the same statement ran, by the user's module that it ran in."""
     assert operation.source is not None
+    return operation.source.file, statement.first, owner_of(operation)
+
+
+def owner_of(operation: Operation) -> str:
+    """The path of the user's module that an operation runs in, be it in a module of PyTorch's."""
     library = operation.module_type.startswith("torch.nn.")
-    owner = operation.module_path.rpartition(".")[0] if library else operation.module_path
-    return operation.source.file, statement.first, owner
+    return operation.module_path.rpartition(".")[0] if library else operation.module_path
 
 
 def _statement(source: Source | None) -> _Statement | None:

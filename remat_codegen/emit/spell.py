@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from remat_codegen.emit.shapes import Spelled
 from remat_codegen.sizes import Size
 from remat_codegen.trace import Operation, Ref
 
@@ -77,6 +78,8 @@ def _simple(
         return f"({values[0]} {_BINARY[f'{base}.{overload}']} {values[1]})"
     if base in _COMPARE and len(values) == 2 and not keywords:
         return f"({values[0]} {_COMPARE[base]} {values[1]})"
+    if base == "alias":
+        return f"{values[0]}[...]"
     if base == "bitwise_not":
         return f"(~{values[0]})"
     if base == "dropout" and len(values) == 3:
@@ -160,6 +163,8 @@ def literal(value: Any, tensor: Tensor) -> str:
         return tensor(value.variable)
     if isinstance(value, Size):
         return value.spelled(tensor)
+    if isinstance(value, Spelled):
+        return value.text
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return repr(value)
     if isinstance(value, float):

@@ -1,8 +1,8 @@
 """Measures each distinct compute node on the device, one at a time (rk-GB, appendix A.6).
 
-A node is run on random inputs of the layout it has in the model: forward for its time and memory, backward for its
-time and memory with the gradients' layout. Never more than one node's tensors exist. Nodes of equal signature are
-measured once.
+A node is run on random inputs of the layout it has in the model (other ones where PyTorch refuses these): forward for its
+time and memory, backward for its time and memory with the gradients' layout. Never more than one node's tensors exist.
+Nodes of equal signature are measured once.
 """
 
 from __future__ import annotations
@@ -136,15 +136,18 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
 
 def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:
     """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot train it."""
-    try:
-        return _Bench(model, node, device, held).run()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
-        where = next((location(s) for s in sources if s is not None), None)
-        said = next(iter(str(error).splitlines()), "").split(". ")[0]
-        raise TraceError(f"PyTorch itself cannot run {node.name} forward and backward: {said}", where=where) from error
+    refused: list[RuntimeError] = []
+    for values in (random_tensor, near_identity):
+        try:
+            return _Bench(model, node, device, held, values).run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            refused.append(error)
+    sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
+    where = next((location(s) for s in sources if s is not None), None)
+    said = next(iter(str(refused[0]).splitlines()), "").split(". ")[0]
+    raise TraceError(f"PyTorch itself cannot run {node.name} forward and backward: {said}", where=where) from refused[0]
 
 
 def _layout(model: Model, data: int) -> Any:
@@ -183,17 +186,30 @@ def _measure_loss(model: Model, device: str) -> list[int]:
     return [median_ns(work, device), peak_bytes(work, device)]
 
 
-def random_tensor(variable: Variable, device: str) -> torch.Tensor:
+def random_tensor(variable: Variable, device: str, floats: Callable[..., torch.Tensor] = torch.randn) -> torch.Tensor:
     """A tensor of a variable's layout: normal numbers, zeros where it holds integers, either where it is boolean."""
     size = 1 + sum((s - 1) * st for s, st in zip(variable.shape, variable.stride, strict=True) if s > 0)
     if 0 in variable.shape:
         size = 0
     if variable.dtype.is_floating_point or variable.dtype.is_complex:
-        base = torch.randn(size, dtype=variable.dtype, device=device)
+        base = floats(size, dtype=variable.dtype, device=device)
     else:
         high = 2 if variable.dtype is torch.bool else 1  # an index may point into a dimension of size 1
         base = torch.randint(0, high, (size,), device=device).to(variable.dtype)
     return base.as_strided(variable.shape, variable.stride)
+
+
+def near_identity(variable: Variable, device: str) -> torch.Tensor:
+    """Another tensor of its layout, for operations that take probabilities or positive definite matrices only."""
+    tensor = random_tensor(variable, device, _small)
+    numbers = variable.dtype.is_floating_point or variable.dtype.is_complex
+    if numbers and tensor.dim() > 1 and 0 not in tensor.stride():  # a repeated row has no diagonal of its own
+        tensor.diagonal(dim1=-2, dim2=-1).fill_(0.9)
+    return tensor
+
+
+def _small(count: int, **options: Any) -> torch.Tensor:
+    return torch.rand(count, **options).mul_(1e-3)
 
 
 class _Swallow(torch.autograd.Function):
@@ -227,8 +243,10 @@ class _Seed(torch.autograd.Function):
 class _Bench:
     """One node with its inputs, ready to be run forward and backward."""
 
-    def __init__(self, model: Model, node: Node, device: str, held: bool = False) -> None:
-        self.model, self.device, self.held = model, device, held
+    def __init__(
+        self, model: Model, node: Node, device: str, held: bool, values: Callable[[Variable, str], torch.Tensor]
+    ) -> None:
+        self.model, self.device, self.held, self.values = model, device, held, values
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.results if v is not None}
         mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
@@ -242,7 +260,7 @@ class _Bench:
 
     def _input(self, variable: int) -> torch.Tensor:
         v = self.model.trace.variables[variable]
-        tensor = random_tensor(v, self.device)
+        tensor = self.values(v, self.device)
         if self.model.record.requires_grad[variable]:
             tensor.requires_grad_()
             if v.origin in (Origin.PARAMETER, Origin.INPUT):

@@ -31,7 +31,7 @@ _SPELLED = {
     "&": ("bitwise_and", "__and__"),
     "|": ("bitwise_or", "__or__"),
     "^": ("bitwise_xor", "__xor__"),
-    "[]": ("slice", "select", "index"),
+    "[]": ("slice", "select", "index", "alias"),
     "==": ("eq",),
     "!=": ("ne",),
     "<": ("lt", "gt"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pdb
 import subprocess
 import sys
+import re
 import traceback
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def test_they_lint_clean():
 def test_black_leaves_them_as_they_are(file):
     text = file.read_text()
     assert black.format_str(text, mode=black.Mode()) == text
+
+
+def test_the_readme_shows_what_is_generated():
+    shown = re.findall(r"```python\n(def .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(shown) == 2 and all(code in (ROOT / "generated" / "gpt2_remat.py").read_text() for code in shown)
+
+
+def test_there_is_little_to_review():
+    """The whole file, and what is not the user's own classes, which stand from the first class to `rematerialize`."""
+    lines = (ROOT / "generated" / "gpt2_remat.py").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("class "))
+    last = next(i for i, line in enumerate(lines) if line.startswith("def rematerialize"))
+    assert len(lines) < 600
+    assert len(lines) - (last - first) < 400
 
 
 @pytest.fixture(params=MODELS)

@@ -11,6 +11,7 @@ import torch
 
 from remat_codegen import lifecycle, pipeline
 from remat_codegen.errors import RematError
+from remat_codegen.explain import explain
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -203,3 +204,9 @@ def test_the_header_makes_the_same_file_again(made, folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert "--dynamic idx.0,idx.1,targets.0,targets.1" in (folder / "LM.py").read_text()
     assert lifecycle.check(Path("LM.py"), Progress(None)).ok
+
+
+def test_its_schedule_is_read_back(made, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    found = explain(folder / "LM.py", Progress(None))
+    assert found.ok and found.as_planned and found.notes == () and found.blocks

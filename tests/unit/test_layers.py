@@ -25,7 +25,7 @@ ALLOWED = {
     "sizes": ("errors",),
     "views": (),
     "attributes": (),
-    "trace": ("attributes", "errors", "sizes", "views"),
+    "trace": ("attributes", "errors", "sizes", "views", "trace"),
     "graph": ("errors", "trace", "graph"),
     "profile": ("errors", "trace", "graph", "profile"),
     "schedule": ("graph", "profile.costs"),
@@ -35,7 +35,7 @@ ALLOWED = {
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile"),
     "readback": ("errors", "budget", "report", "trace", "sizes", "graph", "profile.costs", "schedule", "emit", "readback"),
-    "verify": ("errors", "trace", "graph", "profile"),
+    "verify": ("attributes", "errors", "trace", "graph", "profile"),
 }
 SEES_EVERYTHING = set(
     "cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture report_graphs".split()

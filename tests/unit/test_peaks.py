@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
@@ -37,3 +38,33 @@ def test_rebuilt_batch_norms_hold_no_copies_of_their_statistics(tmp_path, monkey
     found = compare(model, load(text, tmp_path).rematerialize, args, {})
     assert found.identical
     assert found.measured_peak_bytes <= simulated + SMALL
+
+
+class Choosy(nn.Module):
+    """Something that takes numbers of some kinds only, between two layers."""
+
+    def __init__(self, choosy):
+        super().__init__()
+        self.first, self.last, self.choosy = nn.Linear(8, 8), nn.Linear(8, 8), choosy
+
+    def forward(self, x):
+        return self.choosy(self.last(self.first(x).sin())).exp()
+
+
+@pytest.mark.parametrize(
+    "choosy",
+    [
+        lambda x: nn.functional.binary_cross_entropy(x.sigmoid(), torch.ones(8, 8)),
+        lambda x: x * torch.bernoulli(x.detach().sigmoid()),
+        lambda x: x.gather(1, torch.multinomial(x.detach().softmax(1), 2)),
+        lambda x: torch.linalg.cholesky(x @ x.t() + torch.eye(8)),
+    ],
+    ids="binary_cross_entropy bernoulli multinomial cholesky".split(),
+)
+def test_operations_that_refuse_random_numbers_are_measured_with_others(choosy, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    model, args = Choosy(choosy), (torch.randn(8, 8),)
+    traced = model_of(model, args, {})
+    assert min(measuring.measure(traced, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
+    schedule = rebuilding(traced.graph, set(droppable(traced.graph)))
+    assert compare(model, load(emit(model, args, {}, traced, schedule, None), tmp_path).rematerialize, args, {}).identical

@@ -141,6 +141,29 @@ def test_verify_finds_a_broken_budget(made, tmp_path):
     assert not found.ok and "peak within budget" in found.failures()
 
 
+NOWHERE_A_NUMBER = """
+import torch
+
+class Roots(torch.nn.Module):
+    def __init__(self, sign):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.sign = sign
+
+    def forward(self, x):
+        return (self.sign * self.linear(x).abs()).sqrt()
+"""
+
+
+@pytest.mark.parametrize(("sign", "notes"), [(-1, 1), (1, 0)])
+def test_verify_says_where_it_compared_nothing_but_nan(write_file, tmp_path, sign, notes):
+    target = f"{write_file(NOWHERE_A_NUMBER)}:Roots"
+    request = Request(target, "100%", tmp_path / "roots.py", init=f"sign={sign}", inputs="float32[2,4]", verify=True)
+    found = pipeline.generate(request, Progress(None)).verify
+    assert found.ok and len(found.notes) == notes
+    assert all("outputs and gradients of parameters: all NaN" in note for note in found.notes)
+
+
 def test_verify_refuses_what_it_did_not_write(tmp_path):
     for text in ("x = 1\n", "raise ValueError('no')\n"):
         (tmp_path / "other.py").write_text(text)

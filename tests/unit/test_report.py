@@ -47,7 +47,7 @@ def test_json_has_the_documented_keys():
 
 
 def test_json_of_a_verification():
-    assert list(GOOD.to_json()) == ["ok", "measured_peak_bytes", "planned_peak_bytes", "budget_bytes", "rows"]
+    assert list(GOOD.to_json()) == ["ok", "measured_peak_bytes", "planned_peak_bytes", "budget_bytes", "rows", "notes"]
     assert BAD.to_json()["rows"][1] == {"what": "gradients", "ok": False, "detail": "0.1 in wte.weight"}
 
 
@@ -70,6 +70,7 @@ def test_the_table_of_a_verification():
     assert "1.00 GiB, planned 1.00 GiB (+0.0 %), budget 1.00 GiB" in shown(verification_table(GOOD))
     text = shown(verification_table(BAD))
     assert "FAILED" in text and "0.1 in wte.weight" in text
+    assert "proves little" in shown(verification_table(dataclasses.replace(GOOD, notes=("proves little",))))
     assert GOOD.failures() == "" and BAD.failures() == "gradients: 0.1 in wte.weight"
 
 

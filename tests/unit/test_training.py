@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
+from torch.nn.utils import prune
 
 from remat_codegen import pipeline
 from remat_codegen.errors import UnsupportedError
@@ -45,6 +46,14 @@ class Classifier(nn.Module):
 
     def forward(self, x):
         return self.layers(x).tanh()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+def test_weights_that_hooks_compute_before_each_forward_pass(tmp_path):
+    """An old weight_norm leaves its result as an attribute, which copy.deepcopy refuses."""
+    layers = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)), nn.Tanh(), nn.utils.spectral_norm(nn.Linear(8, 8)))
+    pruned = prune.random_unstructured(nn.Linear(8, 8), "weight", 0.5)
+    assert exact(nn.Sequential(layers, nn.Sigmoid(), pruned), (torch.randn(4, 8),), tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------- loops

@@ -1,0 +1,259 @@
+"""Sizes as the user's source spells them: `B, T, C = x.shape` and `q.view(B, T, ...)`, rather than the numbers of one trace.
+
+Which tensor the user's `x` is, a trace does not say: it is taken to be the first one that the operations of the same call read
+and that has such a shape. A wrong guess would do no harm, as every size that is spelled is the size that was traced.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any
+
+from remat_codegen.emit.names import Namer, owner_of
+from remat_codegen.trace import Operation, Origin, Source, Trace, refs
+
+
+class Spelled(int):
+    """A number that an expression stands for."""
+
+    text: str
+
+    @staticmethod
+    def of(value: int, text: str) -> Spelled:
+        """`value`, to be written as `text`."""
+        found = Spelled(value)
+        found.text = text
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What `x.shape`, `x.shape[:2]`, `x.shape[1]` or `x.size(1)` asks for: dimensions of `base`, a name in the source.
+
+    `rank` is the number of dimensions if the source says so; `suffix` is how to ask any tensor for them.
+    """
+
+    base: str
+    dimensions: tuple[int, ...]
+    suffix: str
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """`B, T, C = x.shape` in a function of the source, which stands on the lines from `first` to `last`."""
+
+    first: int
+    last: int
+    line: int
+    names: tuple[str, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    first: int
+    last: int
+    unpackings: tuple[Unpacking, ...]
+    statements: tuple[ast.stmt, ...]
+
+
+class ShapeNames:
+    """The sizes that one generated function names, and the lines that ask tensors for them."""
+
+    def __init__(self, trace: Trace, operations: Sequence[int], namer: Namer, known: dict[Unpacking, tuple[str, ...]]) -> None:
+        self.trace, self.namer, self.known = trace, namer, known
+        self.operations = [trace.operations[op] for op in operations]
+        self.asked: dict[Unpacking, int] = {}  # the variable that is asked
+
+    def spelled(self, operation: Operation, available: Callable[[int], bool]) -> Operation:
+        """The operation with sizes in place of numbers, where the source has them and their tensor is `available`."""
+        function = _function_around(operation.source)
+        if function is None or self.trace.sizes:
+            return operation
+        numbers = list(_numbers(operation.args))
+        for arguments in _calls(function, operation):
+            pairs = list(zip(arguments, numbers, strict=False))  # the source may give the last of them by keyword
+            texts = [self._text(operation, function, a, n, available) for a, n in pairs]
+            if any(texts) and all(_may_be(a, n) for a, n in pairs):
+                left = iter([n if t is None else Spelled.of(n, t) for n, t in zip_longest(numbers, texts)])
+                return replace(operation, args=_with_numbers(operation.args, left))
+        return operation
+
+    def lines(self) -> Iterator[tuple[int, tuple[str, ...], str]]:
+        """For each unpacking: the variable that is asked, the names, and how it is asked."""
+        for unpacking, variable in self.asked.items():
+            yield variable, self.known[unpacking], unpacking.shape.suffix
+
+    def _text(
+        self, operation: Operation, function: _Function, argument: ast.expr, number: int, available: Callable[[int], bool]
+    ) -> str | None:
+        if isinstance(argument, ast.Name):
+            return self._unpacked(operation, function, argument.id, number, available)
+        shape = _shape(argument)
+        if shape is None or len(shape.dimensions) != 1:
+            return None
+        given = next((v for v in self.trace.inputs if v is not None and self.trace.variables[v].path == shape.base), None)
+        top = owner_of(operation) == "" and given is not None and available(given)
+        return f"{shape.base}{shape.suffix}" if top and given is not None and self._sizes(given, shape) == (number,) else None
+
+    def _unpacked(
+        self, operation: Operation, function: _Function, name: str, number: int, available: Callable[[int], bool]
+    ) -> str | None:
+        """The name of a size that was unpacked before."""
+        assert operation.source is not None
+        for unpacking in function.unpackings:
+            if name not in unpacking.names or unpacking.line >= operation.source.line:
+                continue
+            place = unpacking.names.index(name)
+            variable = self.asked.get(unpacking)
+            if variable is None:
+                variable = next((v for v in self._candidates(operation, unpacking) if available(v)), None)
+            sizes = None if variable is None else self._sizes(variable, unpacking.shape)
+            if variable is None or sizes is None or sizes[place] != number:
+                return None
+            self.asked[unpacking] = variable
+            if unpacking not in self.known:
+                self.known[unpacking] = tuple("_" if n == "_" else self.namer.fresh(n) for n in unpacking.names)
+            return self.known[unpacking][place]
+        return None
+
+    def _candidates(self, operation: Operation, unpacking: Unpacking) -> Iterator[int]:
+        """The tensors that the same call of the user's function reads after an unpacking, up to an operation."""
+        assert operation.source is not None
+        for other in self.operations:
+            if self._same_call(other, operation, unpacking):
+                for variable in refs((other.args, dict(other.kwargs))):
+                    value = self.trace.variables[variable].origin in (Origin.RESULT, Origin.INPUT)
+                    if value and self._sizes(variable, unpacking.shape) is not None:
+                        yield variable
+            if other is operation:
+                return
+
+    @staticmethod
+    def _same_call(one: Operation, other: Operation, unpacking: Unpacking) -> bool:
+        """Whether two operations stand in the function of an unpacking, behind it, and in one user's module."""
+        if one.source is None or other.source is None or one.source.file != other.source.file:
+            return False
+        return unpacking.line <= one.source.line <= unpacking.last and owner_of(one) == owner_of(other)
+
+    def _sizes(self, variable: int, shape: Shape) -> tuple[int, ...] | None:
+        """What a shape is for a variable; None where it has other dimensions."""
+        sizes = self.trace.variables[variable].shape
+        if any(not -len(sizes) <= d < len(sizes) for d in shape.dimensions) or (
+            shape.whole and len(sizes) != len(shape.dimensions)
+        ):
+            return None
+        return tuple(sizes[d] for d in shape.dimensions)
+
+
+# ---------------------------------------------------------------------------------------------- an operation's numbers
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """The numbers among arguments, in order."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def _with_numbers(value: Any, numbers: Iterator[int]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_with_numbers(part, numbers) for part in value)
+    return next(numbers) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+# ---------------------------------------------------------------------------------------------- the user's source
+
+
+def _may_be(argument: ast.expr, number: int) -> bool:
+    """Whether an argument in the source can be the number that was traced."""
+    return not isinstance(argument, ast.Constant) or argument.value == number
+
+
+def _calls(function: _Function, operation: Operation) -> Iterator[list[ast.expr]]:
+    """The arguments, but for tensors in front, of the calls in the source that may have led to an operation."""
+    assert operation.source is not None
+    name, line = operation.target._schema.name.removeprefix("aten::").rstrip("_"), operation.source.line
+    around = [s for s in function.statements if s.lineno <= line <= (s.end_lineno or s.lineno)]
+    for statement in sorted(around, key=lambda s: (s.end_lineno or s.lineno) - s.lineno)[:1]:
+        for call in ast.walk(statement):
+            called = call.func if isinstance(call, ast.Call) else None
+            if isinstance(call, ast.Call) and (getattr(called, "attr", None) or getattr(called, "id", None)) == name:
+                yield [part for a in call.args for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
+
+
+def _function_around(source: Source | None) -> _Function | None:
+    functions = () if source is None else _functions(source.file)
+    around = [f for f in functions if source is not None and f.first <= source.line <= f.last]
+    return min(around, key=lambda f: f.last - f.first, default=None)
+
+
+@lru_cache(maxsize=64)
+def _functions(file: str) -> tuple[_Function, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(_read(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def _read(function: ast.FunctionDef) -> _Function:
+    statements = tuple(n for n in ast.walk(function) if isinstance(n, ast.stmt) and n is not function)
+    last = function.end_lineno or function.lineno
+    bound = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    found = []
+    for statement in statements:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = tuple(p.id for p in parts if isinstance(p, ast.Name))
+        shape = _shape(statement.value) if isinstance(statement, ast.Assign) else None
+        once = all(n == "_" or bound.count(n) == 1 for n in names)  # else its value depends on where it is read
+        alone = shape is None or isinstance(target, ast.Tuple) or shape.suffix.endswith("]") and ":" not in shape.suffix
+        if shape is None or not names or len(names) != len(parts) or not once or not alone:
+            continue
+        if shape.whole:
+            shape = replace(shape, dimensions=tuple(range(len(names))))
+        if len(names) == len(shape.dimensions):
+            found.append(Unpacking(function.lineno, last, statement.lineno, names, shape))
+    return _Function(function.lineno, last, tuple(found), statements)
+
+
+def _shape(value: ast.expr) -> Shape | None:
+    """The shape that an expression asks for; None for other expressions."""
+    if isinstance(value, ast.Subscript):
+        whole, index = _shape(value.value), value.slice
+        if whole is None or not whole.whole:
+            return None
+        if (
+            isinstance(index, ast.Slice)
+            and index.lower is None
+            and index.step is None
+            and isinstance(index.upper, ast.Constant)
+        ):
+            count = index.upper.value
+            return Shape(whole.base, tuple(range(count)), f".shape[:{count}]") if isinstance(count, int) and count > 0 else None
+        return _one(whole.base, index)
+    if isinstance(value, ast.Attribute) and value.attr == "shape" and isinstance(value.value, ast.Name):
+        return Shape(value.value.id, (), ".shape", True)
+    called = value.func if isinstance(value, ast.Call) and not value.keywords else None
+    if isinstance(value, ast.Call) and isinstance(called, ast.Attribute) and called.attr == "size":
+        if isinstance(called.value, ast.Name) and not value.args:
+            return Shape(called.value.id, (), ".shape", True)
+        return _one(called.value.id, value.args[0]) if isinstance(called.value, ast.Name) and len(value.args) == 1 else None
+    return None
+
+
+def _one(base: str, index: ast.expr) -> Shape | None:
+    try:
+        dimension = ast.literal_eval(index)
+    except ValueError:
+        return None
+    return Shape(base, (dimension,), f".shape[{dimension}]") if type(dimension) is int else None

@@ -1,0 +1,29 @@
+"""From a module and its inputs to a flat list of operations (rk-GB, appendix A.2), by torch.export in training mode.
+
+    Trace     = variables, operations, outputs
+    Variable  = parameter | buffer | constant | input | result
+    Operation = target(args, kwargs) -> results, with the user's source line and module path
+
+Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about memory or gradients.
+"""
+
+from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable, refs, sizes_in, substitute
+from remat_codegen.trace.refusals import location
+from remat_codegen.trace.surroundings import Autocast, autocasting
+from remat_codegen.trace.tracing import trace
+
+__all__ = [
+    "Autocast",
+    "Operation",
+    "Origin",
+    "Ref",
+    "Source",
+    "Trace",
+    "Variable",
+    "autocasting",
+    "location",
+    "refs",
+    "sizes_in",
+    "substitute",
+    "trace",
+]

@@ -1,0 +1,142 @@
+"""What a trace consists of, and what walks through the arguments of its operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from remat_codegen.sizes import Dynamic, Size
+from remat_codegen.trace.surroundings import Autocast
+
+
+class Origin(StrEnum):
+    """Where a variable's tensor comes from."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+    SIZE = "size"
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor argument: the index of a variable."""
+
+    variable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A tensor of the trace. `path` is a parameter's or buffer's name in `state_dict`, or an input's name.
+
+    `aliases` are the other names of a tied parameter or buffer. `sizes` is an input's shape with the names of sizes that may
+    change in it, None where there is none.
+    """
+
+    id: int
+    name: str
+    origin: Origin
+    path: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool = False
+    aliases: tuple[str, ...] = ()
+    sizes: tuple[int | str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's model. `stack` lists the lines that led to it, outermost first, as (file, line, text)."""
+
+    file: str
+    line: int
+    text: str
+    stack: tuple[tuple[str, int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
+    tensor or unused. `autocast` is what it runs under."""
+
+    id: int
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    results: tuple[int | None, ...]
+    many: bool
+    module_path: str
+    module_type: str
+    source: Source | None
+    grad_enabled: bool = True
+    autocast: Autocast = ()
+
+    @property
+    def name(self) -> str:
+        """The operation in ATen's spelling, such as aten.linear.default."""
+        return str(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf
+    is no tensor.
+
+    `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
+    `constants` are the tensors that the model holds as plain attributes, by variable.
+    `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
+    `sizes` are those of the inputs that may differ from call to call.
+    """
+
+    variables: tuple[Variable, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[int | None, ...]
+    outputs: tuple[Any, ...]
+    output_spec: Any
+    constants: tuple[tuple[int, torch.Tensor], ...] = ()
+    containers: frozenset[str] = frozenset()
+    autocast: Autocast = ()
+    sizes: tuple[Dynamic, ...] = ()
+    evaluating: frozenset[str] = frozenset()
+
+    def results(self) -> tuple[Variable, ...]:
+        """The variables that operations create."""
+        return tuple(v for v in self.variables if v.origin is Origin.RESULT)
+
+
+def refs(value: Any) -> tuple[int, ...]:
+    """The variables that an argument structure mentions, in order."""
+    return tuple(leaf.variable for leaf in _leaves(value) if isinstance(leaf, Ref))
+
+
+def sizes_in(value: Any) -> tuple[int, ...]:
+    """The sizes that an argument structure mentions, as variables, in order."""
+    return tuple(v for leaf in _leaves(value) if isinstance(leaf, Size) for v in leaf.variables)
+
+
+def substitute(value: Any, tensors: Any) -> Any:
+    """The argument structure with each Ref replaced by `tensors[variable]`, and each Size by its value as traced."""
+    if isinstance(value, Ref):
+        return tensors[value.variable]
+    if isinstance(value, Size):
+        return value.hint
+    if isinstance(value, (list, tuple)):
+        return type(value)(substitute(v, tensors) for v in value)
+    if isinstance(value, dict):
+        return {k: substitute(v, tensors) for k, v in value.items()}
+    return value
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in _leaves(v)]
+    if isinstance(value, dict):
+        return [leaf for v in value.values() for leaf in _leaves(v)]
+    return [value]

@@ -1,0 +1,287 @@
+"""Reads an exported program: its variables, sizes and operations, in the order in which they run."""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from remat_codegen.attributes import attribute_paths
+from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
+from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
+from remat_codegen.trace.refusals import is_library, location
+from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
+
+
+class Reader:
+    """Reads one exported program into a Trace."""
+
+    def __init__(
+        self, exported: Any, module: torch.nn.Module, autocast: Autocast, asked: frozenset, together: Together
+    ) -> None:
+        self.exported, self.autocast, self.asked, self.together = exported, autocast, asked, together
+        self.symbols = Symbols()
+        self.sizes: list[Dynamic] = []
+        self.parameters = dict(module.named_parameters(remove_duplicate=False))
+        self.names = _names_by_identity(module)
+        self.attributes = attribute_paths(module)
+        indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+        # The model itself may be wrapped in something that cannot be indexed.
+        self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
+        self.evaluating = frozenset(path for path, m in module.named_modules() if not m.training)
+        self.variables: list[Variable] = []
+        self.operations: list[Operation] = []
+        self.of_node: dict[torch.fx.Node, Any] = {}
+        self.inputs: list[int | None] = []
+        self.constants: list[tuple[int, torch.Tensor]] = []
+
+    def read(self) -> Trace:
+        graph = self.exported.graph
+        specs = {spec.arg.name: spec for spec in self.exported.graph_signature.input_specs}
+        wanted = self._asked_symbols(specs)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, specs[node.name])
+                self._sizes_of(node, wanted)
+        outputs = self._body(self.exported.graph_module, Surroundings(True, self.autocast))
+        kept = self._user_outputs(outputs)
+        return Trace(
+            tuple(self.variables),
+            tuple(self.operations),
+            tuple(self.inputs),
+            tuple(kept),
+            self.exported.call_spec.out_spec,
+            tuple(self.constants),
+            self.containers,
+            self.autocast,
+            tuple(self.sizes),
+            self.evaluating,
+        )
+
+    def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:
+        """The symbols of the sizes that were asked for."""
+        placeholders = [n for n in self.exported.graph.nodes if n.op == "placeholder"]
+        given = [n for n in placeholders if specs[n.name].kind is torch.export.graph_signature.InputKind.USER_INPUT]
+        wanted = set()
+        for leaf, node in enumerate(given):
+            value = node.meta.get("val")
+            for dimension, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                expression = self.symbols.note(size)
+                if (leaf, dimension) in self.asked and expression is not None:
+                    wanted |= expression.free_symbols
+        return wanted
+
+    def _sizes_of(self, node: torch.fx.Node, wanted: set[Any]) -> None:
+        """Makes a variable of each size that may change, where it is first seen."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not self.asked:
+            return
+        shape: Any = value.shape
+        for dimension, size in enumerate(shape):
+            symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+            if symbol is None or not symbol.free_symbols & wanted:
+                continue
+            if symbol not in self.symbols.values:
+                raise UnsupportedError(f"the size {node.name}.{dimension} is computed from another one, which is not supported")
+            if symbol in self.symbols.variables:
+                continue
+            self._add_size(Dynamic(-1, self.of_node[node].variable, dimension, hint(size), *self._limits(symbol)), symbol)
+        self._name_sizes(node, value)
+
+    def _limits(self, symbol: Any) -> tuple[int, int | None]:
+        limits = self.exported.range_constraints.get(symbol)
+        if limits is None:
+            return 2, None
+        return int(limits.lower), int(limits.upper) if isinstance(limits.upper, sympy.Integer) else None
+
+    def _add_size(self, new: Dynamic, symbol: Any) -> None:
+        for place, known in enumerate(self.sizes if self.together else ()):
+            alike = known.dimension == new.dimension or self.together is Together.ALL
+            if alike and known.planned == new.planned:
+                most = min((m for m in (known.most, new.most) if m is not None), default=None)
+                self.sizes[place] = replace(known, least=max(known.least, new.least), most=most)
+                self.symbols.variables[symbol] = known.variable
+                return
+        name = f"{self.variables[new.source].name}_{new.dimension}"
+        variable = Variable(len(self.variables), name, Origin.SIZE, name, (), (), torch.int64, "cpu")
+        self.variables.append(variable)
+        self.symbols.variables[symbol] = variable.id
+        self.sizes.append(replace(new, variable=variable.id))
+
+    def _name_sizes(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        """Puts the names of sizes into an input's variable."""
+        names = [self._size_name(size) for size in value.shape]
+        if any(isinstance(name, str) for name in names):
+            index = self.of_node[node].variable
+            self.variables[index] = replace(self.variables[index], sizes=tuple(names))
+
+    def _size_name(self, size: Any) -> int | str:
+        symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+        known = None if symbol is None else self.symbols.variables.get(symbol)
+        return hint(size) if known is None else self.variables[known].name
+
+    def _user_outputs(self, outputs: Any) -> list[Any]:
+        specs = self.exported.graph_signature.output_specs
+        user = torch.export.graph_signature.OutputKind.USER_OUTPUT
+        return [out for out, spec in zip(outputs, specs, strict=True) if spec.kind is user]
+
+    def _placeholder(self, node: torch.fx.Node, spec: Any) -> None:
+        kinds = torch.export.graph_signature.InputKind
+        value = node.meta.get("val")
+        origin = {
+            kinds.PARAMETER: Origin.PARAMETER,
+            kinds.BUFFER: Origin.BUFFER,
+            kinds.USER_INPUT: Origin.INPUT,
+            kinds.CONSTANT_TENSOR: Origin.CONSTANT,
+        }.get(spec.kind)
+        if origin is None:
+            raise UnsupportedError(f"the model holds a {spec.kind.name.lower()}, which is not supported")
+        if not isinstance(value, torch.Tensor):
+            self.of_node[node] = getattr(spec.arg, "value", value)
+            if origin is Origin.INPUT:
+                self.inputs.append(None)
+            return
+        path = spec.target or node.name
+        constant = self.exported.constants[path] if origin is Origin.CONSTANT else None
+        if id(constant) in self.attributes:  # what the model holds is reached there, like a buffer
+            origin, path = Origin.BUFFER, self.attributes[id(constant)]
+        elif constant is not None and constant.requires_grad:
+            hint = "make it a parameter of the model"
+            raise UnsupportedError("a tensor that is not the model's own requires a gradient", hint=hint)
+        grad = (
+            origin is Origin.PARAMETER
+            and self.parameters[path].requires_grad
+            or bool(origin is Origin.INPUT and value.requires_grad)
+            or bool(constant is not None and constant.requires_grad)
+        )
+        aliases = tuple(n for n in self.names.get(path, ()) if n != path)
+        variable = self._variable(node.name, origin, path, value, grad, aliases)
+        self.of_node[node] = Ref(variable)
+        if origin is Origin.INPUT:
+            self.inputs.append(variable)
+        if origin is Origin.CONSTANT and constant is not None:
+            self.constants.append((variable, constant))
+
+    def _variable(
+        self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()
+    ) -> int:
+        shape, stride = tuple(map(hint, value.shape)), tuple(map(hint, value.stride()))
+        device = str(value.device)
+        new = Variable(len(self.variables), name, origin, path, shape, stride, value.dtype, device, grad, aliases)
+        self.variables.append(new)
+        return new.id
+
+    def _body(self, graph_module: torch.fx.GraphModule, around: Surroundings) -> Any:
+        """Reads a graph's operations, and those of the regions inside it; returns its outputs."""
+        for node in graph_module.graph.nodes:
+            if node.op == "output":
+                return tuple(self._argument(a) for a in node.args[0])
+            if node.op == "get_attr":
+                self.of_node[node] = getattr(graph_module, node.target)
+            elif node.op == "call_function":
+                self._call(node, around)
+        raise TraceError("the traced graph has no output")
+
+    def _call(self, node: Any, around: Surroundings) -> None:
+        if node.target is operator.getitem:
+            whole, index = node.args
+            self.of_node[node] = self.of_node[whole][index]
+        elif str(node.target) == "wrap_with_set_grad_enabled":
+            inside = replace(around, grad_enabled=bool(node.args[0]))
+            self.of_node[node] = self._region(node.args[1], node.args[2:], inside)
+        elif str(node.target) == "wrap_with_autocast":
+            device, dtype, enabled, _, body, *args = node.args
+            inside = replace(around, autocast=with_autocast(around.autocast, device, dtype if enabled else None))
+            self.of_node[node] = self._region(body, tuple(args), inside)
+        elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.of_node[node] = self._number(node, node.meta["val"])
+        elif isinstance(node.target, torch._ops.OpOverload):
+            self.of_node[node] = self._operation(node, around)
+        elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
+            self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
+        else:
+            raise UnsupportedError(f"operation {node.target} is not supported", where=location(_source(node)))
+
+    def _number(self, node: Any, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return self.symbols.size(value)
+        return combine(node.target, [self._argument(a) for a in node.args])
+
+    def _region(self, body: torch.fx.Node, args: tuple[Any, ...], around: Surroundings) -> Any:
+        graph_module = self.of_node[body]
+        inner = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        for placeholder, arg in zip(inner, args, strict=True):
+            self.of_node[placeholder] = self._argument(arg)
+        return self._body(graph_module, around)
+
+    def _operation(self, node: Any, around: Surroundings) -> Any:
+        value = node.meta.get("val")
+        many = isinstance(value, (list, tuple))
+        values = tuple(value) if many else (value,)
+        names = [f"{node.name}_{i}" for i in range(len(values))] if many else [node.name]
+        results = tuple(
+            self._variable(name, Origin.RESULT, "", v) if isinstance(v, torch.Tensor) else None
+            for name, v in zip(names, values, strict=True)
+        )
+        path, kind = _module(node)
+        self.operations.append(
+            Operation(
+                len(self.operations),
+                node.target,
+                tuple(self._argument(a) for a in node.args),
+                tuple((k, self._argument(v)) for k, v in node.kwargs.items()),
+                results,
+                many,
+                path,
+                kind,
+                _source(node),
+                around.grad_enabled,
+                around.autocast,
+            )
+        )
+        returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))
+        return returned if many else returned[0]
+
+    def _argument(self, value: Any) -> Any:
+        return pytree.tree_map(lambda a: self.of_node[a] if isinstance(a, torch.fx.Node) else a, _plain(value))
+
+
+def _names_by_identity(module: torch.nn.Module) -> dict[str, list[str]]:
+    """For each name of a parameter or buffer, all names of the same tensor."""
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors:
+        groups.setdefault(id(tensor), []).append(name)
+    return {name: groups[id(tensor)] for name, tensor in tensors}
+
+
+def _plain(value: Any) -> Any:
+    """fx's immutable lists and dicts as ordinary ones."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value] if isinstance(value, list) else tuple(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _module(node: torch.fx.Node) -> tuple[str, str]:
+    """The path and the type of the innermost module that a node was traced in."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return (stack[-1][0], str(stack[-1][1])) if stack else ("", "")
+
+
+_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+
+
+def _source(node: torch.fx.Node) -> Source | None:
+    frames = tuple((f, int(n), t.strip()) for f, n, t in _STACK_LINE.findall(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return None
+    own = [f for f in frames if not is_library(f[0])] or list(frames)
+    return Source(*own[-1], stack=frames)

@@ -1,0 +1,82 @@
+"""One line for the user where a model cannot be traced, with the line of theirs that it comes from."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+import torch
+import torch.fx.experimental.symbolic_shapes
+
+from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.trace.ir import Source
+
+
+def refused(what: str) -> UnsupportedError:
+    """The error for what the user's line does that calls us."""
+    frames = [f for f in traceback.extract_stack() if not is_library(f.filename)]
+    where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
+    return UnsupportedError(what, where=where, hint="write it with differentiable operations, or move it out of the model")
+
+
+def refusal(error: BaseException | None) -> UnsupportedError | None:
+    """Our own refusal, whatever torch.export has made of it."""
+    while error is not None:
+        if isinstance(error, UnsupportedError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def trace_error(error: Exception) -> TraceError:
+    text = str(error)
+    where = _user_frame(error) or _quoted_frame(text)
+    fixed = re.search(r"You marked L\['(\w+)'\].*?size\(\)\[(\d+)\] as dynamic but your code specialized it", text)
+    if fixed:
+        return TraceError(
+            f"the model fixes the size {fixed[1]}.{fixed[2]}, so it cannot be dynamic",
+            hint="something in forward turns it into a plain number, or compares it with one",
+        )
+    if isinstance(error, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) or "data-dependent" in text:
+        return TraceError(
+            "the model decides something by the value of a tensor, which a plan cannot follow",
+            where=where,
+            hint="compute it with torch.where or masks, or move the decision out of the model",
+        )
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def is_library(path: str) -> bool:
+    return path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path
+
+
+def _user_frame(error: BaseException | None) -> str | None:
+    """The innermost line of the user's own code in an exception's traceback."""
+    found = None
+    while error is not None:
+        frame = error.__traceback__
+        while frame is not None:
+            path = frame.tb_frame.f_code.co_filename
+            if not is_library(path):
+                found = f"{_short(path)}:{frame.tb_lineno}"
+            frame = frame.tb_next
+        error = error.__cause__
+    return found
+
+
+def _quoted_frame(text: str) -> str | None:
+    found = [f"{_short(path)}:{line}" for path, line in _FRAME.findall(text) if not is_library(path)]
+    return found[-1] if found else None
+
+
+def _short(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def location(source: Source | None) -> str | None:
+    """A source line as messages print it: file.py:12."""
+    return None if source is None else f"{_short(source.file)}:{source.line}"

@@ -1,0 +1,131 @@
+"""torch.export, called so that it finds the sizes that may change and refuses what no trace shows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from remat_codegen.sizes import Asked, Together
+from remat_codegen.trace.ir import Trace
+from remat_codegen.trace.reader import Reader
+from remat_codegen.trace.refusals import refusal, refused, trace_error
+from remat_codegen.trace.surroundings import Autocast, autocasting
+from remat_codegen.views import separate_views
+
+
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    autocast: Autocast = (),
+    dynamic: Asked = (),
+    together: Together = Together.NONE,
+) -> Trace:
+    """The operations of `module(*args, **kwargs)`, called under `autocast`. `dynamic` names the sizes that may change;
+    `together` says which of them are always equal.
+
+    Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
+    (naming the line).
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
+    try:
+        exported = _export(module, args, kwargs, autocast, dynamic)
+    except Exception as error:  # whatever torch.export raises, the user gets one line
+        raise refusal(error) or trace_error(error) from error
+    separate_views(exported.graph_module)
+    return Reader(exported, module, autocast, asked, together).read()
+
+
+def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
+    def export(others: bool = False) -> torch.export.ExportedProgram:
+        given, shapes = (args, kwargs), None
+        if dynamic:
+            given, copied = _copies(given, dynamic)
+            shapes = _shapes(module, given[0], given[1], copied, others)
+        quiet = contextlib.redirect_stderr(io.StringIO())
+        with warnings.catch_warnings(), _silent_logs(), quiet, autocasting(autocast), _only_plain_gradients():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
+
+    try:
+        return export()
+    except Exception:  # sizes that have to be equal to those asked for: let torch.export find them
+        if not dynamic:
+            raise
+        with contextlib.suppress(Exception):
+            return export(others=True)
+        raise
+
+
+@contextlib.contextmanager
+def _only_plain_gradients() -> Iterator[None]:
+    """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
+    function, tensor = torch.autograd.Function, torch.Tensor
+    apply = function.__dict__["apply"].__func__
+
+    def refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch._"):
+            return apply(cls, *args, **kwargs)
+        raise refused(f"the autograd.Function {cls.__name__} has a backward of its own, which no trace shows")
+
+    def refusing(name: str) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise refused(f"{name} inside of forward changes or reads gradients, which no trace shows")
+
+        return refuse
+
+    found = {tensor: ["register_hook", "backward"], torch.autograd: ["grad", "backward"]}
+    before = [(owner, name, owner.__dict__[name]) for owner, names in found.items() for name in names]
+    function.apply = classmethod(refuse_function)  # type: ignore[assignment, method-assign]
+    for owner, name, _ in before:
+        setattr(owner, name, refusing(f"{'torch.autograd.' if owner is torch.autograd else ''}{name}()"))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            setattr(owner, name, own)
+        function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:
+    """Copies of the inputs: torch.export marks tensors whose sizes may change, for good."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return made[id(leaf)]
+
+    return pytree.tree_map(copy, given), tuple((copy(tensor), dimension) for tensor, dimension in dynamic)
+
+
+def _shapes(module: Any, args: Any, kwargs: Any, dynamic: Asked, others: bool) -> Any:
+    """torch.export's description of the sizes asked for; the `others` may follow from them."""
+    collection = torch.export.ShapesCollection()
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            asked = {d for tensor, d in dynamic if tensor is leaf}
+            usual = torch.export.Dim.AUTO if others else torch.export.Dim.STATIC
+            collection[leaf] = [torch.export.Dim.DYNAMIC if d in asked else usual for d in range(leaf.dim())]
+    return collection.dynamic_shapes(module, args, kwargs)
+
+
+@contextlib.contextmanager
+def _silent_logs() -> Iterator[None]:
+    """torch.export logs what it raises; the user gets one line of it from us."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
