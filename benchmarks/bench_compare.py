@@ -64,7 +64,8 @@ def run(name: str, budgets: str, planners: list[str]) -> dict:
     compared = replace(compared, outcomes=outcomes)
     path = RESULTS / f"compare-{name}.svg"
     path.write_bytes(picture.draw(compared, path))
-    result = compared.to_json() | {"free": before.get("free") or free_dtr(found, wanted)}
+    limits = before.get("limits", {}) | {n: seconds for n, seconds in LIMITS.items() if n in planners}
+    result = compared.to_json() | {"free": before.get("free") or free_dtr(found, wanted), "limits": limits}
     (RESULTS / f"compare-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 
@@ -117,7 +118,8 @@ def section(name: str, found: dict) -> list[str]:
         f"{size} and {found['unmodified_time_ns'] / 1e6:.0f} ms without recomputation. Extra time, %:",
     ]
     lines += ["", *table(headings, rows), "", f"![{name}](compare-{name}.svg)", "", "Planning time, seconds:", ""]
-    return [*lines, *table(headings, times), ""]
+    limits = ", ".join(f"`{planner}` {seconds:g} s" for planner, seconds in found["limits"].items())
+    return [*lines, *table(headings, times), "", f"Time limits: {limits}.", ""]
 
 
 def claims(results: dict[str, dict]) -> list[str]:
@@ -171,9 +173,8 @@ def main() -> None:
         print(f"{name} ...", flush=True)
         run(name, options.budgets, options.planners)
     results = {n: json.loads(p.read_text()) for n in MODELS if (p := RESULTS / f"compare-{n}.json").exists()}
-    limits = ", ".join(f"`{name}` {seconds:g} s" for name, seconds in LIMITS.items())
     lines = ["# Planners compared", "", f"    python benchmarks/bench_compare.py --budgets {options.budgets}", ""]
-    lines += [f"Costs measured on the CPU, one thread. Time limits: {limits}. -: no plan within the budget.", ""]
+    lines += ["Costs measured on the CPU, one thread. -: no plan within the budget.", ""]
     lines += [*claims(results), ""]
     for name, found in results.items():
         lines += section(name, found)
