@@ -55,6 +55,7 @@ class Plumbing:
     scopes: Sequence[Scope]
     owner_of: dict[int, int]
     maker: dict[int, Operation]
+    data_of_storage: dict[int, int | None]
     stops: set[int] = field(default_factory=set)
 
     @staticmethod
@@ -66,7 +67,8 @@ class Plumbing:
                 owners.setdefault(data, variable)
         scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
         maker = {v: op for op in model.trace.operations for v in op.results if v is not None}
-        return Plumbing(program, model, scopes, owners, maker)
+        data_of = {s: model.data_of[v] for v, s in enumerate(model.record.of_variable)}
+        return Plumbing(program, model, scopes, owners, maker, data_of)
 
     def waiting_point(self, position: int) -> int | None:
         """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""
@@ -350,7 +352,7 @@ class _Writer:
             return True
         body = self.model.bodies[node.id]
         slots = set(body.values) & self.program.slots
-        data_of = {s: self.model.data_of[v] for v, s in enumerate(self.record.of_variable)}
+        data_of = self.plumbing.data_of_storage
         return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
 
     def _refills(self, position: int, node: Node) -> bool:
@@ -536,7 +538,7 @@ class _Writer:
         return (first or self.program.wanted_by_autograd(copy)) and self.program.comes_back(data, copy)
 
     def _empty(self, position: int, data: int, kind: Kind) -> None:
-        producer = self.program.graph.producers()[data][0]
+        producer = self.program.producer[data]
         home = self.program.block_of[producer]
         names = self.plumbing.scopes[home].name
         name = self._node_name(self.program.graph.nodes[producer]) if home == self.segment.block else None
