@@ -83,15 +83,15 @@ class Plumbing:
         return node
 
     def stop_variable(self, backward_node: int) -> int | None:
-        """The result whose way back is the first thing autograd goes through of a backward node."""
+        """The value whose way back is the first thing autograd goes through of a backward node."""
+        last = self.last_operation(backward_node)
+        return None if last is None else self.model.record.stop[last]
+
+    def last_operation(self, backward_node: int) -> int | None:
+        """The operation that autograd goes back through first of a backward node."""
         forward = self.program.graph.nodes[backward_node].forward
-        if forward is None:
-            return None
-        for op in reversed(self.model.bodies[forward].operations):
-            if self.model.record.backward[op]:
-                stop = self.model.record.stop[op]
-                return None if stop is None else self.model.trace.operations[op].results[stop]
-        return None
+        operations = () if forward is None else self.model.bodies[forward].operations
+        return next((op for op in reversed(operations) if self.model.record.backward[op]), None)
 
     def stop_name(self, backward_node: int) -> tuple[int, str]:
         """The block that a backward node belongs to, and the name of its stop there."""
@@ -452,7 +452,7 @@ class _Writer:
         results = self.trace.operations[op].results
         for backward_node in () if again else self._stops_of(node):
             variable = self.plumbing.stop_variable(backward_node)
-            if variable is not None and variable in results:
+            if variable is not None and op == self.plumbing.last_operation(backward_node):
                 name = self.scope.name(variable)
                 self._line(f"kept.stop({name!r}, {name})")
         for data in self.model.bodies[node.id].values:
