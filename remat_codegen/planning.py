@@ -69,7 +69,12 @@ class Outcome:
 
     def overhead(self, plain_ns: int) -> float | None:
         """The extra time of the plan over the plain step (0.12 for 12 %); None where nothing fits."""
-        return self.plan.time_ns / max(plain_ns, 1) - 1 if self.fits else None
+        return over(self.plan.time_ns, plain_ns) if self.fits else None
+
+
+def over(time_ns: int, plain_ns: int) -> float:
+    """A time as an overhead over the plain step (0.12 for 12 %); in a step that takes no time, nothing does."""
+    return time_ns / plain_ns - 1 if plain_ns else 0.0
 
 
 def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -> Priced:
@@ -177,7 +182,7 @@ def plan_file(
     if save_plan is not None:
         check_writable(save_plan)
     found = priced_file(path, progress, add_backward=add_backward)
-    if found.limit(budget) <= 0:
+    if found.limit(budget) <= 0 < found.plain_bytes:
         raise BudgetError(f"{budget.text} of the unmodified peak, {found.plain_bytes} bytes, is nothing")
     with progress.stage("plan"):
         outcome = run_planner(found, planner, budget, progress, time_limit=time_limit, bounded=True)
@@ -208,7 +213,7 @@ def saved_plan(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
 
 def lower_bound(found: Priced, bound_ns: int | None) -> float | None:
     """A bound as an overhead (0.12 for 12 %); None where none is known."""
-    return None if bound_ns is None else round(bound_ns / max(found.plain_ns, 1) - 1, 6)
+    return None if bound_ns is None else round(over(bound_ns, found.plain_ns), 6)
 
 
 def outcome_json(found: Priced, outcome: Outcome) -> dict[str, Any]:

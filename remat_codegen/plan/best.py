@@ -1,10 +1,10 @@
 """The best of the others: runs every planner that is fast enough for the graph, improves the winners, returns the fastest.
 
 Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs small enough, the whole integer program. The few
-fastest different plans are improved, because a slower plan may leave more to improve.
+fastest different plans are improved, because a slower plan may leave more to improve, and the search goes on from the winner.
 
-Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: a minute for each
-thousand nodes, one at least and two at most). The quick ones have `QUICK` of them together, then Rockmate has until
+Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: `SECONDS` for each
+thousand nodes, one time at least and two times at most). The quick ones have `QUICK` of them together, then Rockmate has until
 `SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped, or left
 out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle: never
 worse than any planner it ran.
@@ -18,16 +18,19 @@ from dataclasses import replace
 from functools import partial
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import chain, chen, dtr, ends, knapsack, mincut, rockmate, whole
+from remat_codegen.plan import chain, chen, dtr, ends, hierarchy, knapsack, mincut, rockmate, whole
 from remat_codegen.plan.ends import Progress
 from remat_codegen.plan.improve import improve
+from remat_codegen.plan.lives import Board, Limits
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved
-QUICK, SEARCHED, ROUNDED, SOLVED = 0.3, 0.55, 0.7, 0.85  # the parts of the time after which planners are stopped
+QUICK, SEARCHED, ROUNDED, SOLVED = 0.2, 0.4, 0.65, 0.75  # the parts of the time after which planners are stopped
+SECONDS = 90.0  # for a graph of at most a thousand nodes
 LEAST_SECONDS = 3.0  # for the improvement of a plan
-MOST_SECONDS = 10.0
+MOST_SECONDS = 5.0
+SEARCH_STEPS, MOST_SEARCHES = 40, 50  # of the search that starts from the winner
 EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
@@ -36,7 +39,7 @@ def plan(
 ) -> Plan:
     """The fastest plan found within the budget."""
     started = time.monotonic()
-    time_limit = 60.0 * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
+    time_limit = SECONDS * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
     ran: list[tuple[Plan, str]] = []
     late: list[str] = []
     entries = _entries(graph)
@@ -61,7 +64,23 @@ def plan(
         left = max(LEAST_SECONDS, (time_limit - (time.monotonic() - started)) / (IMPROVED - number))
         improved.append((improve(graph, profile, budget_bytes, found, time_limit=min(left, MOST_SECONDS)), name))
     best, name = min(improved, key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes))
+    best = _searched(graph, profile, budget_bytes, best, started + time_limit)
     return _named(best, name, notes, plans)
+
+
+def _searched(graph: Graph, profile: Profile, budget_bytes: int, found: Plan, deadline: float) -> Plan:
+    """The plan, or a faster one that the search of large graphs finds from there on in what is left of the time."""
+    assert found.schedule is not None
+    board, limits = Board(graph, profile), Limits(budget_bytes)
+    order = whole.order_of(found.schedule)
+    for seed in range(MOST_SEARCHES):
+        if time.monotonic() > deadline:
+            break
+        order = hierarchy.improve(board, order, limits, SEARCH_STEPS, seed)
+    searched = ends.candidate(graph, profile, order)
+    if searched.peak_bytes > budget_bytes or searched.time_ns >= found.time_ns:
+        return found
+    return replace(found, schedule=searched.schedule, time_ns=searched.time_ns, peak_bytes=searched.peak_bytes)
 
 
 def _named(found: Plan, name: str, notes: tuple[str, ...], plans: list[Plan]) -> Plan:

@@ -8,6 +8,12 @@ the nodes that rebuild what it reads, in the graph's order. What is rebuilt is t
 again for each of them where it is `fleeting`. Complexity: O(backward nodes x rebuilt nodes). Ties: the first candidate, in the
 order tried, of the least time, then of the least peak. Oracle: `least_time` of `tests/graphs.py`, and by hand: `none` costs
 the sum of all times, `all` keeps nothing that can be rebuilt.
+
+No planner here computes anything again before the loss, because a generated file's forward pass is plain PyTorch, each
+operation once. Little is lost: the forward pass holds less than the backward pass, unless what later forward nodes read is
+itself most of the memory (long skips); budgets below that are INFEASIBLE to all. `checkmate.solve` and `dtr` can do without
+that rule (`recompute_in_forward`); on the models of benchmarks/results/compare.md that lets DTR keep to no further budget.
+`bound` holds without the rule.
 """
 
 from __future__ import annotations

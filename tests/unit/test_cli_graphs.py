@@ -90,9 +90,26 @@ def test_plan_of_a_plain_graph(tmp_path):
     result = run("plan", path, "--budget", "50%", "--planner", "chen", "--add-backward")
     assert result.exit_code == 0
     assert "the backward pass was added" in " ".join(result.stdout.split()) and " instead of 60" in result.stdout
-    empty = tmp_path / "empty.json"
-    empty.write_text('[{"id": 1, "time": 1, "size": 0}]')
-    assert_one_line_error(run("plan", empty, "--budget", "50%"), "of the unmodified peak, 0 bytes, is nothing")
+    tiny = tmp_path / "tiny.json"
+    tiny.write_text('[{"id": 1, "time": 1, "size": 1}]')
+    assert_one_line_error(run("plan", tiny, "--budget", "50%"), "of the unmodified peak, 1 bytes, is nothing")
+
+
+def test_nothing_takes_longer_where_nothing_takes_time(tmp_path):
+    path = tmp_path / "fast.json"
+    rows = [{"id": i, "time": 0, "size": 5, "deps": [i - 1] if i else [], "backward": i > 3} for i in range(8)]
+    path.write_text(json.dumps(rows))
+    found = json.loads(run("plan", path, "--budget", "100%", "--planner", "all", "--json", "-q").stdout)
+    assert (found["time_ns"], found["overhead"], found["bound"]) == (0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_graph_without_any_bytes_fits_every_budget(tmp_path, planner):
+    path = tmp_path / "empty.json"
+    rows = [{"id": i, "time": 2, "size": 0, "deps": [i - 1] if i else [], "backward": i > 3} for i in range(8)]
+    path.write_text(json.dumps(rows))
+    found = json.loads(run("plan", path, "--budget", "50%", "--planner", planner, "--json", "-q").stdout)
+    assert (found["budget_bytes"], found["peak_bytes"]) == (0, 0) and found["overhead"] >= 0
 
 
 def test_errors_name_file_and_node(tmp_path, graph_file):

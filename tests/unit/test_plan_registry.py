@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import graphs
 import pytest
 
-from remat_codegen.plan import chain, checkmate, chen, dtr, ends, improve, knapsack, mincut, rockmate, whole
+from remat_codegen.plan import best, chain, checkmate, chen, dtr, ends, improve, knapsack, mincut, rockmate, whole
 from remat_codegen.plan.options import Grid
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.plan.result import Status
@@ -248,3 +250,26 @@ def test_best_is_near_the_proven_optimum(seed):
             if optimum.schedule is not None:
                 assert best.schedule is not None and best.time_ns <= optimum.time_ns * 1.01
                 assert rounded.schedule is not None or budget < need(graph, profile) * 6 // 10
+
+
+def test_best_stops_a_planner_whose_time_is_over(monkeypatch):
+    """Each look at the clock takes a second, and nothing else any time."""
+    graph, profile = graphs.random_graph(5, 12)
+    budget = need(graph, profile) * 8 // 10
+    clock = iter(range(10**6))
+    monkeypatch.setattr(best, "EXACT", 0)  # what is solved exactly needs no others
+    monkeypatch.setattr(best.time, "monotonic", lambda: float(next(clock)))
+    found = best.plan(graph, profile, budget, time_limit=30.0)
+    check(graph, profile, budget, found)
+    late = next(n for n in found.notes if n.startswith("no time for"))
+    assert "dtr-dtr" not in late and "all" in late
+
+
+def test_best_stops_in_the_middle_of_a_planner():
+    def endless(graph, profile, budget_bytes, *, progress):
+        while True:
+            progress("going on", 0, 1)
+
+    graph, profile = graphs.random_graph(5, 4)
+    assert best._run(endless, graph, profile, 1, time.monotonic() + 0.01) is None
+    assert best._run(ends.none, graph, profile, 10**6, time.monotonic() - 1) is None
