@@ -18,7 +18,7 @@ from remat_codegen.planfile import order_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, simulate, with_forgets
 from remat_codegen.sizes import Asked, Dynamic, Size, Together
-from remat_codegen.trace import Autocast, Operation, Origin, Trace, Variable, trace
+from remat_codegen.trace import Autocast, Operation, Origin, Trace, Variable, silent_logs, trace
 
 
 def trace_sizes(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, asked: Asked) -> Trace:
@@ -39,7 +39,8 @@ def trace_sizes(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autoc
 def _may_change_alone(traced: Trace, size: Dynamic) -> bool:
     values = {s.variable: s.planned for s in traced.sizes} | {size.variable: _other(size)}
     try:
-        record(at_sizes(traced, values))
+        with silent_logs():
+            record(at_sizes(traced, values))
     except (RuntimeError, ValueError, IndexError):
         return False
     return True
@@ -68,7 +69,8 @@ def _at_one(module: Any, args: Any, kwargs: Any, traced: Trace, recorded: Record
     small_args, small_kwargs = pytree.tree_unflatten(small, spec)
     try:
         other = trace(module, small_args, small_kwargs, traced.autocast)
-        found = record(other)
+        with silent_logs():
+            found = record(other)
     except (RematError, RuntimeError, ValueError, IndexError):
         return size
     values = {s.variable: 1 if s is size else s.planned for s in traced.sizes}

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import __version__, pipeline, planfile, planline
-from remat_codegen.emit import names
 from remat_codegen.errors import PlanFileError, RematError, TargetError, VerifyError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.planfile import SavedPlan
@@ -192,7 +191,6 @@ def _as_if_alone(spec: str, file: Path) -> Iterator[None]:
     """Imports find a package where the command may have been run; the user's modules are forgotten afterwards, so that files
     that are checked together do not see each other's."""
     before, path = set(sys.modules), list(sys.path)
-    names._statements.cache_clear()  # by file: in a process that lives on, the file may have changed
     top = spec.rpartition(":")[0].partition(".")[0]
     if not spec.rpartition(":")[0].endswith(".py"):
         roots = [f for f in _folders(file) if (f / top).is_dir() or (f / f"{top}.py").is_file()]

@@ -9,21 +9,22 @@ The walk over a segment's steps is the same for all three.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from remat_codegen.emit.about import about, note
 from remat_codegen.emit.lines import Line, drop, tidy
-from remat_codegen.emit.scope import Scope, has_training_flag
-from remat_codegen.emit.segments import Copy, Program, Role, Segment
+from remat_codegen.emit.plumbing import Plumbing, changed_argument
+from remat_codegen.emit.scope import has_training_flag
+from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.emit.spell import spell
-from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Kind, Node, Phase
-from remat_codegen.graph.simplify import Body, Model, is_view
+from remat_codegen.graph.simplify import Body, is_view
 from remat_codegen.schedule import Compute
-from remat_codegen.trace import Operation, Origin, Ref, refs, sizes_in
+from remat_codegen.trace import Operation, Origin, refs, sizes_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,98 +47,6 @@ class Function:
     about: str
 
 
-@dataclass
-class Plumbing:
-    """What functions of different segments agree on. `stops` are the backward nodes that the backward program waits for."""
-
-    program: Program
-    model: Model
-    scopes: Sequence[Scope]
-    owner_of: dict[int, int]
-    maker: dict[int, Operation]
-    stops: set[int] = field(default_factory=set)
-
-    @staticmethod
-    def of(program: Program, model: Model, wishes: dict[int, str]) -> Plumbing:
-        """The plumbing of a program; nothing is waited for yet."""
-        owners: dict[int, int] = {}
-        for variable, data in enumerate(model.data_of):
-            if data is not None:
-                owners.setdefault(data, variable)
-        scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
-        maker = {v: op for op in model.trace.operations for v in op.results if v is not None}
-        return Plumbing(program, model, scopes, owners, maker)
-
-    def waiting_point(self, position: int) -> int | None:
-        """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""
-        node = self.program.next_back[position]
-        if node is None:
-            return None
-        while self.stop_variable(node) is None:  # autograd does not show this node: an earlier one will do
-            node -= 1
-        if node <= self.program.graph.loss:
-            raise UnsupportedError("the backward pass of the model's last operation cannot be waited for")
-        self.stops.add(node)
-        return node
-
-    def stop_variable(self, backward_node: int) -> int | None:
-        """The result whose way back is the first thing autograd goes through of a backward node."""
-        forward = self.program.graph.nodes[backward_node].forward
-        if forward is None:
-            return None
-        for op in reversed(self.model.bodies[forward].operations):
-            if self.model.record.backward[op]:
-                stop = self.model.record.stop[op]
-                return None if stop is None else self.model.trace.operations[op].results[stop]
-        return None
-
-    def stop_name(self, backward_node: int) -> tuple[int, str]:
-        """The block that a backward node belongs to, and the name of its stop there."""
-        variable = self.stop_variable(backward_node)
-        forward = self.program.graph.nodes[backward_node].forward
-        assert variable is not None and forward is not None
-        block = self.program.block_of[forward]
-        return block, self.scopes[block].name(variable)
-
-    def keepers(self, variable: int, data: int, copy: Copy, block: int) -> list[int]:
-        """The steps of other segments, all of `block`, that run again and ask for a piece of data under one of its names."""
-        steps = self.program.keepers(data, copy, block)
-        names = set(self.outside_of(data, block))
-        if len(names) < 2 or variable not in names:
-            return steps
-        return [r for r in steps if variable in (self._asked(r, names) or names)]
-
-    def _asked(self, position: int, names: set[int]) -> set[int]:
-        """Those of some names that the functions of a node that runs again takes, for itself or for a view of it."""
-        node = self.program.node_at(position)
-        assert node is not None
-        found: set[int] = set()
-        seen: set[int] = set()
-        pending = [v for op in self.model.bodies[node.id].operations for v in self._read_by(op)]
-        while pending:
-            variable = pending.pop()
-            if variable in seen:
-                continue
-            seen.add(variable)
-            if variable in names:
-                found.add(variable)
-            elif variable in self.maker and is_view(self.model.record, self.maker[variable]):
-                pending += refs((self.maker[variable].args, dict(self.maker[variable].kwargs)))
-        return found
-
-    def _read_by(self, op: int) -> tuple[int, ...]:
-        operation = self.model.trace.operations[op]
-        given = refs((operation.args, dict(operation.kwargs)))
-        return () if is_view(self.model.record, operation) else given
-
-    def outside_of(self, data: int, block: int) -> list[int]:
-        """The variables under which another block's function knows a piece of data."""
-        return [v for v in self.scopes[block].outside() if self.model.data_of[v] == data]
-
-
-MIB = 2**20
-
-
 def _generator(device: str) -> str:
     """The expression for the generator that draws on a device."""
     place = torch.device(device)
@@ -145,20 +54,6 @@ def _generator(device: str) -> str:
         return "torch.default_generator"
     index = "torch.cuda.current_device()" if place.index is None else place.index
     return f"torch.cuda.default_generators[{index}]"
-
-
-def size(nbytes: int) -> str:
-    """Bytes, for a comment."""
-    return f"{nbytes / MIB:,.1f} MiB" if nbytes >= MIB / 20 else f"{nbytes / 2**10:,.1f} KiB"
-
-
-def _changed_argument(operation: Operation) -> int | None:
-    """The variable that an in-place operation changes and returns."""
-    for position, argument in enumerate(operation.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write and position < len(operation.args):
-            value = operation.args[position]
-            return value.variable if isinstance(value, Ref) else None
-    return None
 
 
 def write_function(plumbing: Plumbing, segment: Segment) -> Function:
@@ -218,7 +113,7 @@ class _Writer:
             tuple(self.forgets),
             uses_kept,
             names,
-            self._about(),
+            about(self.program, self.segment, self.scope),
         )
 
     # ------------------------------------------------------------------ what goes in and out
@@ -350,7 +245,7 @@ class _Writer:
             return True
         body = self.model.bodies[node.id]
         slots = set(body.values) & self.program.slots
-        data_of = {s: self.model.data_of[v] for v, s in enumerate(self.record.of_variable)}
+        data_of = self.plumbing.data_of_storage
         return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
 
     def _refills(self, position: int, node: Node) -> bool:
@@ -440,7 +335,7 @@ class _Writer:
 
     def _counted_by(self, operation: Operation) -> str | None:
         """The normalisation module whose batches an operation counts: it does so in training only."""
-        changed = _changed_argument(operation)
+        changed = changed_argument(operation)
         path = "" if changed is None else self.trace.variables[changed].path
         owner, _, name = path.rpartition(".")
         return self.scope.module(owner) if name == "num_batches_tracked" else None
@@ -450,7 +345,7 @@ class _Writer:
         results = self.trace.operations[op].results
         for backward_node in () if again else self._stops_of(node):
             variable = self.plumbing.stop_variable(backward_node)
-            if variable is not None and variable in results:
+            if variable is not None and op == self.plumbing.last_operation(backward_node):
                 name = self.scope.name(variable)
                 self._line(f"kept.stop({name!r}, {name})")
         for data in self.model.bodies[node.id].values:
@@ -484,7 +379,7 @@ class _Writer:
     def _look_again(self, variable: int, position: int) -> None:
         """A view is taken once more; what an in-place operation returned is what it changed."""
         operation = self.plumbing.maker[variable]
-        changed = _changed_argument(operation) if self.record.mutated[operation.id] else None
+        changed = changed_argument(operation) if self.record.mutated[operation.id] else None
         if changed is None:
             self._statement(position, operation)
             return
@@ -536,7 +431,7 @@ class _Writer:
         return (first or self.program.wanted_by_autograd(copy)) and self.program.comes_back(data, copy)
 
     def _empty(self, position: int, data: int, kind: Kind) -> None:
-        producer = self.program.graph.producers()[data][0]
+        producer = self.program.producer[data]
         home = self.program.block_of[producer]
         names = self.plumbing.scopes[home].name
         name = self._node_name(self.program.graph.nodes[producer]) if home == self.segment.block else None
@@ -584,20 +479,7 @@ class _Writer:
             return
         line, before = self.waiting
         self.waiting = line, before + nbytes
-        note = f"{size(before + nbytes)}, not held since the forward pass"
-        self.lines[line] = replace(self.lines[line], note=note)
+        self.lines[line] = replace(self.lines[line], note=note(before + nbytes))
 
     def _line(self, text: str, defines: tuple[str, ...] = ()) -> None:
         self.lines.append(Line(self.depth, text, defines))
-
-    def _about(self) -> str:
-        """What the function does, for its docstring: the user's lines, and what that means for memory."""
-        lines = self.scope.lines()
-        if self.segment.role is not Role.FORWARD:
-            again = size(self.program.rebuilt_bytes(self.segment))
-            backward = self.segment.role is Role.BACKWARD
-            return f"Goes back through {lines}; rebuilds {again}" if backward else f"Rebuilds {lines}: {again}"
-        kept, forgotten = self.program.kept_bytes(self.segment)
-        stays = f"keeps {size(kept)} for the way back" if kept else "keeps nothing for the way back"
-        away = f", forgets {size(forgotten)}" if forgotten else ""
-        return f"Computes {lines}; {stays}{away}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
-import linecache
 import re
 from functools import lru_cache
 
+from remat_codegen.emit.sources import tree_of
 from remat_codegen.trace import Operation, Source, Trace
 
 RESERVED = frozenset(
@@ -84,19 +84,15 @@ def owner_of(operation: Operation) -> str:
 def _statement(source: Source | None) -> _Statement | None:
     if source is None:
         return None
-    for statement in _statements(source.file):
+    for statement in _statements(tree_of(source.file)):
         if statement.first <= source.line <= statement.last:
             return statement
     return None
 
 
 @lru_cache(maxsize=64)
-def _statements(file: str) -> tuple[_Statement, ...]:
+def _statements(tree: ast.Module) -> tuple[_Statement, ...]:
     """The assignments of a file, innermost lines first."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ()
     found = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):

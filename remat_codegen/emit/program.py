@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_codegen.emit.functions import Function, Plumbing, write_function
+from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer
+from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
 from remat_codegen.graph.simplify import Model

@@ -50,7 +50,7 @@ class Program:
     `slots` are values that autograd must find again after they were rebuilt, `groups` the forward nodes whose saved
     tensors are.
     `again` are the positions at which a forward node runs once more, `next_back` gives the backward node that
-    follows a position.
+    follows a position, `producer` the node that writes a data node first, `loss_at` the position of the loss.
     """
 
     graph: Graph
@@ -60,6 +60,8 @@ class Program:
     copies: dict[int, list[Copy]]
     again: set[int]
     next_back: list[int | None]
+    producer: list[int]
+    loss_at: int
     slots: set[int] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
     segment_of: dict[int, Segment] = field(default_factory=dict)
@@ -82,11 +84,6 @@ class Program:
     def block_at(self, position: int) -> int:
         """The block of the node that a step runs."""
         return self.segment_of[position].block
-
-    @property
-    def loss_at(self) -> int:
-        """The position of the loss."""
-        return next(p for p in range(len(self.schedule.steps)) if (n := self.node_at(p)) and n.phase is Phase.LOSS)
 
     def alive_at_loss(self) -> int:
         """Bytes of values, and of what autograd saves beside them, at the loss."""
@@ -141,14 +138,16 @@ def divide(graph: Graph, schedule: Schedule) -> Program:
     again = _again(schedule)
     next_back = _next_back(graph, schedule)
     segments = _segments(graph, schedule, block_of, again, next_back)
-    program = Program(graph, schedule, block_of, segments, _copies(graph, schedule), again, next_back)
+    producer = [writers[0] for writers in graph.producers()]
+    loss_at = schedule.steps.index(Compute(graph.loss))
+    program = Program(graph, schedule, block_of, segments, _copies(graph, schedule), again, next_back, producer, loss_at)
     program.segment_of = {p: s for s in segments for p in s.positions}
     for data, lives in program.copies.items():
         if any(program.wanted_by_autograd(c) for c in lives[1:]):
             if graph.data[data].kind is Kind.VALUE:
                 program.slots.add(data)
             if graph.data[data].kind is Kind.PHANTOM:
-                program.groups.add(graph.producers()[data][0])
+                program.groups.add(producer[data])
     return program
 
 

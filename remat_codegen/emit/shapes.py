@@ -7,7 +7,6 @@ and that has such a shape. A wrong guess would do no harm, as every size that is
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from remat_codegen.emit.names import Namer, owner_of
+from remat_codegen.emit.sources import tree_of
 from remat_codegen.trace import Operation, Origin, Source, Trace, refs
 
 
@@ -191,17 +191,13 @@ def _calls(function: _Function, operation: Operation) -> Iterator[list[ast.expr]
 
 
 def _function_around(source: Source | None) -> _Function | None:
-    functions = () if source is None else _functions(source.file)
+    functions = () if source is None else _functions(tree_of(source.file))
     around = [f for f in functions if source is not None and f.first <= source.line <= f.last]
     return min(around, key=lambda f: f.last - f.first, default=None)
 
 
 @lru_cache(maxsize=64)
-def _functions(file: str) -> tuple[_Function, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ()
+def _functions(tree: ast.Module) -> tuple[_Function, ...]:
     return tuple(_read(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 

@@ -55,7 +55,8 @@ class Record:
 
     `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
-    `stop` the index of the result whose autograd node the engine reaches first among the operation's.
+    `stop` the variable whose autograd node the engine reaches first among the operation's: a result, or the base of what is
+    changed in place.
     `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such
     copy; else 0.
     """
@@ -161,7 +162,7 @@ class _Recorder:
         self.starts = [torch.autograd._get_sequence_nr()]
         rows = [self._operation(op) for op in self.trace.operations]
         self.grads = {v: t.requires_grad for v, t in self.tensors.items()}  # writing into a tensor can make it require grad
-        stops = [self._sequence_numbers(op) for op in self.trace.operations]
+        stops = [self._sequence_numbers(op, r["mutated"]) for op, r in zip(self.trace.operations, rows, strict=True)]
         self._backward()
         count = len(self.trace.operations)
         return Record(
@@ -243,13 +244,18 @@ class _Recorder:
                 phantoms[key] = tensor.untyped_storage().nbytes()
         return tuple(dict.fromkeys(saved)), tuple(phantoms.values())
 
-    def _sequence_numbers(self, op: Operation) -> dict[int, int]:
-        """The sequence number of each result's autograd node -> the result's position."""
+    def _sequence_numbers(self, op: Operation, mutated: tuple[int, ...]) -> dict[int, int]:
+        """The sequence number of an autograd node -> the variable that has it, of an operation's results and what it changes.
+
+        Writing into a view gives its base another node, not the view.
+        """
+        results = [v for v in op.results if v is not None]
+        changed = [v.id for v in self.trace.results() if self.of_variable[v.id] in mutated] if mutated else []
         numbers: dict[int, int] = {}
-        for position, variable in enumerate(op.results):
-            node = None if variable is None else _grad_fn(self.tensors[variable])
+        for variable in (*results, *changed):
+            node = _grad_fn(self.tensors[variable])
             if node is not None:
-                numbers.setdefault(node._sequence_nr(), position)
+                numbers.setdefault(node._sequence_nr(), variable)
         return numbers
 
     # ------------------------------------------------------------------ the backward pass

@@ -10,7 +10,7 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable, refs, sizes_in, substitute
 from remat_codegen.trace.refusals import location
 from remat_codegen.trace.surroundings import Autocast, autocasting
-from remat_codegen.trace.tracing import trace
+from remat_codegen.trace.tracing import silent_logs, trace
 
 __all__ = [
     "Autocast",
@@ -23,6 +23,7 @@ __all__ = [
     "autocasting",
     "location",
     "refs",
+    "silent_logs",
     "sizes_in",
     "substitute",
     "trace",

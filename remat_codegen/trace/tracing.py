@@ -51,7 +51,7 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             given, copied = _copies(given, dynamic)
             shapes = _shapes(module, given[0], given[1], copied, others)
         quiet = contextlib.redirect_stderr(io.StringIO())
-        with warnings.catch_warnings(), _silent_logs(), quiet, autocasting(autocast), _only_plain_gradients():
+        with warnings.catch_warnings(), silent_logs(), quiet, autocasting(autocast), _only_plain_gradients():
             warnings.simplefilter("ignore")
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
@@ -121,8 +121,8 @@ def _shapes(module: Any, args: Any, kwargs: Any, dynamic: Asked, others: bool) -
 
 
 @contextlib.contextmanager
-def _silent_logs() -> Iterator[None]:
-    """torch.export logs what it raises; the user gets one line of it from us."""
+def silent_logs() -> Iterator[None]:
+    """PyTorch logs what it raises while it traces; the user gets one line of it from us, or none where it was a try."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
