@@ -7,7 +7,6 @@ Nodes of equal signature are measured once.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -85,12 +84,19 @@ def _more_seeds(model: Model, node: Node) -> int:
 
 
 def _results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
-    made = {v for op in operations for v in model.trace.operations[op].results if v is not None}
+    """The variables that a node hands on: what it makes, and what it was given and changes in place."""
+    own = [model.trace.operations[op] for op in operations]
+    made = {v for op in own for v in op.results if v is not None}
+    changed = {storage for op in operations for storage in model.record.mutated[op]}
+    given = {v for op in own for v in refs((op.args, dict(op.kwargs)))} - made
     wanted = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
+    later = set(wanted)
     for op in model.trace.operations:
         if op.id not in operations:
-            wanted.update(refs((op.args, dict(op.kwargs))))
-    return sorted(made & wanted)
+            mentioned = refs((op.args, dict(op.kwargs)))
+            wanted.update(mentioned)
+            later.update(mentioned if op.id > max(operations) else ())
+    return sorted(made & wanted | {v for v in given & later if model.record.of_variable[v] in changed})
 
 
 def _written_bytes(model: Model, node: Node) -> int:
@@ -111,9 +117,9 @@ def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
     """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
     assert node.forward is not None
     bench = _results_used_outside(model, model.bodies[node.forward].operations)
-    seeded = [model.trace.variables[v] for v in bench if model.record.gradient_of[v] is not None]
+    seeded = [replace(model.trace.variables[v], stride=s) for v in bench if (s := model.record.gradient_of[v]) is not None]
     read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
-    return [v.dtype.itemsize * math.prod(v.shape) for v in seeded], read
+    return [v.dtype.itemsize * _numbers(v) for v in seeded], read
 
 
 def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Cache, held: bool) -> dict[str, tuple[int, int]]:
@@ -188,15 +194,20 @@ def _measure_loss(model: Model, device: str) -> list[int]:
 
 def random_tensor(variable: Variable, device: str, floats: Callable[..., torch.Tensor] = torch.randn) -> torch.Tensor:
     """A tensor of a variable's layout: normal numbers, zeros where it holds integers, either where it is boolean."""
-    size = 1 + sum((s - 1) * st for s, st in zip(variable.shape, variable.stride, strict=True) if s > 0)
-    if 0 in variable.shape:
-        size = 0
+    size = _numbers(variable)
     if variable.dtype.is_floating_point or variable.dtype.is_complex:
         base = floats(size, dtype=variable.dtype, device=device)
     else:
         high = 2 if variable.dtype is torch.bool else 1  # an index may point into a dimension of size 1
         base = torch.randint(0, high, (size,), device=device).to(variable.dtype)
     return base.as_strided(variable.shape, variable.stride)
+
+
+def _numbers(variable: Variable) -> int:
+    """How many numbers its layout spans, those between its rows included."""
+    if 0 in variable.shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(variable.shape, variable.stride, strict=True))
 
 
 def near_identity(variable: Variable, device: str) -> torch.Tensor:
@@ -254,7 +265,7 @@ class _Bench:
         changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}
         leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
         self.changed = {v for v in leaves if model.record.of_variable[v] in changed}
-        self.outputs = [v for v in sorted(made) if self._leaves(v)]
+        self.outputs = _results_used_outside(model, [op.id for op in self.operations])
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
         self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
 
@@ -267,21 +278,13 @@ class _Bench:
                 tensor.grad = torch.zeros_like(tensor)
         return tensor
 
-    def _leaves(self, variable: int) -> bool:
-        """Whether a result is used outside the node."""
-        inside = {op.id for op in self.operations}
-        trace = self.model.trace
-        if any(isinstance(r, Ref) and r.variable == variable for r in trace.outputs):
-            return True
-        return any(variable in refs((op.args, dict(op.kwargs))) for op in _users(self.model, variable) if op.id not in inside)
-
     def forward(self, held: list[Any] | None = None) -> dict[int, torch.Tensor]:
         tensors: dict[int, torch.Tensor] = {}
         for v, tensor in self.given.items():
+            if held is not None and tensor.requires_grad and tensor.grad is None:
+                tensor = _Swallow.apply(tensor, held)
             if v in self.changed:  # autograd lets nobody change a leaf in place; the copy is counted, which does no harm
                 tensor = tensor.clone()
-            elif held is not None and tensor.requires_grad and tensor.grad is None:
-                tensor = _Swallow.apply(tensor, held)
             tensors[v] = tensor
         for op in self.operations:
             with torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()), autocasting(op.autocast):
@@ -343,7 +346,3 @@ def _go_back(prepared: tuple[torch.Tensor, list[Any]]) -> None:
     root, held = prepared
     root.backward()
     del held
-
-
-def _users(model: Model, variable: int) -> list[Any]:
-    return [op for op in model.trace.operations if variable in refs((op.args, dict(op.kwargs)))]

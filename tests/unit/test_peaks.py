@@ -7,6 +7,7 @@ import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
+from remat_codegen.graph.simplify import FEW
 from remat_codegen.profile import measure as measuring
 from remat_codegen.profile.cache import Cache
 from remat_codegen.schedule import simulate
@@ -92,3 +93,45 @@ def test_operations_that_refuse_random_numbers_are_measured_with_others(choosy, 
     assert min(measuring.measure(traced, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
     schedule = rebuilding(traced.graph, set(droppable(traced.graph)))
     assert compare(model, load(emit(model, args, {}, traced, schedule, None), tmp_path).rematerialize, args, {}).identical
+
+
+class IntoTheScores(nn.Module):
+    """Adds to a part of an earlier result, too long after it was made to be one operation with that."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 1024), nn.Linear(16, 1024)
+
+    def forward(self, x):
+        scores = self.first(x) * 0.5
+        shift = self.second(x)
+        for _ in range(FEW):
+            shift = shift.tanh().mul(2)
+        scores[:, 1:] += shift[:, 1:]
+        return scores.softmax(-1)
+
+
+def test_the_way_back_through_a_write_into_an_earlier_result_has_its_room(monkeypatch):
+    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    traced = model_of(IntoTheScores(), (torch.randn(64, 16),), {})
+    profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+    writes = [op.id for op in traced.trace.operations if op.name == "aten.copy_.default"]
+    node = next(n for n in traced.graph.backward_nodes if writes[0] in traced.bodies[n.forward].operations)
+    assert len(node.writes) == 2, "of what it writes into, and of what it writes"
+    assert profile.workspace_bytes[node.id] >= 64 * 1000 * 4
+
+
+class WithToken(nn.Module):
+    """Puts a learned token before the others: their gradients lie with gaps in between, in one that somebody else holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.token = nn.Linear(1024, 64), nn.Parameter(torch.randn(1, 1, 64))
+
+    def forward(self, x):
+        embedded = self.embed(x)
+        return torch.cat((self.token.expand(2, -1, -1), embedded), dim=1).tanh()[:, 0]
+
+
+def test_gradients_with_gaps_are_measured_with_them(tmp_path, monkeypatch):
+    assert_simulated_peak(WithToken(), torch.randn(2, 16, 1024), tmp_path, monkeypatch)

@@ -66,9 +66,7 @@ class Interpreter:
         """A mark before autograd goes back through a node."""
         node = next((n for n in self.model.graph.backward_nodes if self.last_back(n.forward) == op), None)
         if node is not None:
-            position = self.model.record.stop[op]
-            result = self.tensors[self.model.trace.operations[op].results[position]]
-            result.grad_fn.register_prehook(lambda grads: mark(node.id))
+            self.tensors[self.model.record.stop[op]].grad_fn.register_prehook(lambda grads: mark(node.id))
 
     def last_back(self, forward):
         return max(op for op in self.model.bodies[forward].operations if self.model.record.backward[op])
