@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"d35afeb6c87eeb96"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"d8d6754f80a0e67d"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -145,7 +145,7 @@ def drop_forward(m, idx):
 
 
 def attn_forward(m, kept, x):
-    """Computes gpt2.py:24-34, 57; keeps 12.2 MiB for the way back, forgets 117.0 MiB."""
+    """Computes h.* (gpt2.py:24-34, 57); keeps 12.2 MiB for the way back, forgets 117.0 MiB."""
     with kept.saves("ln_1", forget=True):
         ln_1 = kept.slot("ln_1", F.layer_norm(x, [768], m.ln_1.weight, m.ln_1.bias))
     B, T, C = ln_1.shape
@@ -179,7 +179,7 @@ def attn_forward(m, kept, x):
 
 
 def attn_backward(m, kept):
-    """Goes back through gpt2.py:24-34, 57; rebuilds 90.0 MiB."""
+    """Goes back through h.* (gpt2.py:24-34, 57); rebuilds 90.0 MiB."""
     yield kept.at("x_2")  # 87.0 MiB, not held since the forward pass
     c_attn = kept.take("c_attn")
     q, k, v = c_attn.split(768, 2)
@@ -207,7 +207,7 @@ def attn_backward(m, kept):
 
 
 def mlp_forward(m, kept, x):
-    """Computes gpt2.py:45, 58; keeps 6.0 MiB for the way back, forgets 27.0 MiB."""
+    """Computes h.* (gpt2.py:45, 58); keeps 6.0 MiB for the way back, forgets 27.0 MiB."""
     with kept.saves("ln_2", forget=True):
         ln_2 = kept.slot("ln_2", F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias))
     c_fc = kept.slot("c_fc", F.linear(ln_2, m.mlp.c_fc.weight, m.mlp.c_fc.bias), stop=True)
@@ -220,7 +220,7 @@ def mlp_forward(m, kept, x):
 
 
 def mlp_backward(m, kept):
-    """Goes back through gpt2.py:45, 58; rebuilds 27.0 MiB."""
+    """Goes back through h.* (gpt2.py:45, 58); rebuilds 27.0 MiB."""
     yield kept.at("add")  # 12.0 MiB, not held since the forward pass
     x = kept.take("x")
     ln_2 = F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias)

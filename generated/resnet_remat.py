@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"b030331d174a8943"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"c0d44cd5d9d8d042"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -100,7 +100,7 @@ AUTOCAST = {"cpu": None}
 
 
 def stem_forward(m, kept, image):
-    """Computes resnet.py:43; keeps nothing for the way back, forgets 8.0 MiB."""
+    """Computes stem (resnet.py:43); keeps nothing for the way back, forgets 8.0 MiB."""
     conv2d = kept.slot("conv2d", F.conv2d(image, m[0].weight, None, [1, 1], [1, 1]))
     if m[1].training:
         m[1].num_batches_tracked.add_(1)
@@ -117,7 +117,7 @@ def stem_forward(m, kept, image):
 
 
 def stem_again(m, kept, image):
-    """Rebuilds resnet.py:43: 8.0 MiB."""
+    """Rebuilds stem (resnet.py:43): 8.0 MiB."""
     conv2d = kept.slot("conv2d", F.conv2d(image, m[0].weight, None, [1, 1], [1, 1]))
     with kept.saves("batch_norm"):
         batch_norm = kept.slot(
@@ -137,7 +137,7 @@ def stem_again(m, kept, image):
 
 
 def bn2_forward(m, kept, x):
-    """Computes resnet.py:23-26; keeps 4.0 MiB for the way back, forgets 12.0 MiB."""
+    """Computes blocks.0 (resnet.py:23-26); keeps 4.0 MiB for the way back, forgets 12.0 MiB."""
     conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
@@ -164,7 +164,7 @@ def bn2_forward(m, kept, x):
 
 
 def bn2_backward(m, kept):
-    """Goes back through resnet.py:23-26; rebuilds 12.0 MiB."""
+    """Goes back through blocks.0 (resnet.py:23-26); rebuilds 12.0 MiB."""
     yield kept.at("relu")  # 12.0 MiB, not held since the forward pass
     x = kept.take("x")
     conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
@@ -187,7 +187,7 @@ def bn2_backward(m, kept):
 
 
 def bn2_forward_2(m, kept, x):
-    """Computes resnet.py:23-26; keeps nothing for the way back, forgets 16.0 MiB."""
+    """Computes blocks.1 (resnet.py:23-26); keeps nothing for the way back, forgets 16.0 MiB."""
     conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
@@ -218,7 +218,7 @@ def bn2_forward_2(m, kept, x):
 
 
 def bn2_again(m, kept):
-    """Rebuilds resnet.py:23-26: 16.0 MiB."""
+    """Rebuilds blocks.1 (resnet.py:23-26): 16.0 MiB."""
     x = kept.take("x")
     conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     with kept.saves("bn1_2"):
@@ -255,7 +255,7 @@ def bn2_again(m, kept):
 
 
 def shortcut_forward(m, kept, x):
-    """Computes resnet.py:23-26; keeps 8.0 MiB for the way back, forgets 2.0 MiB."""
+    """Computes blocks.2 (resnet.py:23-26); keeps 8.0 MiB for the way back, forgets 2.0 MiB."""
     conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
     kept.keep("conv1", conv1)
     if m.bn1.training:
@@ -295,7 +295,7 @@ def shortcut_forward(m, kept, x):
 
 
 def shortcut_backward(m, kept):
-    """Goes back through resnet.py:23-26; rebuilds 2.0 MiB."""
+    """Goes back through blocks.2 (resnet.py:23-26); rebuilds 2.0 MiB."""
     yield kept.at("relu")  # 2.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
@@ -316,7 +316,7 @@ def shortcut_backward(m, kept):
 
 
 def bn2_forward_3(m, kept, x):
-    """Computes resnet.py:23-26; keeps 4.0 MiB for the way back, forgets 4.0 MiB."""
+    """Computes blocks.3 (resnet.py:23-26); keeps 4.0 MiB for the way back, forgets 4.0 MiB."""
     conv1 = kept.stop("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     kept.keep("conv1", conv1)
     if m.bn1.training:
@@ -346,7 +346,7 @@ def bn2_forward_3(m, kept, x):
 
 
 def bn2_backward_2(m, kept):
-    """Goes back through resnet.py:23-26; rebuilds 2.0 MiB."""
+    """Goes back through blocks.3 (resnet.py:23-26); rebuilds 2.0 MiB."""
     yield kept.at("conv2")  # 2.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
@@ -367,7 +367,7 @@ def bn2_backward_2(m, kept):
 
 
 def bn2_again_2(m, kept):
-    """Rebuilds resnet.py:23-26: 2.0 MiB."""
+    """Rebuilds blocks.* (resnet.py:23-26): 2.0 MiB."""
     conv2 = kept.take("conv2")
     x = kept.take("x")
     with kept.saves("out_2"):
@@ -388,7 +388,7 @@ def bn2_again_2(m, kept):
 
 
 def shortcut_forward_2(m, kept, x):
-    """Computes resnet.py:23-26; keeps 4.0 MiB for the way back, forgets 1.0 MiB."""
+    """Computes blocks.* (resnet.py:23-26); keeps 4.0 MiB for the way back, forgets 1.0 MiB."""
     conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
     kept.keep("conv1", conv1)
     if m.bn1.training:
@@ -428,7 +428,7 @@ def shortcut_forward_2(m, kept, x):
 
 
 def shortcut_backward_2(m, kept):
-    """Goes back through resnet.py:23-26; rebuilds 1.0 MiB."""
+    """Goes back through blocks.4 (resnet.py:23-26); rebuilds 1.0 MiB."""
     yield kept.at("conv2")  # 1.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
@@ -449,7 +449,7 @@ def shortcut_backward_2(m, kept):
 
 
 def bn2_forward_4(m, kept, x):
-    """Computes resnet.py:23-26; keeps 2.0 MiB for the way back, forgets 2.0 MiB."""
+    """Computes blocks.5 (resnet.py:23-26); keeps 2.0 MiB for the way back, forgets 2.0 MiB."""
     conv1 = kept.stop("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     kept.keep("conv1", conv1)
     if m.bn1.training:
@@ -479,7 +479,7 @@ def bn2_forward_4(m, kept, x):
 
 
 def bn2_backward_3(m, kept):
-    """Goes back through resnet.py:23-26; rebuilds 1.0 MiB."""
+    """Goes back through blocks.5 (resnet.py:23-26); rebuilds 1.0 MiB."""
     yield kept.at("relu")  # 1.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
@@ -500,7 +500,7 @@ def bn2_backward_3(m, kept):
 
 
 def shortcut_backward_3(m, kept):
-    """Goes back through resnet.py:23-26; rebuilds 0.5 MiB."""
+    """Goes back through blocks.6 (resnet.py:23-26); rebuilds 0.5 MiB."""
     yield kept.at("conv2")  # 0.5 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
@@ -521,7 +521,7 @@ def shortcut_backward_3(m, kept):
 
 
 def bn2_forward_5(m, kept, x):
-    """Computes resnet.py:23-26; keeps 2.0 MiB for the way back."""
+    """Computes blocks.7 (resnet.py:23-26); keeps 2.0 MiB for the way back."""
     conv1 = kept.stop("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     if m.bn1.training:
         m.bn1.num_batches_tracked.add_(1)
@@ -538,7 +538,7 @@ def bn2_forward_5(m, kept, x):
 
 
 def fc_forward(m, x):
-    """Computes resnet.py:44; keeps 38.2 KiB for the way back."""
+    """Computes fc (resnet.py:44); keeps 38.2 KiB for the way back."""
     return F.linear(x.mean([2, 3]), m.weight, m.bias)
 
 

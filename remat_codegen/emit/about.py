@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.segments import Program, Role, Segment
 
@@ -13,9 +15,13 @@ def size(nbytes: int) -> str:
     return f"{nbytes / MIB:,.1f} MiB" if nbytes >= MIB / 20 else f"{nbytes / 2**10:,.1f} KiB"
 
 
-def about(program: Program, segment: Segment, scope: Scope) -> str:
-    """What a function does, for its docstring: the user's lines, and what that means for memory."""
-    lines = scope.lines()
+def about(program: Program, segment: Segment, scopes: Sequence[Scope]) -> str:
+    """What a function does, for its docstring: modules, the user's lines, and what that means for memory.
+
+    `scopes` are those of all blocks that it is for; `segment` is what it does in one of them.
+    """
+    path = pattern([scope.root for scope in scopes])
+    lines = f"{path} ({scopes[0].lines()})" if path else scopes[0].lines()
     if segment.role is not Role.FORWARD:
         again = size(program.rebuilt_bytes(segment))
         backward = segment.role is Role.BACKWARD
@@ -24,6 +30,14 @@ def about(program: Program, segment: Segment, scope: Scope) -> str:
     stays = f"keeps {size(kept)} for the way back" if kept else "keeps nothing for the way back"
     away = f", forgets {size(forgotten)}" if forgotten else ""
     return f"Computes {lines}; {stays}{away}"
+
+
+def pattern(paths: Sequence[str]) -> str:
+    """h.*.attn for h.0.attn, h.1.attn ...; what they have in common for paths that differ in more."""
+    split = [path.split(".") for path in dict.fromkeys(paths)]
+    found = ["*" if len(set(parts)) > 1 else parts[0] for parts in zip(*split, strict=False)]
+    alike = len({len(parts) for parts in split}) == 1 and found.count("*") < 2
+    return ".".join(found if alike else found[: found.index("*")] if "*" in found else found)
 
 
 def note(nbytes: int) -> str:

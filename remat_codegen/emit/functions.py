@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from remat_codegen.emit.about import about, note
+from remat_codegen.emit.about import note
 from remat_codegen.emit.lines import Line, drop, tidy
 from remat_codegen.emit.plumbing import Plumbing, changed_argument
 from remat_codegen.emit.scope import has_training_flag
@@ -44,7 +44,6 @@ class Function:
     forgets: tuple[tuple[int, str], ...]
     uses_kept: bool
     argument_names: tuple[str, ...]
-    about: str
 
 
 def _generator(device: str) -> str:
@@ -113,7 +112,6 @@ class _Writer:
             tuple(self.forgets),
             uses_kept,
             names,
-            about(self.program, self.segment, self.scope),
         )
 
     # ------------------------------------------------------------------ what goes in and out

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from remat_codegen.emit.about import about
 from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer
@@ -20,11 +21,12 @@ LONGEST_PERIOD = 64  # statements in the body of a loop
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A function with its name and the block it was first written for."""
+    """A function with its name, the block it was first written for, and what it says of itself."""
 
     name: str
     function: Function
     block: int
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class _Library:
         self.plumbing, self.namer = plumbing, namer
         self.by_text: dict[tuple, Named] = {}
         self.of_segment: dict[int, Named] = {}
+        self.uses: dict[str, list[Segment]] = {}
 
     def add(self, segment: Segment, function: Function) -> None:
         if not function.lines:
@@ -83,9 +86,14 @@ class _Library:
             name = self.namer.fresh(f"{title}_{segment.role}")
             self.by_text[key] = Named(name, function, segment.block)
         self.of_segment[id(segment)] = self.by_text[key]
+        self.uses.setdefault(self.by_text[key].name, []).append(segment)
 
     def ordered(self) -> list[Named]:
-        return list(self.by_text.values())
+        return [replace(named, about=self._about(named)) for named in self.by_text.values()]
+
+    def _about(self, named: Named) -> str:
+        segments = self.uses[named.name]
+        return about(self.plumbing.program, segments[0], [self.plumbing.scopes[s.block] for s in segments])
 
 
 class _Main:

@@ -234,7 +234,7 @@ class _Renderer:
         )
 
     def _about(self, named: Named) -> str:
-        return f"{_in_docstring(named.function.about)}."
+        return f"{_in_docstring(named.about)}."
 
     def _class(self, kind: type) -> str:
         """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it."""
