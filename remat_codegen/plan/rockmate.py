@@ -32,7 +32,7 @@ from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_f
 Progress = Callable[[str, int, int], None]
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
-ALIKE = 0.01  # the share of a step's time that is given for treating equal blocks alike
+ALIKE = 0.005  # the share of a step's time that is given for treating equal blocks alike
 MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
 FAMILIES_SECONDS = 180.0  # for the integer programs of all kinds together, the same for each
