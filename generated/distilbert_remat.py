@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939924,"planned_peak_bytes":51666920,
 #: "unmodified_peak_bytes":103875752,"overhead":0.1567,"bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;
 #: 78:42-43;83:35-37,39;89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
-#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"ddee93e2dc25d788"}
+#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"780064e08b499b88"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -111,7 +111,7 @@ MODES = {
 
 
 def dropout_forward(m, kept, input_ids, attention_mask):
-    """Computes modeling_distilbert.py:98, 107, 112-116, 410; keeps 2.1 MiB for the way back, forgets 2.0 MiB."""
+    """Computes distilbert.embeddings (modeling_distilbert.py:98, 107, 112-116, 410); keeps 2.1 MiB for the way back, forgets 2.0 MiB."""
     inputs_embeds = torch.ops.aten.embedding.default(m.word_embeddings.weight, input_ids, 0)
     position_embeddings = F.embedding(m.position_ids[:, :128], m.position_embeddings.weight)
     kept.keep("position_embeddings", position_embeddings)
@@ -128,7 +128,7 @@ def dropout_forward(m, kept, input_ids, attention_mask):
 
 
 def dropout_again(m, kept, input_ids):
-    """Rebuilds modeling_distilbert.py:98, 107, 112-116, 410: 2.0 MiB."""
+    """Rebuilds distilbert.embeddings (modeling_distilbert.py:98, 107, 112-116, 410): 2.0 MiB."""
     inputs_embeds = torch.ops.aten.embedding.default(m.word_embeddings.weight, input_ids, 0)
     position_embeddings = kept.take("position_embeddings")
     kept.slot("embeddings", inputs_embeds + position_embeddings)
@@ -150,7 +150,7 @@ def distilbert_forward(m, arange, to):
 
 
 def attention_forward(m, kept, x):
-    """Computes modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89; keeps 32.1 MiB for the way back, forgets 54.0 MiB."""
+    """Computes distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89); keeps 32.1 MiB for the way back, forgets 54.0 MiB."""
     __and = kept.receive("__and")
     to = kept.receive("to")
     __and_2 = __and.__and__(to)
@@ -283,7 +283,7 @@ def attention_forward(m, kept, x):
 
 
 def attention_backward(m, kept):
-    """Goes back through modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89; rebuilds 35.0 MiB."""
+    """Goes back through distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89); rebuilds 35.0 MiB."""
     yield kept.at("ffn_output_3")  # 1.0 MiB, not held since the forward pass
     add_5 = kept.take("add_5")
     with kept.saves("attention_output_3"):
@@ -354,7 +354,7 @@ def attention_backward(m, kept):
 
 
 def attention_backward_2(m, kept):
-    """Goes back through modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89; rebuilds 13.0 MiB."""
+    """Goes back through distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89); rebuilds 13.0 MiB."""
     yield kept.at("lin2")  # 4.0 MiB, not held since the forward pass
     lin1 = kept.take("lin1")
     kept.slot("gelu", F.gelu(lin1))
@@ -379,7 +379,7 @@ def attention_backward_2(m, kept):
 
 
 def attention_again(m, kept):
-    """Rebuilds modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89: 1.0 MiB."""
+    """Rebuilds distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89): 1.0 MiB."""
     add_6 = kept.take("add_6")
     with kept.saves("ffn_output_3"):
         kept.slot(
@@ -389,20 +389,20 @@ def attention_again(m, kept):
 
 
 def sa_layer_norm_forward(m, kept, x):
-    """Computes modeling_distilbert.py:252; keeps nothing for the way back, forgets 1.0 MiB."""
+    """Computes distilbert.transformer.layer.3.sa_layer_norm (modeling_distilbert.py:252); keeps nothing for the way back, forgets 1.0 MiB."""
     with kept.saves("attention_output", forget=True):
         return kept.slot("attention_output", F.layer_norm(x, [256], m.weight, m.bias, 1e-12))
 
 
 def sa_layer_norm_again(m, kept):
-    """Rebuilds modeling_distilbert.py:252: 1.0 MiB."""
+    """Rebuilds distilbert.transformer.layer.3.sa_layer_norm (modeling_distilbert.py:252): 1.0 MiB."""
     x = kept.take("x")
     with kept.saves("attention_output"):
         kept.slot("attention_output", F.layer_norm(x, [256], m.weight, m.bias, 1e-12))
 
 
 def dropout_forward_2(m, kept, x):
-    """Computes modeling_distilbert.py:216, 256; activations.py:89; keeps 10.0 MiB for the way back."""
+    """Computes distilbert.transformer.layer.3.ffn (modeling_distilbert.py:216, 256; activations.py:89); keeps 10.0 MiB for the way back."""
     lin1 = kept.stop("lin1", F.linear(x, m.lin1.weight, m.lin1.bias))
     gelu = kept.stop("gelu", F.gelu(lin1))
     return F.dropout(F.linear(gelu, m.lin2.weight, m.lin2.bias), 0.1, m.dropout.training) + x

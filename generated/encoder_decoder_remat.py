@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"b02480c4da803441"}
+#: "seal":"de8d360b16fb8d90"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -174,7 +174,7 @@ def dropout_forward(m, source):
 
 
 def attention_forward(m, kept, x, mask):
-    """Computes encoder_decoder.py:20-22, 48-49; keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
+    """Computes encoder.0 (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
     with kept.saves("h", forget=True):
         h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
     q_proj = F.linear(h, m.attention.q_proj.weight, m.attention.q_proj.bias)
@@ -197,7 +197,7 @@ def attention_forward(m, kept, x, mask):
 
 
 def attention_backward(m, kept):
-    """Goes back through encoder_decoder.py:20-22, 48-49; rebuilds 0.5 MiB."""
+    """Goes back through encoder.0 (encoder_decoder.py:20-22, 48-49); rebuilds 0.5 MiB."""
     yield kept.at("transpose_3")  # 0.5 MiB, not held since the forward pass
     x = kept.take("x")
     with kept.saves("h"):
@@ -205,7 +205,7 @@ def attention_backward(m, kept):
 
 
 def attention_again(m, kept):
-    """Rebuilds encoder_decoder.py:20-22, 48-49: 0.5 MiB."""
+    """Rebuilds encoder.0 (encoder_decoder.py:20-22, 48-49): 0.5 MiB."""
     q_proj = kept.take("q_proj")
     transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
@@ -218,7 +218,7 @@ def attention_again(m, kept):
 
 
 def feed_forward(m, kept, x):
-    """Computes encoder_decoder.py:36, 50; keeps 1.0 MiB for the way back, forgets 6.5 MiB."""
+    """Computes encoder.* (encoder_decoder.py:36, 50); keeps 1.0 MiB for the way back, forgets 6.5 MiB."""
     with kept.saves("norm2", forget=True):
         norm2 = kept.slot("norm2", F.layer_norm(x, [256], m.norm2.weight, m.norm2.bias))
     with kept.saves("relu"):
@@ -233,7 +233,7 @@ def feed_forward(m, kept, x):
 
 
 def feed_backward(m, kept):
-    """Goes back through encoder_decoder.py:36, 50; rebuilds 6.5 MiB."""
+    """Goes back through encoder.* (encoder_decoder.py:36, 50); rebuilds 6.5 MiB."""
     yield kept.at("add")  # 6.5 MiB, not held since the forward pass
     x = kept.take("x")
     with kept.saves("norm2"):
@@ -244,7 +244,7 @@ def feed_backward(m, kept):
 
 
 def attention_forward_2(m, kept, x, mask):
-    """Computes encoder_decoder.py:20-22, 48-49; keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
+    """Computes encoder.1 (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
     with kept.saves("h", forget=True):
         h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
     q_proj = F.linear(h, m.attention.q_proj.weight, m.attention.q_proj.bias)
@@ -267,7 +267,7 @@ def attention_forward_2(m, kept, x, mask):
 
 
 def attention_backward_2(m, kept):
-    """Goes back through encoder_decoder.py:20-22, 48-49; rebuilds 1.0 MiB."""
+    """Goes back through encoder.1 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
     yield kept.at("out_proj")  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
     transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
@@ -294,7 +294,7 @@ def feed_backward_2(m, kept):
 
 
 def feed_again(m, kept):
-    """Rebuilds encoder_decoder.py:36, 50: 2.5 MiB."""
+    """Rebuilds encoder.1 (encoder_decoder.py:36, 50): 2.5 MiB."""
     x = kept.take("x")
     with kept.saves("norm2"):
         norm2 = kept.slot("norm2", F.layer_norm(x, [256], m.norm2.weight, m.norm2.bias))
@@ -303,7 +303,7 @@ def feed_again(m, kept):
 
 
 def attention_forward_3(m, kept, x, mask):
-    """Computes encoder_decoder.py:20-22, 48-49; keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
+    """Computes encoder.2 (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
     with kept.saves("h", forget=True):
         h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias), stop=True)
     q_proj = F.linear(h, m.attention.q_proj.weight, m.attention.q_proj.bias)
@@ -326,7 +326,7 @@ def attention_forward_3(m, kept, x, mask):
 
 
 def attention_backward_3(m, kept):
-    """Goes back through encoder_decoder.py:20-22, 48-49; rebuilds 1.0 MiB."""
+    """Goes back through encoder.2 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
     yield kept.at("x_2")  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
     transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
@@ -345,7 +345,7 @@ def attention_backward_3(m, kept):
 
 
 def memory_norm_forward(m, x):
-    """Computes encoder_decoder.py:93-94; keeps 0.5 MiB for the way back."""
+    """Computes memory_norm (encoder_decoder.py:93-94); keeps 0.5 MiB for the way back."""
     memory = F.layer_norm(x, [256], m.weight, m.bias)
     return torch.arange(128, device="cpu"), memory
 
@@ -566,7 +566,7 @@ def decoder_backward(m, kept):
 
 
 def feed_forward_2(m, kept, x):
-    """Computes encoder_decoder.py:36, 66; keeps 1.5 MiB for the way back, forgets 6.0 MiB."""
+    """Computes decoder.2 (encoder_decoder.py:36, 66); keeps 1.5 MiB for the way back, forgets 6.0 MiB."""
     norm3 = F.layer_norm(x, [256], m.norm3.weight, m.norm3.bias)
     kept.keep("norm3", norm3)
     with kept.saves("relu"):
@@ -580,7 +580,7 @@ def feed_forward_2(m, kept, x):
 
 
 def feed_again_2(m, kept):
-    """Rebuilds encoder_decoder.py:36, 66: 2.0 MiB."""
+    """Rebuilds decoder.2 (encoder_decoder.py:36, 66): 2.0 MiB."""
     norm3 = kept.take("norm3")
     relu = kept.slot("relu", F.relu(F.linear(norm3, m.feed.up.weight, m.feed.up.bias)))
     kept.keep("relu", relu)

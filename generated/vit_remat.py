@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"c1f8487f775733c5"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"0482595e1e41859f"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -128,7 +128,7 @@ def drop_forward(m, image):
 
 
 def attn_forward(m, kept, x):
-    """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
+    """Computes blocks.* (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
@@ -141,13 +141,13 @@ def attn_forward(m, kept, x):
 
 
 def attn_again(m, kept):
-    """Rebuilds vit.py:17-20, 32: 2.5 MiB."""
+    """Rebuilds blocks.* (vit.py:17-20, 32): 2.5 MiB."""
     norm1 = kept.take("norm1")
     kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
 
 
 def mlp_forward(m, kept, x):
-    """Computes vit.py:33; keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
+    """Computes blocks.0 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
     norm2 = F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias)
     kept.keep("norm2", norm2)
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -159,14 +159,14 @@ def mlp_forward(m, kept, x):
 
 
 def mlp_again(m, kept):
-    """Rebuilds vit.py:33: 6.8 MiB."""
+    """Rebuilds blocks.0 (vit.py:33): 6.8 MiB."""
     norm2 = kept.take("norm2")
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
     kept.slot("gelu", F.gelu(linear))
 
 
 def attn_forward_2(m, kept, x):
-    """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
+    """Computes blocks.1 (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
@@ -180,7 +180,7 @@ def attn_forward_2(m, kept, x):
 
 
 def mlp_forward_2(m, kept, x):
-    """Computes vit.py:33; keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
+    """Computes blocks.1 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
     norm2 = kept.stop("norm2", F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias))
     kept.keep("norm2", norm2)
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -192,21 +192,21 @@ def mlp_forward_2(m, kept, x):
 
 
 def mlp_backward(m, kept):
-    """Goes back through vit.py:33; rebuilds 3.4 MiB."""
+    """Goes back through blocks.* (vit.py:33); rebuilds 3.4 MiB."""
     yield kept.at("linear_2")  # 3.4 MiB, not held since the forward pass
     linear = kept.take("linear")
     kept.slot("gelu", F.gelu(linear))
 
 
 def mlp_again_2(m, kept):
-    """Rebuilds vit.py:33: 3.4 MiB."""
+    """Rebuilds blocks.* (vit.py:33): 3.4 MiB."""
     norm2 = kept.take("norm2")
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
     kept.keep("linear", linear)
 
 
 def attn_forward_3(m, kept, x):
-    """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
+    """Computes blocks.2 (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = kept.stop("norm1", F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias))
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
@@ -219,14 +219,14 @@ def attn_forward_3(m, kept, x):
 
 
 def attn_backward(m, kept):
-    """Goes back through vit.py:17-20, 32; rebuilds 2.5 MiB."""
+    """Goes back through blocks.2 (vit.py:17-20, 32); rebuilds 2.5 MiB."""
     yield kept.at("reshape_2")  # 2.5 MiB, not held since the forward pass
     norm1 = kept.take("norm1")
     kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
 
 
 def mlp_forward_3(m, kept, x):
-    """Computes vit.py:33; keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
+    """Computes blocks.2 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
     norm2 = F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias)
     kept.keep("norm2", norm2)
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -238,7 +238,7 @@ def mlp_forward_3(m, kept, x):
 
 
 def mlp_forward_4(m, kept, x):
-    """Computes vit.py:33; keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
+    """Computes blocks.3 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
     norm2 = kept.stop("norm2", F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias))
     kept.keep("norm2", norm2)
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -250,7 +250,7 @@ def mlp_forward_4(m, kept, x):
 
 
 def mlp_backward_2(m, kept):
-    """Goes back through vit.py:33; rebuilds 6.8 MiB."""
+    """Goes back through blocks.* (vit.py:33); rebuilds 6.8 MiB."""
     yield kept.at("add")  # 6.8 MiB, not held since the forward pass
     norm2 = kept.take("norm2")
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -258,7 +258,7 @@ def mlp_backward_2(m, kept):
 
 
 def attn_forward_4(m, kept, x):
-    """Computes vit.py:17-20, 32; keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
+    """Computes blocks.4 (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
@@ -271,14 +271,14 @@ def attn_forward_4(m, kept, x):
 
 
 def attn_backward_2(m, kept):
-    """Goes back through vit.py:17-20, 32; rebuilds 2.5 MiB."""
+    """Goes back through blocks.4 (vit.py:17-20, 32); rebuilds 2.5 MiB."""
     yield kept.at("x_2")  # 2.5 MiB, not held since the forward pass
     norm1 = kept.take("norm1")
     kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
 
 
 def mlp_forward_5(m, kept, x):
-    """Computes vit.py:33; keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
+    """Computes blocks.4 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
     norm2 = F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias)
     kept.keep("norm2", norm2)
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -290,7 +290,7 @@ def mlp_forward_5(m, kept, x):
 
 
 def attn_forward_5(m, x):
-    """Computes vit.py:17-20, 32; keeps 5.1 MiB for the way back."""
+    """Computes blocks.5 (vit.py:17-20, 32); keeps 5.1 MiB for the way back."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
     B, N, C = norm1.shape
     qkv_2 = F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias).reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4)
@@ -300,7 +300,7 @@ def attn_forward_5(m, x):
 
 
 def mlp_forward_6(m, x):
-    """Computes vit.py:33; keeps 9.4 MiB for the way back."""
+    """Computes blocks.5 (vit.py:33); keeps 9.4 MiB for the way back."""
     gelu = F.gelu(F.linear(F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias), m.mlp[0].weight, m.mlp[0].bias))
     return x + F.dropout(F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias), 0.1, m.mlp[3].training)
 

@@ -36,7 +36,7 @@ CHANGES = {
     "change_an_argument": ('"tanh"', '"none"', 20),
     "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 160),
     "change_the_width": ("width=256", "width=320", 130),
-    "add_a_layer": ("layers=6", "layers=7", 60),
+    "add_a_layer": ("layers=6", "layers=7", 70),
 }
 
 
