@@ -56,7 +56,7 @@ class Record:
     `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
     `stop` the variable whose autograd node the engine reaches first among the operation's: a result, or the base of what is
-    changed in place.
+    changed in place. `strides` are those of the variables, None of a size.
     `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such
     copy; else 0.
     """
@@ -72,6 +72,7 @@ class Record:
     stop: tuple[int | None, ...]
     gradients: tuple[Gradient, ...]
     gradient_of: tuple[tuple[int, ...] | None, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
     shared_cast_bytes: int = 0
 
 
@@ -94,8 +95,29 @@ def example_loss(outputs: Any) -> torch.Tensor:
 
 def record(trace: Trace) -> Record:
     """Runs one training step of `trace` on fake tensors."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), _Layouts():
         return _Recorder(trace).run()
+
+
+class _Layouts(TorchDispatchMode):
+    """Gives results the strides that they have on the CPU, where fake tensors have others.
+
+    Batch normalisation writes a contiguous result for an input that is neither contiguous nor channels-last; PyTorch's fake one
+    has the strides of the input, so that what reads it would seem to need no copy, or one too many.
+    """
+
+    NORMALISATIONS = (torch.ops.aten.native_batch_norm.default, torch.ops.aten._native_batch_norm_legit.default)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in self.NORMALISATIONS and args[0].device.type == "cpu" and not _is_dense(args[0]):
+            return (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
+        return out
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
 
 
 @dataclass
@@ -177,6 +199,7 @@ class _Recorder:
             tuple(stops[i].get(self.first_reached.get(i, -1)) for i in range(count)),
             tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
+            tuple(tuple(self.tensors[v.id].stride()) if v.id in self.tensors else None for v in self.trace.variables),
             self._shared_casts(),
         )
 

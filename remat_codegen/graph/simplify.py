@@ -48,9 +48,16 @@ class Model:
 
 def simplify(trace: Trace, record: Record) -> Model:
     """The graph of a traced model. Raises UnsupportedError, naming the user's line, for what cannot be planned."""
+    trace = with_strides(trace, record)
     check_views(trace, record)
     groups = merge_groups(trace, record, group_operations(trace, record))
     return _Builder(trace, record, groups).build()
+
+
+def with_strides(trace: Trace, record: Record) -> Trace:
+    """The trace with the strides that were recorded, which are sometimes other than torch.export's."""
+    pairs = zip(trace.variables, record.strides, strict=True)
+    return replace(trace, variables=tuple(v if s is None or s == v.stride else replace(v, stride=s) for v, s in pairs))
 
 
 def allocates(record: Record, operation: Operation) -> bool:

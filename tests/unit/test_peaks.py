@@ -135,3 +135,20 @@ class WithToken(nn.Module):
 
 def test_gradients_with_gaps_are_measured_with_them(tmp_path, monkeypatch):
     assert_simulated_peak(WithToken(), torch.randn(2, 16, 1024), tmp_path, monkeypatch)
+
+
+class NormalisedAcross(nn.Module):
+    """Normalises a transposed value: what it gives is contiguous, and the layers that read it, transposed back, copy it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.embed = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.norm(self.embed(x).transpose(1, 2)).transpose(1, 2)
+        return (self.first(y) * self.second(y)).sigmoid()
+
+
+def test_a_normalised_value_has_the_layout_that_it_has_on_the_cpu(tmp_path, monkeypatch):
+    assert_simulated_peak(NormalisedAcross(), torch.randn(4, 128, 64), tmp_path, monkeypatch)
