@@ -386,7 +386,7 @@ def test_a_plan_comes_back_from_its_lines(order, notes, bound):
     text = planline.seal("\n".join(["# one", *lines, "x = 1\n"]))
     assert planline.plan_in(text) == plan
     assert planline.is_sealed(text) and not planline.is_sealed(text + " ")
-    assert all(len(line) <= 88 and line.isascii() and line.isprintable() for line in lines)
+    assert all(len(line) <= planline.COLUMNS and line.isascii() and line.isprintable() for line in lines)
 
 
 @given(st.text(alphabet="0123456789|:;,-+*()") | st.text())
