@@ -113,7 +113,8 @@ def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]])
     joined: list[tuple[int, ...]] = []
     for group in groups:
         owners = {record.storages[s].operation for op in group for s in record.mutated[op]} - {None}
-        home = next((i for i, g in enumerate(joined) if any(o in g for o in owners)), len(joined))
+        homes = (i for i, g in enumerate(joined) if any(o in g for o in owners)) if owners else iter(())
+        home = next(homes, len(joined))
         counters = [g for g in joined[home:] if any(changes_given(record, trace.operations[op]) for op in g)]
         between = [op for g in joined[home:] if g not in counters for op in g]
         if between and len(between) <= FEW:
@@ -124,19 +125,23 @@ def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]])
 
 
 class _Uses:
-    """Who reads what, by storage: the groups that read it in the forward pass, and the operations whose backward needs it."""
+    """Who reads what, by storage: the groups that read it in the forward pass, the operations whose backward needs it, and
+    those that change it in place."""
 
     def __init__(self, trace: Trace, record: Record, groups: Sequence[tuple[int, ...]]) -> None:
         self.trace, self.record = trace, record
         self.group_of = {op: g for g, ops in enumerate(groups) for op in ops}
         self.readers: list[set[int]] = [set() for _ in record.storages]
         self.savers: list[set[int]] = [set() for _ in record.storages]
+        self.changers: list[set[int]] = [set() for _ in record.storages]
         for operation in trace.operations:
             if not is_view(record, operation):
                 for variable in refs((operation.args, dict(operation.kwargs))):
                     self.readers[record.of_variable[variable]].add(self.group_of[operation.id])
             for storage in record.saved[operation.id]:
                 self.savers[storage].add(operation.id)
+            for storage in record.mutated[operation.id]:
+                self.changers[storage].add(operation.id)
         self.outputs = {record.of_variable[r.variable] for r in trace.outputs if isinstance(r, Ref)}
 
 
@@ -292,9 +297,7 @@ class _Builder:
         """Whether another group than its owner changes a storage in place: then its readers may have seen what is gone."""
         owner = self.record.storages[storage].operation
         home = None if owner is None else self.uses.group_of[owner]
-        return any(
-            storage in self.record.mutated[op] and self.uses.group_of[op] != home for op in range(len(self.trace.operations))
-        )
+        return any(self.uses.group_of[op] != home for op in self.uses.changers[storage])
 
     def _backward_node(self, id: int, index: int, grad_reads: dict, grad_writes: dict) -> Node:
         body = self.bodies[index]

@@ -89,14 +89,11 @@ def _results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
     made = {v for op in own for v in op.results if v is not None}
     changed = {storage for op in operations for storage in model.record.mutated[op]}
     given = {v for op in own for v in refs((op.args, dict(op.kwargs)))} - made
-    wanted = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
-    later = set(wanted)
-    for op in model.trace.operations:
-        if op.id not in operations:
-            mentioned = refs((op.args, dict(op.kwargs)))
-            wanted.update(mentioned)
-            later.update(mentioned if op.id > max(operations) else ())
-    return sorted(made & wanted | {v for v in given & later if model.record.of_variable[v] in changed})
+    outputs = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
+    readers, inside = model.trace.readers, set(operations)
+    wanted = {v for v in made if v in outputs or not inside.issuperset(readers[v])}
+    altered = {v for v in given if model.record.of_variable[v] in changed}
+    return sorted(wanted | {v for v in altered if v in outputs or readers[v][-1] > max(inside)})
 
 
 def _written_bytes(model: Model, node: Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class Operation:
         return str(self.target)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf
     is no tensor.
@@ -109,6 +110,15 @@ class Trace:
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
         return tuple(v for v in self.variables if v.origin is Origin.RESULT)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """By variable: the operations that mention it, in order."""
+        found: list[list[int]] = [[] for _ in self.variables]
+        for operation in self.operations:
+            for variable in dict.fromkeys(refs((operation.args, dict(operation.kwargs)))):
+                found[variable].append(operation.id)
+        return tuple(map(tuple, found))
 
 
 def refs(value: Any) -> tuple[int, ...]:
