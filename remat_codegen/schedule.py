@@ -64,7 +64,7 @@ def validate(graph: Graph, schedule: Schedule) -> None:
     """
     alive: set[int] = set()
     contributed: list[set[int]] = [set() for _ in graph.data]
-    producers = graph.producers()
+    producers = graph.producers
     reached = -1
     for position, step in enumerate(schedule.steps):
         if isinstance(step, Forget):

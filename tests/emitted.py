@@ -44,7 +44,7 @@ def droppable(graph: Graph) -> list[int]:
 
 def rebuilding(graph: Graph, dropped: set[int]) -> Schedule:
     """A schedule that forgets `dropped` before the backward pass and rebuilds each just in time."""
-    producers = graph.producers()
+    producers = graph.producers
     order = [n.id for n in graph.nodes[: graph.loss + 1]]
     alive = {d for n in graph.nodes[: graph.loss + 1] for d in n.writes} - dropped
 

@@ -187,8 +187,8 @@ def encoder_decoder_graph(seed: int, count: int) -> tuple[Graph, Profile]:
 def chen(graph: Graph) -> tuple[int, ...]:
     """About sqrt(n) equal segments: what crosses from one to the next is kept, a segment is rebuilt as a whole."""
     size = max(1, round(graph.loss**0.5))
-    last = [max((r for r in reads if r <= graph.loss), default=-1) for reads in graph.readers()]
-    made = [writes[0] for writes in graph.producers()]
+    last = [max((r for r in reads if r <= graph.loss), default=-1) for reads in graph.readers]
+    made = [writes[0] for writes in graph.producers]
     once = runs_once(graph)
     have = {d for d, m in enumerate(made) if m < graph.loss and (m // size < min(last[d], graph.loss - 1) // size or m in once)}
     order = list(range(graph.loss + 1))
@@ -212,9 +212,9 @@ def _missing(graph: Graph, made: Sequence[int], wanted: Sequence[int], have: set
 
 def dtr(graph: Graph, profile: Profile, budget_bytes: int) -> tuple[int, ...] | None:
     """Eviction as the step runs, the least time for bytes and staleness first (DTR's h_local), or None where that fails."""
-    made = [writes[0] for writes in graph.producers()]
-    last = [reads[-1] if reads else -1 for reads in graph.readers()]
-    forward = [max((r for r in reads if r <= graph.loss), default=-1) for reads in graph.readers()]
+    made = [writes[0] for writes in graph.producers]
+    last = [reads[-1] if reads else -1 for reads in graph.readers]
+    forward = [max((r for r in reads if r <= graph.loss), default=-1) for reads in graph.readers]
     for data in graph.outputs:
         last[data] = len(graph.nodes)
     early, once = [m < graph.loss for m in made], runs_once(graph)
@@ -258,7 +258,7 @@ def least_time(graph: Graph, profile: Profile, budget_bytes: int) -> int | None:
     The rules are rk-Checkmate's without recomputation in the forward stages: after the loss, before each backward node,
     forward nodes may run again in their order; anything may be forgotten at any time.
     """
-    early = [p[0] < graph.loss for p in graph.producers()]
+    early = [p[0] < graph.loss for p in graph.producers]
     late = _late_bytes(graph, early)
     once = runs_once(graph)
     queue: list[tuple] = [(0, 0, -1, ())]
@@ -291,7 +291,7 @@ def _late_bytes(graph: Graph, early: Sequence[bool]) -> list[tuple[int, int]]:
     """For each node: bytes of gradients alive before it, and while it runs."""
     table = []
     lives = []
-    for data, (writes, reads) in enumerate(zip(graph.producers(), graph.readers(), strict=True)):
+    for data, (writes, reads) in enumerate(zip(graph.producers, graph.readers, strict=True)):
         if not early[data]:
             lives.append((writes[0], reads[-1] if reads else writes[-1], graph.data[data].nbytes))
     for node in range(len(graph.nodes)):

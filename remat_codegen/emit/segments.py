@@ -138,7 +138,7 @@ def divide(graph: Graph, schedule: Schedule) -> Program:
     again = _again(schedule)
     next_back = _next_back(graph, schedule)
     segments = _segments(graph, schedule, block_of, again, next_back)
-    producer = [writers[0] for writers in graph.producers()]
+    producer = [writers[0] for writers in graph.producers]
     loss_at = schedule.steps.index(Compute(graph.loss))
     program = Program(graph, schedule, block_of, segments, _copies(graph, schedule), again, next_back, producer, loss_at)
     program.segment_of = {p: s for s in segments for p in s.positions}

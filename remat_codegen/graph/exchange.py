@@ -144,7 +144,7 @@ def _checked(exchange: Exchange) -> Exchange:
 
 def _check_sides(graph: Graph) -> None:
     """What planners rely on beside the IR's rules."""
-    for data, writing in enumerate(graph.producers()):
+    for data, writing in enumerate(graph.producers):
         if writing[0] < graph.loss <= writing[-1]:
             name = graph.data[data].name
             fail(f"{_name(graph, writing[-1])} writes {name} after the loss, which is written before it, too")

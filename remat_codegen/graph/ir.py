@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Phase(StrEnum):
@@ -79,7 +80,7 @@ class Block:
     kind: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """A training step as compute and data nodes. `loss` is a node's id; `outputs` are data that live to the end of the step."""
 
@@ -99,10 +100,12 @@ class Graph:
         """The nodes after the loss."""
         return self.nodes[self.loss + 1 :]
 
+    @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
         """For each data node, the nodes that write it, in order."""
         return self._incidence(lambda node: node.writes)
 
+    @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each data node, the nodes that read it, in order."""
         return self._incidence(lambda node: node.reads)

@@ -333,7 +333,7 @@ def _paired(graph: Graph) -> Graph:
     if len(back) != graph.loss:
         return graph
     forward = graph.loss - 1
-    readers = graph.readers()
+    readers = graph.readers
     for node in back:
         mirror = graph.nodes[forward - (node.id - graph.loss - 1)]
         allowed = {*mirror.reads, *mirror.writes, *graph.nodes[graph.loss].writes}

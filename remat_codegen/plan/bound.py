@@ -124,8 +124,8 @@ class Relaxation:
 
     def __init__(self, graph: Graph, profile: Profile, budget_bytes: int) -> None:
         self.graph, self.profile, self.budget = graph, profile, budget_bytes
-        self.maker = [next((p for p in ps if not graph.nodes[p].recomputable), ps[0]) for ps in graph.producers()]
-        self.early = [ps[0] < graph.loss for ps in graph.producers()]
+        self.maker = [next((p for p in ps if not graph.nodes[p].recomputable), ps[0]) for ps in graph.producers]
+        self.early = [ps[0] < graph.loss for ps in graph.producers]
         self.late = self._late()
         self.needed = self._needed()
         first = self.needed[graph.loss]
@@ -134,7 +134,7 @@ class Relaxation:
     def _late(self) -> list[tuple[int, int, int]]:
         """For each data node written from the loss on: the first and last node at which it must be alive, and its bytes."""
         found = []
-        for data, (writing, reading) in enumerate(zip(self.graph.producers(), self.graph.readers(), strict=True)):
+        for data, (writing, reading) in enumerate(zip(self.graph.producers, self.graph.readers, strict=True)):
             item = self.graph.data[data]
             if not self.early[data]:
                 throughout = reading and (item.kind is Kind.GRADIENT or len(writing) == 1)

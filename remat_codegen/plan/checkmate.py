@@ -124,11 +124,11 @@ class _Model:
         self.graph, self.profile = graph, profile
         self.first_stage = 0 if recompute_in_forward else graph.loss
         self.last = len(graph.nodes) - 1
-        self.producers = [p[0] for p in graph.producers()]
+        self.producers = [p[0] for p in graph.producers]
         self.early = [p < graph.loss for p in self.producers]
-        if any(self.early[d] and len(p) > 1 for d, p in enumerate(graph.producers())):
+        if any(self.early[d] and len(p) > 1 for d, p in enumerate(graph.producers)):
             raise ValueError("a value that several nodes write cannot be planned")
-        self.dies = [r[-1] if r else w[-1] for r, w in zip(graph.readers(), graph.producers(), strict=True)]
+        self.dies = [r[-1] if r else w[-1] for r, w in zip(graph.readers, graph.producers, strict=True)]
         for data in graph.outputs:
             self.dies[data] = self.last
         self.once = runs_once(graph)

@@ -47,7 +47,7 @@ def order_of(graph: Graph, starts: Sequence[int]) -> tuple[int, ...]:
             home[node] += 1
     last = max(home, default=0)
     kept = set()
-    for data, (writes, reads) in enumerate(zip(graph.producers(), graph.readers(), strict=True)):
+    for data, (writes, reads) in enumerate(zip(graph.producers, graph.readers, strict=True)):
         if writes[0] >= graph.loss:
             continue
         forward = [home[r] for r in reads if r < graph.loss]

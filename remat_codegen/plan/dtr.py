@@ -107,8 +107,8 @@ class Runtime:
         self.graph, self.profile, self.budget, self.settings = graph, profile, budget_bytes, settings
         count = len(graph.data)
         self.size = [d.nbytes for d in graph.data]
-        self.maker = [p[0] for p in graph.producers()]
-        self.readers = graph.readers()
+        self.maker = [p[0] for p in graph.producers]
+        self.readers = graph.readers
         self.references = [len(r) for r in self.readers]
         for data in graph.outputs:
             self.references[data] += 1
@@ -258,7 +258,7 @@ class Scores:
         graph = runtime.graph
         self.cost = runtime.profile.time_ns
         self.above = [graph.nodes[p].reads if p < graph.loss else () for p in runtime.maker]
-        readers = graph.readers()
+        readers = graph.readers
         self.below = [tuple(w for r in rs if r < graph.loss for w in graph.nodes[r].writes) for rs in readers]
         self.parent = list(range(len(graph.data)))
         self.sums = [0] * len(graph.data)

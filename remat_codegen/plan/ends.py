@@ -57,14 +57,14 @@ def least_orders(graph: Graph, progress: Progress | None = None) -> Iterator[tup
 
 def fixed(graph: Graph) -> frozenset[int]:
     """The nodes that run once: those of `checkmate.runs_once`, and those that write a value together with others."""
-    shared = {p for writing in graph.producers() if len(writing) > 1 for p in writing}
+    shared = {p for writing in graph.producers if len(writing) > 1 for p in writing}
     return checkmate.runs_once(graph) | shared
 
 
 def rebuildable(graph: Graph) -> tuple[int, ...]:
     """Data written before the loss whose producer may run again."""
     once = fixed(graph)
-    return tuple(d for d, p in enumerate(graph.producers()) if p[0] not in once)
+    return tuple(d for d, p in enumerate(graph.producers) if p[0] not in once)
 
 
 def reruns(graph: Graph, producers: Sequence[Sequence[int]], node: Node, missing: Set[int]) -> set[int]:
@@ -86,7 +86,7 @@ def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ())
     nothing is fleeting any more, because on thousands of nodes that takes the square of their number.
     """
     lost = set(rebuildable(graph)) - set(kept)
-    producers = graph.producers()
+    producers = graph.producers
     have = {d for d, p in enumerate(producers) if p[0] < graph.loss} - lost
     order = list(range(graph.loss + 1))
     for node in graph.backward_nodes:

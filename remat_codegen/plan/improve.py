@@ -168,7 +168,7 @@ class _Search:
         self.graph, self.profile, self.budget = graph, profile, budget_bytes
         self.moves, self.deadline = moves, deadline
         self.once = fixed(graph)
-        self.makers = [p[0] for p in graph.producers()]
+        self.makers = [p[0] for p in graph.producers]
         self.tables = Tables(graph, profile)
         self.order = self.tables.live(order)
         self.costs = Costs(self.tables, self.order)

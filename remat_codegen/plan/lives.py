@@ -30,7 +30,7 @@ class Board:
 
     def __init__(self, graph: Graph, profile: Profile) -> None:
         self.graph, self.profile = graph, profile
-        producers = graph.producers()
+        producers = graph.producers
         self.producer = [p[0] for p in producers]
         self.early = [p < graph.loss for p in self.producer]
         self.reads = [tuple(sorted({d for d in n.reads if self.early[d]})) for n in graph.nodes]
@@ -48,7 +48,7 @@ class Board:
     def _late(self, producers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         late, between = [0] * len(self.graph.nodes), [0] * len(self.graph.nodes)
         outputs = set(self.graph.outputs)
-        for data, (writes, reads) in enumerate(zip(producers, self.graph.readers(), strict=True)):
+        for data, (writes, reads) in enumerate(zip(producers, self.graph.readers, strict=True)):
             if self.early[data]:
                 continue
             end = len(late) - 1 if data in outputs else max((*reads, *writes))

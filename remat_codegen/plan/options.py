@@ -107,7 +107,7 @@ def pinned_data(graph: Graph) -> frozenset[int]:
     home = {n: b.id for b in graph.blocks for n in range(b.first, b.last + 1)}
     given = {(b.id, b.input) for b in graph.blocks}
     once = checkmate.runs_once(graph)
-    readers, producers = graph.readers(), graph.producers()
+    readers, producers = graph.readers, graph.producers
     small = max((d.nbytes for d in graph.data), default=0) * SMALL_SHARE
     pinned = set(graph.outputs)
     for data, (reading, writing) in enumerate(zip(readers, producers, strict=True)):
@@ -166,7 +166,7 @@ def _gradients(
         first = backward[0] if backward else _next_backward(graph, nodes[0])
     end = backward[-1] + 1 if backward else first
     entering, leaving = [], []
-    for data, (reads, writes) in enumerate(zip(graph.readers(), graph.producers(), strict=True)):
+    for data, (reads, writes) in enumerate(zip(graph.readers, graph.producers, strict=True)):
         if writes[0] < graph.loss:
             continue
         last = reads[-1] if reads else writes[-1]

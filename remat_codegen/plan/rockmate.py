@@ -14,33 +14,28 @@ exact parts leave on the table (they are exact within a block only) are the work
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import permutations, product
 
 from remat_codegen.graph.ir import Block, Graph
 from remat_codegen.plan import checkmate, hierarchy
-from remat_codegen.plan.options import Family, Grid, Option, Piece, cut_out, pinned_data, solve_family
+from remat_codegen.plan.alike import treat_alike
+from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
 from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.rotor import Backward, Forward, Link, Operation, Table
+from remat_codegen.plan.rotor import Backward, Link, Operation, Table
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_forgets, without_recomputation
 
 Progress = Callable[[str, int, int], None]
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
-ALIKE = 0.005  # the share of a step's time that is given for treating equal blocks alike
 MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
 FAMILIES_SECONDS = 180.0  # for the integer programs of all kinds together, the same for each
 MOST_IN_BLOCK = 700  # forward nodes: a chain of larger blocks is searched as a whole, as costly as one option of these
 REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repeated blocks
 QUICK_ROUNDS = 60  # of splitting
-MOST_REGULAR = 20_000  # combinations of one option for each family that are looked at
-REGULAR_TRIES = 16  # of these, how many are simulated
 CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longer treated alike
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
@@ -82,6 +77,10 @@ def judge(graph: Graph, profile: Profile, schedule: Schedule) -> Candidate:
     """What a schedule costs; raises ValueError if it is none, or if the emitter could not write it."""
     validate(graph, schedule)
     restrict(graph, schedule)
+    return _cost(graph, profile, schedule)
+
+
+def _cost(graph: Graph, profile: Profile, schedule: Schedule) -> Candidate:
     timeline = simulate(graph, profile, schedule)
     return Candidate(schedule, timeline.time_ns, timeline.peak_bytes)
 
@@ -100,7 +99,7 @@ def is_chain(graph: Graph) -> bool:
     if len(graph.blocks) < 2 or len(home) != graph.loss:
         return False
     places = [-1 if n.forward is None else home[n.forward] for n in graph.backward_nodes]
-    single = all(len(p) == 1 for p in graph.producers() if p[0] < graph.loss)
+    single = all(len(p) == 1 for p in graph.producers if p[0] < graph.loss)
     return single and -1 not in places and places == sorted(places, reverse=True)
 
 
@@ -120,7 +119,7 @@ def _fastest(candidates: Sequence[Candidate], budget_bytes: int) -> Candidate | 
 def _plan_chain(
     graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, slots: int, grid: Grid, progress: Progress | None
 ) -> Plan:
-    chain = _Chain(graph, profile, grid, progress)
+    chain = Chain(graph, profile, grid, progress)
     table = chain.table(plain.peak_bytes, slots)
     columns = table.distinct()
     if not columns:
@@ -147,8 +146,9 @@ def _plan_chain(
     small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
     if fastest is not None and small and (_repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
         slots = next(m for m, c in tried.items() if c is fastest)
-        alike = _alike(chain, table.operations(slots), fastest, budget_bytes)
-        return _plan(status, alike, notes, profile)  # a search would gain little, and treat equal blocks differently
+        # a search would gain little, and treat equal blocks differently
+        alike = treat_alike(chain, table.operations(slots), fastest, budget_bytes)
+        return _plan(status, judge(graph, profile, alike.schedule), notes, profile)
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
 
 
@@ -164,89 +164,6 @@ def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Ca
     return fitting is not None and board.time_of(hierarchy.spend(board, fitting, limits)) < (1 - CLEARLY) * known.time_ns
 
 
-def _alike(chain: _Chain, operations: list[Operation], best: Candidate, budget_bytes: int) -> Candidate:
-    """The candidate with fewer options in use, where that costs next to nothing: equal blocks that run in equal ways are one
-    function in the generated file, and a reviewer reads it once."""
-    slowest = best.time_ns * (1 + ALIKE)
-    regular = _regular(chain, budget_bytes, slowest)
-    if regular is not None:
-        return regular
-    while True:
-        tried = ((chain.candidate(changed), changed) for changed in _simpler(chain, operations))
-        found = [(c, o) for c, o in tried if c.peak_bytes <= budget_bytes and c.time_ns <= slowest]
-        if not found:
-            return best
-        best, operations = min(found, key=lambda pair: (_options_in_use(chain, pair[1]), pair[0].time_ns))
-
-
-def _regular(chain: _Chain, budget_bytes: int, slowest_ns: float) -> Candidate | None:
-    """The fastest candidate with one option for each family, and every block forward once; None without one in time."""
-    families, blocks = chain.distinct, range(len(chain.families))
-    if math.prod(len(f.options) for f in families) > MOST_REGULAR:
-        return None
-    counts = Counter(map(id, chain.families))
-    combinations = product(*([(counts[id(f)] * (o.forward_ns + o.backward_ns), o) for o in f.options] for f in families))
-    timed = sorted(((sum(t for t, _ in c), [o for _, o in c]) for c in combinations), key=lambda pair: pair[0])
-    tries = error = 0
-    for time_ns, options in timed:
-        chosen = {id(f): o for f, o in zip(families, options, strict=True)}
-        if time_ns > slowest_ns or tries == REGULAR_TRIES:
-            return None
-        estimate = _estimated_peak(chain, chosen)
-        if estimate + error > budget_bytes:
-            continue
-        tries += 1
-        back = [Backward(b, f.options.index(chosen[id(f)])) for b, f in reversed([*enumerate(chain.families)])]
-        found = chain.candidate([*map(Forward, blocks), *back])
-        if found.peak_bytes <= budget_bytes and found.time_ns <= slowest_ns:
-            return found
-        error = found.peak_bytes - estimate  # which is much the same for all of them
-    return None
-
-
-def _estimated_peak(chain: _Chain, chosen: Mapping[int, Option]) -> int:
-    """The peak of a chain in which every family runs in one way, but for what surrounds the chain."""
-    peak = kept = 0
-    for family in chain.families:
-        option = chosen[id(family)]
-        peak = max(peak, kept + max(option.forward_peak_bytes, option.backward_peak_bytes))
-        kept += option.saved_bytes + family.piece.output_bytes
-    return peak
-
-
-def _options_in_use(chain: _Chain, operations: Sequence[Operation]) -> int:
-    return len({(id(chain.families[o.block]), o.option) for o in operations if isinstance(o, Backward)})
-
-
-def _simpler(chain: _Chain, operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """The operations with fewer options in use: one in use replaced by another one, or one option for all blocks of a kind."""
-    uses: dict[int, Counter[int]] = {}
-    for o in operations:
-        if isinstance(o, Backward):
-            uses.setdefault(id(chain.families[o.block]), Counter())[o.option] += 1
-    options = {id(f): range(len(f.options)) for f in chain.distinct}
-    for family, counted in uses.items():
-        if len(counted) < 2:
-            continue
-        for option in options[family]:
-            yield _with_option(chain, operations, family, set(counted), option)
-        for rare, other in permutations(counted, 2) if len(counted) > 2 else ():
-            yield _with_option(chain, operations, family, {rare}, other)
-
-
-def _with_option(
-    chain: _Chain, operations: Sequence[Operation], family: int, replaced: set[int], option: int
-) -> list[Operation]:
-    """The operations, with an option of a family in place of others."""
-
-    def changed(o: Operation) -> Operation:
-        if isinstance(o, Backward) and id(chain.families[o.block]) == family and o.option in replaced:
-            return replace(o, option=option)
-        return o
-
-    return [changed(o) for o in operations]
-
-
 @lru_cache(maxsize=256)
 def _family(piece: Piece, grid: Grid) -> Family:
     """Families do not depend on the budget: a second plan of the same model finds them here."""
@@ -260,7 +177,7 @@ def _coarser(grid: Grid, kinds: int) -> Grid:
     return replace(grid, saved_levels=min(grid.saved_levels, 4), peak_levels=1) if kinds > MANY_KINDS else grid
 
 
-class _Chain:
+class Chain:
     """A graph as a chain of pieces with their families."""
 
     def __init__(self, graph: Graph, profile: Profile, grid: Grid, progress: Progress | None) -> None:
@@ -316,9 +233,9 @@ class _Chain:
         return Table(self.links, unit, kept + extra // unit + 2)
 
     def candidate(self, operations: Sequence[Operation]) -> Candidate:
-        """The schedule of a sequence of runs of blocks."""
+        """The schedule of a sequence of runs of blocks, not yet validated: many are tried, one is chosen."""
         order = self._order(operations)
-        return judge(self.graph, self.profile, with_forgets(self.graph, checkmate.without_dead_runs(self.graph, order)))
+        return _cost(self.graph, self.profile, with_forgets(self.graph, checkmate.without_dead_runs(self.graph, order)))
 
     def _order(self, operations: Sequence[Operation]) -> list[int]:
         """From runs of blocks to runs of nodes."""
@@ -343,7 +260,7 @@ def _plan_whole(
     """A graph that is no chain: exactly if it is small, else by the search."""
     if progress is not None:
         progress("solving the graph", 0, 1)
-    if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers() if p[0] < graph.loss):
+    if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers if p[0] < graph.loss):
         notes = (f"{graph.loss} forward nodes without a way to cut them, too many for an exact plan",)
         return _plan_searched(graph, profile, budget_bytes, [plain], grid, notes)
     found = checkmate.plan(graph, profile, budget_bytes, time_limit_s=6 * grid.time_limit_s, gap=grid.gap)

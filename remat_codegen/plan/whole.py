@@ -88,12 +88,12 @@ def plan(
 
 def writable(graph: Graph) -> bool:
     """Whether the whole integer program is small enough to be written down."""
-    return columns(graph) <= MOST_COLUMNS and all(len(p) == 1 for p in graph.producers() if p[0] < graph.loss)
+    return columns(graph) <= MOST_COLUMNS and all(len(p) == 1 for p in graph.producers if p[0] < graph.loss)
 
 
 def columns(graph: Graph) -> int:
     """About how many columns the whole integer program has."""
-    early = sum(p[0] < graph.loss for p in graph.producers())
+    early = sum(p[0] < graph.loss for p in graph.producers)
     return (len(graph.nodes) - graph.loss) * (early + graph.loss)
 
 
@@ -190,7 +190,7 @@ def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collect
     Of what is rebuilt, `fleeting` is held only if the next cut keeps it.
     """
     lost = set(rebuildable(graph))
-    producers = graph.producers()
+    producers = graph.producers
     have = {d for d, p in enumerate(producers) if p[0] < graph.loss}
     following = _next_cut(graph, kept)
     order = list(range(graph.loss + 1))

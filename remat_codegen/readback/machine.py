@@ -60,7 +60,7 @@ class Machine:
         self.made_by: dict[int, int] = {}  # the operation that a variable has its way back from
         self.back_of = {n.forward: n.id for n in self.graph.backward_nodes}
         self.last_touch = {d: n.id for n in self.graph.nodes for d in (*n.reads, *n.writes)}
-        self.awaiting = [{r for r in readers if r > self.graph.loss} for readers in self.graph.readers()]
+        self.awaiting = [{r for r in readers if r > self.graph.loss} for readers in self.graph.readers]
 
     # ------------------------------------------------------------------ problems
 
@@ -329,7 +329,7 @@ class Machine:
     def _miss(self, node: Node, data: int) -> None:
         """Autograd wants what is not there."""
         what = "what it saves" if self.graph.data[data].kind is Kind.PHANTOM else "the value"
-        name = self.name(self.graph.producers()[data][0])
+        name = self.name(self.graph.producers[data][0])
         back = node.name if node.forward is None else self.name(node.forward)
         if data in self.made_again:
             text = f"computes {name} again, but {what} is not put back before the way back through {back}"

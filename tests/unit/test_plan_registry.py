@@ -156,14 +156,14 @@ def test_dtr_runs_out_of_memory():
 def test_the_cut_saves_the_fewest_bytes(seed):
     graph, _ = graphs.random_graph(seed, 6, once=seed % 2 == 1)
     fixed = ends.fixed(graph)
-    early = [d for d, p in enumerate(graph.producers()) if p[0] < graph.loss]
+    early = [d for d, p in enumerate(graph.producers) if p[0] < graph.loss]
     wanted = {d for n in graph.nodes[graph.loss :] for d in n.reads if d in early}
 
     def enough(saved):
         pending, seen = [d for d in wanted if d not in saved], set()
         while pending:
             data = pending.pop()
-            producer = graph.producers()[data][0]
+            producer = graph.producers[data][0]
             if producer in fixed and data not in saved:
                 return False
             if data not in seen:
