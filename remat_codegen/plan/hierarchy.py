@@ -38,6 +38,8 @@ SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, 
 DESCENT_WORK = 200_000  # steps of orders that are looked at to bring one to its least peak, where the graph is large
 LARGE = 1500  # nodes; beyond it the least peak is only looked for where nothing else fits
 SEARCH_WORK = 1_000_000  # the most that is visited to improve orders, however large the graph
+LOWER_WORK = 30_000_000  # steps of orders that are looked at to find a lower one
+LOWER_PARTS = (0.9, 0.98)  # of the least peak so far: where a lower one is looked for, before one byte less
 LEAST_STARTS = 2  # how many of the starting orders are brought to their least peak
 TRIAL_ROUNDS = 8  # of splitting, in a step of the search
 IMPROVED_STARTS = 3  # how many of the fitting orders are improved
@@ -106,11 +108,22 @@ class Search:
     def least(self) -> tuple[Order, int]:
         """The order of the least peak that the search finds, whatever the budget, and its peak."""
         ranked = sorted(self.starts, key=lambda o: self.peaks[o])[:LEAST_STARTS]
-        found = [self._descend(order) for order in dict.fromkeys([*ranked, self.board.plain])]
-        return min(found, key=lambda f: (f[1], self.board.time_of(f[0])))
+        found = [self._descend(order, self.peaks[order]) for order in dict.fromkeys([*ranked, self.board.plain])]
+        least = min(found, key=lambda f: (f[1], self.board.time_of(f[0])))
+        last = self.board.visited + LOWER_WORK
+        while least[1] and self.board.visited < last and (lower := self._lower(least[1])):
+            least = lower, Lives(self.board, lower).peak
+        return least
 
-    def _descend(self, order: Order) -> tuple[Order, int]:
-        peak, board = self.peaks[order], self.board
+    def _lower(self, peak: int) -> Order | None:
+        """An order below a peak from any of the starts, as somebody who asks for that budget would get one."""
+        for limit in dict.fromkeys((*(int(peak * part) for part in LOWER_PARTS), peak - 1)):
+            if limit < peak and (found := self._squeezed(Limits(limit))):
+                return min(found, key=lambda o: Lives(self.board, o).peak)
+        return None
+
+    def _descend(self, order: Order, peak: int) -> tuple[Order, int]:
+        board = self.board
         last = board.visited + (DESCENT_WORK if self.large else sys.maxsize)
         for part in (0.85, 0.95, 0.99):
             while board.visited < last:
@@ -125,13 +138,16 @@ class Search:
 
     def fitted(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
         """The starts and what else is known, brought within the limits and spent, fastest first."""
-        work = FIT_WORK // (len(extra) + len(self.starts))
-        squeezed = (squeeze(self.board, o, limits, None, self.rounds, work) for o in (*extra, *self.starts))
-        found = [order for order in squeezed if order is not None]
+        found = self._squeezed(limits, extra)
         if (not self.large or not found) and limits.hold(Lives(self.board, self.least[0])):
             found.append(self.least[0])
         spent = dict.fromkeys(spend(self.board, o, limits) for o in dict.fromkeys(found))
         return sorted(spent, key=self.board.time_of)
+
+    def _squeezed(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
+        work = FIT_WORK // (len(extra) + len(self.starts))
+        squeezed = (squeeze(self.board, o, limits, None, self.rounds, work) for o in (*extra, *self.starts))
+        return [order for order in squeezed if order is not None]
 
     def best(self, limits: Limits, steps: int, extra: Sequence[Order] = ()) -> Order | None:
         """The fastest order found within the limits."""
