@@ -211,7 +211,7 @@ def _priced(found: Explanation, case: _Case, reading: Reading, request: Request,
     graph = case.traced.graph
     timeline = simulate(graph, profile, reading.schedule)
     plain = simulate(graph, profile, without_recomputation(graph))
-    again = pipeline._generator_states(case.traced, reading.schedule)
+    again = pipeline.generator_states(case.traced, reading.schedule)
     blocks = summarize(case.traced.model, profile, reading, timeline, plain.time_ns)
     return replace(
         found,

@@ -24,7 +24,7 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
-from remat_codegen.target import split_spec
+from remat_codegen.target import read_source, split_spec
 
 LONGEST_DIFF = 40  # lines
 
@@ -290,10 +290,8 @@ def _check_without_device(file: Path, header: Header, request: Request, edited: 
     reasons = [*edited]
     place = split_spec(request.target)[0]
     if place.endswith(".py"):
-        from remat_codegen.target import _source
-
         try:
-            digest = hashlib.sha256(_source(Path(place)).encode()).hexdigest()
+            digest = hashlib.sha256(read_source(Path(place)).encode()).hexdigest()
             reasons += [f"{Path(place).name} has changed"] if digest[:12] != header.source else []
         except TargetError as error:
             reasons.append(f"it cannot be made again: {error.line()}")
@@ -320,7 +318,7 @@ def update(file: Path, progress: Progress, cache: bool = True, saved: Path | Non
         planned = plan is None
         if plan is None:
             _needs_budget(request, file)
-            plan = pipeline._make_plan(request, traced, progress, _previous(header))
+            plan = pipeline.make_plan(request, traced, progress, _previous(header))
         with progress.stage("emit"):
             schedule = planfile.schedule_of(plan, traced.graph, file)
             wanted = pipeline.emit(traced, schedule, plan, header.request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +63,7 @@ def generate(request: Request, progress: Progress) -> Report:
         if path is not None:
             check_writable(path)
     traced = trace_target(request, progress)
-    plan = _load_plan(request, traced) if request.plan is not None else _make_plan(request, traced, progress)
+    plan = _load_plan(request, traced) if request.plan is not None else make_plan(request, traced, progress)
     schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
     with progress.stage("emit"):
         text = emit(traced, schedule, plan, request)
@@ -131,8 +132,11 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
     return profile
 
 
-def _make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
-    """A new plan; the order of the plan before it, if there was one, where that still does about as well."""
+def make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
+    """A new plan; the order of the plan before it, if there was one, where that still does about as well.
+
+    Raises BudgetError where nothing fits.
+    """
     assert request.budget is not None
     budget = parse_budget(request.budget)
     profile = measured_costs(request, traced, progress)
@@ -144,7 +148,7 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
     with progress.stage("bound"):
         plan = _with_bound(plan, traced, profile, limit)
     assert plan.schedule is not None
-    again = _generator_states(traced, plan.schedule)
+    again = generator_states(traced, plan.schedule)
     return SavedPlan(
         graph=traced.graph.digest(),
         planner=plan.planner,
@@ -219,12 +223,11 @@ def _too_small(traced: Traced, limit: int, least: int | None, unmodified: int) -
     return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
 
 
-def _generator_states(traced: Traced, schedule: Schedule) -> int:
+def generator_states(traced: Traced, schedule: Schedule) -> int:
     """Bytes of generator states that a schedule's file holds at most: one for each random node that runs again, and the
     present one."""
-    order = planfile.order_of(schedule)
-    again = {n for n in order if order.count(n) > 1}
-    random = sum(_is_random(traced, n) for n in again)
+    runs = Counter(planfile.order_of(schedule))
+    random = sum(_is_random(traced, n) for n, count in runs.items() if count > 1)
     return 0 if _on_cuda(traced) or not random else (random + 1) * GENERATOR_STATE_BYTES  # one more while it is changed
 
 

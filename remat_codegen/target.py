@@ -102,7 +102,7 @@ def load_target(spec: str, *, init: str = "", inputs: str | None = None, device:
     given = given.to(where)
     _check_trainable(module, given, name)
     _check_call(module, given, name)
-    return Target(spec, loaded.path, _source(loaded.path), name, kind, module, given.args, given.kwargs, init.strip())
+    return Target(spec, loaded.path, read_source(loaded.path), name, kind, module, given.args, given.kwargs, init.strip())
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -220,7 +220,8 @@ def _run_import(place: str, path: Path | None, action: Callable[[], Any]) -> Any
         raise _users_error("cannot be imported", place, error) from error
 
 
-def _source(path: Path) -> str:
+def read_source(path: Path) -> str:
+    """The text of a Python file, in the encoding that it names. Raises TargetError, naming the file."""
     try:
         with tokenize.open(path) as file:
             return file.read()

@@ -22,7 +22,7 @@ from emitted import droppable, emit, load, model_of, rebuilding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.target import _source
+from remat_codegen.target import read_source
 from remat_codegen.verify import compare
 
 INIT = """    def __init__(self):
@@ -75,7 +75,7 @@ def holds(case: Case, folder: Path) -> str:
     module = getattr(imported(path), case.name)()
     model = model_of(module, case.args, case.kwargs)
     schedule = rebuilding(model.graph, set(droppable(model.graph)))
-    text = emit(module, case.args, case.kwargs, model, schedule, _source(path))
+    text = emit(module, case.args, case.kwargs, model, schedule, read_source(path))
     ast.parse(text)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -91,7 +91,7 @@ def test_the_schedule_in_the_functions_is_the_one_that_was_written(case, edited)
     assert found.ok and found.as_planned and found.notes == ()
     profile = Profile((1000,) * len(traced.graph.nodes), (0,) * len(traced.graph.nodes), "cpu")
     timeline = simulate(traced.graph, profile, with_forgets(traced.graph, plan.order))
-    states = pipeline._generator_states(traced, with_forgets(traced.graph, plan.order))
+    states = pipeline.generator_states(traced, with_forgets(traced.graph, plan.order))
     assert found.peak_bytes == timeline.peak_bytes + states
     again = sum(len(b.recomputed) for b in found.blocks)
     assert again == len(plan.order) - len(traced.graph.nodes) > 0
