@@ -51,7 +51,11 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             given, copied = _copies(given, dynamic)
             shapes = _shapes(module, given[0], given[1], copied, others)
         quiet = contextlib.redirect_stderr(io.StringIO())
-        with warnings.catch_warnings(), silent_logs(), quiet, autocasting(autocast), _only_plain_gradients():
+        with contextlib.ExitStack() as around:
+            for context in (warnings.catch_warnings(), silent_logs(), quiet, _unchecked_distributions()):
+                around.enter_context(context)
+            around.enter_context(autocasting(autocast))
+            around.enter_context(_only_plain_gradients())
             warnings.simplefilter("ignore")
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
@@ -93,6 +97,19 @@ def _only_plain_gradients() -> Iterator[None]:
         for owner, name, own in before:
             setattr(owner, name, own)
         function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+@contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Lets torch.distributions take its arguments as they are: to check them is to decide something by a tensor's value, and
+    changes nothing but whether an error is raised."""
+    distribution = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
 
 
 def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:

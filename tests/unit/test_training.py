@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
+from torch.distributions import Bernoulli, Categorical, Gamma, Independent, Normal, kl_divergence
 from torch.nn.utils import prune
 
 from remat_codegen import pipeline
@@ -248,6 +249,31 @@ def test_constants_of_an_instance_are_reached_there(tmp_path):
         model(inputs).square().mean().backward()
     assert other(inputs).equal(generated(inputs))
     assert other.a.offsets.grad.equal(generated.a.offsets.grad)
+
+
+# ---------------------------------------------------------------------------------------------- distributions
+
+
+class Variational(nn.Module):
+    """A variational autoencoder as torch.distributions writes it, and a policy beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(16, 16), nn.Linear(8, 16)
+
+    def forward(self, x):
+        mean, scale = self.encode(x).chunk(2, -1)
+        posterior, policy = Normal(mean, scale.exp()), Categorical(logits=mean)
+        draw, action = posterior.rsample() + Gamma(scale.exp(), 1.0).rsample(), policy.sample()
+        seen = Independent(Bernoulli(logits=self.decode(draw)), 1).log_prob((x > 0).float())
+        return seen, kl_divergence(posterior, Normal(0.0, 1.0)), policy.log_prob(action), action
+
+
+def test_distributions_are_traced_without_their_checks_and_checked_as_before_afterwards(tmp_path):
+    """The checks decide something by a tensor's value, which no trace can."""
+    assert exact(Variational(), (torch.randn(4, 16),), tmp_path)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        Normal(0.0, -1.0)
 
 
 # ---------------------------------------------------------------------------------------------- modes of modules
