@@ -276,6 +276,24 @@ def test_distributions_are_traced_without_their_checks_and_checked_as_before_aft
         Normal(0.0, -1.0)
 
 
+class Filtered(nn.Module):
+    """A spectrogram that is filtered, and the signal of what is left: istft checks its window's values."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Conv1d(17, 17, 1)
+        self.register_buffer("window", torch.hann_window(32))
+
+    def forward(self, x):
+        spectrum = torch.stft(x, 32, 8, window=self.window, return_complex=True)
+        kept = torch.polar(spectrum.abs() * self.gain(spectrum.abs()).sigmoid(), spectrum.angle())
+        return torch.istft(kept, 32, 8, window=self.window, length=x.shape[-1])
+
+
+def test_operations_that_check_their_own_values(tmp_path):
+    assert exact(Filtered(), (torch.randn(2, 128),), tmp_path)
+
+
 # ---------------------------------------------------------------------------------------------- modes of modules
 
 
