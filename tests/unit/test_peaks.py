@@ -154,6 +154,22 @@ def test_a_normalised_value_has_the_layout_that_it_has_on_the_cpu(tmp_path, monk
     assert_simulated_peak(NormalisedAcross(), torch.randn(4, 128, 64), tmp_path, monkeypatch)
 
 
+class Narrow(nn.Module):
+    """Two small results of a large one: while the large one's two gradients are added, both are there, and their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.second = nn.Linear(4, 256), nn.Linear(256, 3), nn.Linear(256, 1)
+
+    def forward(self, x):
+        y = self.embed(x).relu()
+        return self.first(y), self.second(y)
+
+
+def test_two_gradients_are_there_while_they_are_added(tmp_path, monkeypatch):
+    assert_simulated_peak(Narrow(), torch.randn(16, 32, 4), tmp_path, monkeypatch)
+
+
 class Losses(nn.Module):
     """Returns numbers that stand at the beginning of the losses of all elements, and of the columns that were added up."""
 
