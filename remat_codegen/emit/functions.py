@@ -310,7 +310,7 @@ class _Writer:
         return taken and variable not in self.handed or any(name in line.defines for line in self.lines)
 
     def _ask_for_sizes(self, variable: int, sizes: tuple[str, ...], how: str) -> None:
-        """Writes `B, T, C = x.shape` behind the line that defines x; behind the `with` around that, too, if it is early enough."""
+        """Writes `B, T, C = x.shape` behind the line that defines x; behind the `with` around that if it is early enough."""
         name = self.scope.name(variable)
         place = next((i + 1 for i, line in enumerate(self.lines) if name in line.defines), 0)
         first = next((i for i, line in enumerate(self.lines) if any(line.reads(size) for size in sizes)), len(self.lines))
