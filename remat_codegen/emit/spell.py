@@ -106,7 +106,8 @@ def _simple(
         return f"F.batch_norm({', '.join(values[i] for i in order)})"
     if base in _FUNCTIONAL and overload in _PLAIN:
         return f"F.{base}({call})"
-    if base.endswith("_") and first_is_tensor and hasattr(torch.Tensor, base):
+    whole = any(isinstance(a, list) and None in a for a in op.args)  # `x[:, i] = y`, which Tensor.index_put_ does not take
+    if base.endswith("_") and first_is_tensor and hasattr(torch.Tensor, base) and not whole:
         return f"{values[0]}.{base}({', '.join([*values[1:], *(f'{k}={v}' for k, v in keywords)])})"
     if base in ("arange", "ones", "zeros", "full", "empty") and "memory_format" not in dict(keywords):
         return f"torch.{base}({call})"

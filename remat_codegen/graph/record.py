@@ -309,6 +309,11 @@ class _Recorder:
         self.first_reached.setdefault(self.step, sequence)
 
     def see(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            operation = self.trace.operations[min(self.step, len(self.trace.operations) - 1)]
+            raise UnsupportedError(
+                f"{operation.name} has a sparse gradient, which is not supported", where=location(operation.source)
+            )
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.of_storage or key in self.births or not storage.nbytes():

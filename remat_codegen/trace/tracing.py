@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
+from remat_codegen.trace.hidden import traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
@@ -36,12 +37,16 @@ def trace(
     """
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
-    try:
-        exported = _export(module, args, kwargs, autocast, dynamic)
-    except Exception as error:  # whatever torch.export raises, the user gets one line
-        raise refusal(error) or trace_error(error) from error
-    separate_views(exported.graph_module)
-    return Reader(exported, module, autocast, asked, together).read()
+
+    def read() -> Trace:
+        try:
+            exported = _export(module, args, kwargs, autocast, dynamic)
+        except Exception as error:  # whatever torch.export raises, the user gets one line
+            raise refusal(error) or trace_error(error) from error
+        separate_views(exported.graph_module)
+        return Reader(exported, module, autocast, asked, together).read()
+
+    return traced_alike(read)
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
@@ -52,7 +57,7 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             shapes = _shapes(module, given[0], given[1], copied, others)
         quiet = contextlib.redirect_stderr(io.StringIO())
         with contextlib.ExitStack() as around:
-            for context in (warnings.catch_warnings(), silent_logs(), quiet, _unchecked_distributions()):
+            for context in (warnings.catch_warnings(), silent_logs(), quiet, unchecked_distributions(), traced_data()):
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
@@ -97,19 +102,6 @@ def _only_plain_gradients() -> Iterator[None]:
         for owner, name, own in before:
             setattr(owner, name, own)
         function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-
-
-@contextlib.contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    """Lets torch.distributions take its arguments as they are: to check them is to decide something by a tensor's value, and
-    changes nothing but whether an error is raised."""
-    distribution = torch.distributions.Distribution
-    before = distribution._validate_args
-    distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        distribution.set_default_validate_args(before)
 
 
 def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:
