@@ -141,6 +141,18 @@ def test_an_input_without_the_gradient_that_was_planned(first, tmp_path):
 # ---------------------------------------------------------------------------------------------- types of numbers
 
 
+def test_softmax_in_another_type_than_its_input(tmp_path):
+    """As language models with bfloat16 weights write it."""
+
+    class Attention(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x)
+            probabilities = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+            return probabilities @ scores.mT, scores.log_softmax(0, torch.float64)
+
+    assert exact(Attention(8, 8).bfloat16(), (torch.randn(8, 8).bfloat16(),), tmp_path)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
 def test_weights_of_other_types(dtype, tmp_path):
     assert exact(Classifier().to(dtype), (torch.randn(4, 8, dtype=dtype, requires_grad=True),), tmp_path)
