@@ -12,7 +12,7 @@ import torch
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.ir import Trace
-from remat_codegen.trace.refusals import is_library
+from remat_codegen.trace.refusals import is_library, refused
 
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
@@ -42,6 +42,30 @@ def _states() -> dict[str, Any]:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         states["numpy.random"] = kind, keys.tobytes(), *rest
     return states
+
+
+@contextlib.contextmanager
+def no_seeding() -> Iterator[None]:
+    """Refuses what sets PyTorch's generators inside of forward, which a trace does not show."""
+    names = ("manual_seed", "set_rng_state")
+    places = [*((torch, n) for n in names), *((torch.random, n) for n in (*names, "fork_rng"))]
+    before = [(owner, name, getattr(owner, name)) for owner, name in places]
+
+    def refusing(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_library(sys._getframe(1).f_code.co_filename):
+                return own(*args, **kwargs)
+            raise refused(f"torch.{name}() inside of forward sets a generator, which no trace shows")
+
+        return call
+
+    for owner, name, own in before:
+        setattr(owner, name, refusing(name, own))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            setattr(owner, name, own)
 
 
 @contextlib.contextmanager

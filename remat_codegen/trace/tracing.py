@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
-from remat_codegen.trace.hidden import traced_alike, traced_data, unchecked_distributions
+from remat_codegen.trace.hidden import no_seeding, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
@@ -57,7 +57,9 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             shapes = _shapes(module, given[0], given[1], copied, others)
         quiet = contextlib.redirect_stderr(io.StringIO())
         with contextlib.ExitStack() as around:
-            for context in (warnings.catch_warnings(), silent_logs(), quiet, unchecked_distributions(), traced_data()):
+            for context in (warnings.catch_warnings(), silent_logs(), quiet):
+                around.enter_context(context)
+            for context in (unchecked_distributions(), traced_data(), no_seeding()):
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
