@@ -12,8 +12,9 @@ undoing operation i is one contiguous stretch, and stretches come in exactly the
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,8 +230,9 @@ class _Recorder:
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), _Casts(self.casts), saving:
-            out = _called(op, args, kwargs)
+        seen, named = _Casts(self.casts), _without_data(lambda: op)
+        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, saving, named:
+            out = op.target(*args, **kwargs)
         self.starts.append(torch.autograd._get_sequence_nr())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
             if variable is not None:
@@ -278,7 +280,8 @@ class _Recorder:
         with _Births(self):
             loss = example_loss(outputs)
             self.of_storage = forward_only
-            loss.backward()
+            with _without_data(self._undone):
+                loss.backward()
             del loss
         for handle in handles:
             handle.remove()
@@ -308,12 +311,14 @@ class _Recorder:
         self.reached.add(self.step)
         self.first_reached.setdefault(self.step, sequence)
 
+    def _undone(self) -> Operation:
+        """The operation that the engine goes back through, or the last one."""
+        return self.trace.operations[min(self.step, len(self.trace.operations) - 1)]
+
     def see(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided:
-            operation = self.trace.operations[min(self.step, len(self.trace.operations) - 1)]
-            raise UnsupportedError(
-                f"{operation.name} has a sparse gradient, which is not supported", where=location(operation.source)
-            )
+            where = location(self._undone().source)
+            raise UnsupportedError(f"{self._undone().name} has a sparse gradient, which is not supported", where=where)
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.of_storage or key in self.births or not storage.nbytes():
@@ -332,13 +337,17 @@ class _Recorder:
         self.most_bytes[self.step] = max(self.most_bytes.get(self.step, 0), self.alive_bytes)
 
 
-def _called(op: Operation, args: Any, kwargs: Any) -> Any:
-    """What an operation returns. Raises UnsupportedError where it cannot be run on fake tensors."""
+@contextlib.contextmanager
+def _without_data(operation: Callable[[], Operation]) -> Iterator[None]:
+    """Raises UnsupportedError, naming the present operation, where PyTorch cannot go on with fake tensors."""
     try:
-        return op.target(*args, **kwargs)
-    except Exception as error:  # whatever its implementation raises without data
+        yield
+    except UnsupportedError:
+        raise
+    except Exception as error:  # whatever an implementation raises without data
         said = f"{type(error).__name__}: {str(error).split('. ')[0]}"
-        raise UnsupportedError(f"{op.name} cannot be planned without its data ({said})", where=location(op.source)) from error
+        name, where = operation().name, location(operation().source)
+        raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where) from error
 
 
 def _grad_fn(tensor: torch.Tensor) -> Any:

@@ -402,6 +402,7 @@ LINES = {
     "torch.vmap(torch.sin)(h)": "torch.func (vmap, jvp and the like) inside of forward is not supported",
     "h.relu().to_sparse() @ self.weight": "to_sparse is a sparse tensor",
     "torch.nn.functional.embedding(x.long(), self.weight, sparse=True)": "aten.embedding.default has a sparse gradient",
+    "h.index_fill(0, torch.tensor([0]), h.sum())": "aten.index_fill",
     "torch.cond(h.sum() > 0, torch.sin, torch.cos, (h,))": "operation cond is not supported",
     "(torch.manual_seed(0), torch.rand_like(h))[1] * h": "torch.manual_seed() inside of forward sets a generator",
     "torch.random.fork_rng().__enter__() or h": "torch.fork_rng() inside of forward sets a generator",
