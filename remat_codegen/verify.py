@@ -150,7 +150,9 @@ def compare(
             if advance is not None:
                 advance(2 * index + position, 2 * steps)
             torch.manual_seed(seed + index)
-            if run is generated and index == steps - 1:
+            if run is original:
+                _step_of_original(run, index)
+            elif index == steps - 1:
                 result.measured_peak_bytes = peak_bytes(run.step, device)
             else:
                 run.step()
@@ -160,6 +162,16 @@ def compare(
         original.update()
         generated.update()
     return result
+
+
+def _step_of_original(run: _Run, index: int) -> None:
+    """A step of the model itself. Raises VerifyError where it fails: then there is nothing to compare with."""
+    try:
+        run.step()
+    except Exception as error:  # whatever the user's code raises
+        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+        hint = "verify with a model and inputs that it can be trained with"
+        raise VerifyError(f"the original itself fails in step {index + 1}: {said}", hint=hint) from error
 
 
 class _Run:

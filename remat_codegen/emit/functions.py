@@ -310,15 +310,17 @@ class _Writer:
         return taken and variable not in self.handed or any(name in line.defines for line in self.lines)
 
     def _ask_for_sizes(self, variable: int, sizes: tuple[str, ...], how: str) -> None:
-        """Writes `B, T, C = x.shape` behind the first line that defines x."""
+        """Writes `B, T, C = x.shape` behind the line that defines x; behind the `with` around that if it is early enough."""
         name = self.scope.name(variable)
         place = next((i + 1 for i, line in enumerate(self.lines) if name in line.defines), 0)
+        first = next((i for i, line in enumerate(self.lines) if any(line.reads(size) for size in sizes)), len(self.lines))
         behind = f"kept.stop({name!r}, {name})", f"kept.slot({name!r}, {name})"
-        while place < len(self.lines) and (
+        while place < first and (
             self.lines[place].depth > 0 or self.lines[place].text in behind or "kept.forget_saved(" in self.lines[place].text
         ):
             place += 1
-        self.lines.insert(place, Line(0, f"{', '.join(sizes)} = {name}{how}", sizes))
+        depth = self.lines[place].depth if place == first < len(self.lines) else 0
+        self.lines.insert(place, Line(depth, f"{', '.join(sizes)} = {name}{how}", sizes))
 
     def _modes(self, operation: Operation) -> list[str]:
         """What an operation runs under that the model as a whole does not."""

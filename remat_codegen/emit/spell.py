@@ -88,8 +88,8 @@ def _simple(
         return f"F.layer_norm({', '.join(_without_defaults(values[:5], ['', '', 'None', 'None', '1e-05']))})"
     if base == "embedding":
         return f"F.embedding({values[1]}, {values[0]})" if len(values) == 2 else None
-    if base in ("softmax", "log_softmax") and overload == "int":
-        return f"F.{base}({call})"
+    if base in ("softmax", "log_softmax") and overload == "int":  # the third argument of F.softmax is another one
+        return f"F.{base}({', '.join([*values[:2], *(f'dtype={v}' for v in values[2:] if v != 'None')])})"
     if base == "scaled_dot_product_attention":
         names = ["attn_mask", "dropout_p", "is_causal"]
         given = [
@@ -106,7 +106,8 @@ def _simple(
         return f"F.batch_norm({', '.join(values[i] for i in order)})"
     if base in _FUNCTIONAL and overload in _PLAIN:
         return f"F.{base}({call})"
-    if base.endswith("_") and first_is_tensor and hasattr(torch.Tensor, base):
+    whole = any(isinstance(a, list) and None in a for a in op.args)  # `x[:, i] = y`, which Tensor.index_put_ does not take
+    if base.endswith("_") and first_is_tensor and hasattr(torch.Tensor, base) and not whole:
         return f"{values[0]}.{base}({', '.join([*values[1:], *(f'{k}={v}' for k, v in keywords)])})"
     if base in ("arange", "ones", "zeros", "full", "empty") and "memory_format" not in dict(keywords):
         return f"torch.{base}({call})"

@@ -12,8 +12,9 @@ undoing operation i is one contiguous stretch, and stretches come in exactly the
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, substitute
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.graph.layouts import Layouts
+from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, location, substitute
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
@@ -57,6 +60,7 @@ class Record:
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
     `stop` the variable whose autograd node the engine reaches first among the operation's: a result, or the base of what is
     changed in place. `strides` are those of the variables, None of a size.
+    `most_gradient_bytes` are the most bytes of gradients alive at once while an operation is undone.
     `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such
     copy; else 0.
     """
@@ -73,6 +77,7 @@ class Record:
     gradients: tuple[Gradient, ...]
     gradient_of: tuple[tuple[int, ...] | None, ...]
     strides: tuple[tuple[int, ...] | None, ...]
+    most_gradient_bytes: tuple[int, ...]
     shared_cast_bytes: int = 0
 
 
@@ -95,29 +100,8 @@ def example_loss(outputs: Any) -> torch.Tensor:
 
 def record(trace: Trace) -> Record:
     """Runs one training step of `trace` on fake tensors."""
-    with FakeTensorMode(allow_non_fake_inputs=True), _Layouts():
+    with FakeTensorMode(allow_non_fake_inputs=True), Layouts():
         return _Recorder(trace).run()
-
-
-class _Layouts(TorchDispatchMode):
-    """Gives results the strides that they have on the CPU, where fake tensors have others.
-
-    Batch normalisation writes a contiguous result for an input that is neither contiguous nor channels-last; PyTorch's fake one
-    has the strides of the input, so that what reads it would seem to need no copy, or one too many.
-    """
-
-    NORMALISATIONS = (torch.ops.aten.native_batch_norm.default, torch.ops.aten._native_batch_norm_legit.default)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func in self.NORMALISATIONS and args[0].device.type == "cpu" and not _is_dense(args[0]):
-            return (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
-        return out
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
 
 
 @dataclass
@@ -176,6 +160,8 @@ class _Recorder:
     gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     step: int = 0
+    alive_bytes: int = 0  # of gradients
+    most_bytes: dict[int, int] = field(default_factory=dict)  # by step
 
     def run(self) -> Record:
         for variable in self.trace.variables:
@@ -200,6 +186,7 @@ class _Recorder:
             tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
             tuple(tuple(self.tensors[v.id].stride()) if v.id in self.tensors else None for v in self.trace.variables),
+            tuple(self.most_bytes.get(i, 0) for i in range(count)),
             self._shared_casts(),
         )
 
@@ -243,7 +230,8 @@ class _Recorder:
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), _Casts(self.casts), saving:
+        seen, named = _Casts(self.casts), _without_data(lambda: op)
+        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, saving, named:
             out = op.target(*args, **kwargs)
         self.starts.append(torch.autograd._get_sequence_nr())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
@@ -292,7 +280,8 @@ class _Recorder:
         with _Births(self):
             loss = example_loss(outputs)
             self.of_storage = forward_only
-            loss.backward()
+            with _without_data(self._undone):
+                loss.backward()
             del loss
         for handle in handles:
             handle.remove()
@@ -322,7 +311,14 @@ class _Recorder:
         self.reached.add(self.step)
         self.first_reached.setdefault(self.step, sequence)
 
+    def _undone(self) -> Operation:
+        """The operation that the engine goes back through, or the last one."""
+        return self.trace.operations[min(self.step, len(self.trace.operations) - 1)]
+
     def see(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            where = location(self._undone().source)
+            raise UnsupportedError(f"{self._undone().name} has a sparse gradient, which is not supported", where=where)
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.of_storage or key in self.births or not storage.nbytes():
@@ -331,11 +327,27 @@ class _Recorder:
 
         def dead(_: Any, birth: _Birth = birth, key: int = key) -> None:
             birth.died = self.step
+            self.alive_bytes -= birth.nbytes
             self.births.pop(key, None)
             self.finished.append(birth)
 
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
+        self.alive_bytes += birth.nbytes
+        self.most_bytes[self.step] = max(self.most_bytes.get(self.step, 0), self.alive_bytes)
+
+
+@contextlib.contextmanager
+def _without_data(operation: Callable[[], Operation]) -> Iterator[None]:
+    """Raises UnsupportedError, naming the present operation, where PyTorch cannot go on with fake tensors."""
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except Exception as error:  # whatever an implementation raises without data
+        said = f"{type(error).__name__}: {str(error).split('. ')[0]}"
+        name, where = operation().name, location(operation().source)
+        raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where) from error
 
 
 def _grad_fn(tensor: torch.Tensor) -> Any:

@@ -48,7 +48,9 @@ def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int
     summed = _summed_bytes(model)
     rows = zip(graph.nodes, keys, seeds, strict=True)
     peaks = [costs[key][1] + more - _written_bytes(model, n) for n, key, more in rows]
-    workspace = tuple(max(0, peak) + summed.get(n.id, 0) for n, peak in zip(graph.nodes, peaks, strict=True))
+    between = _bytes_between_gradients(model)
+    alone = {n.id: max(0, peak) + summed.get(n.id, 0) for n, peak in zip(graph.nodes, peaks, strict=True)}
+    workspace = tuple(max(nbytes, between.get(node, 0)) for node, nbytes in alone.items())
     return Profile(time_ns, workspace, device)
 
 
@@ -71,6 +73,25 @@ def _summed_bytes(model: Model) -> dict[int, int]:
         own = model.bodies[node.forward].operations
         added = {s for op in own for s in used[op] if last.get(s, -1) > max(own)}
         found[node.id] = sum(record.storages[s].nbytes for s in added)
+    return found
+
+
+def _bytes_between_gradients(model: Model) -> dict[int, int]:
+    """By backward node: gradients that come and go while it runs, beside those that other nodes read, as the record saw them.
+
+    Where autograd adds two gradients of a value, the one that a node makes is needed until their sum is there. A node measured
+    alone has no other to add, and what it makes seems to be what it hands on.
+    """
+    graph, record = model.graph, model.record
+    last_read: dict[int, int] = {d: n.id for n in graph.nodes for d in n.reads}
+    first_written: dict[int, int] = {d: n.id for n in reversed(graph.nodes) for d in n.writes}
+    gradients = [d for d in graph.data if d.kind is Kind.GRADIENT]
+    found = {}
+    for node in graph.backward_nodes:
+        assert node.forward is not None
+        most = max(record.most_gradient_bytes[op] for op in model.bodies[node.forward].operations)
+        known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
+        found[node.id] = max(0, most - known)
     return found
 
 

@@ -15,7 +15,7 @@ from remat_codegen.attributes import attribute_paths
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
-from remat_codegen.trace.refusals import is_library, location
+from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
 
 
@@ -171,6 +171,8 @@ class Reader:
     def _variable(
         self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()
     ) -> int:
+        if value.layout is not torch.strided:
+            raise UnsupportedError(f"{path or name} is a sparse tensor, which is not supported")
         shape, stride = tuple(map(hint, value.shape)), tuple(map(hint, value.stride()))
         device = str(value.device)
         new = Variable(len(self.variables), name, origin, path, shape, stride, value.dtype, device, grad, aliases)
@@ -185,7 +187,8 @@ class Reader:
             if node.op == "get_attr":
                 self.of_node[node] = getattr(graph_module, node.target)
             elif node.op == "call_function":
-                self._call(node, around)
+                with naming_the_line(_source(node)):
+                    self._call(node, around)
         raise TraceError("the traced graph has no output")
 
     def _call(self, node: Any, around: Surroundings) -> None:
@@ -205,12 +208,16 @@ class Reader:
             self.of_node[node] = self._operation(node, around)
         elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
             self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
+        elif getattr(node.target, "__module__", "").startswith("torch._functorch"):
+            raise UnsupportedError("torch.func (vmap, jvp and the like) inside of forward is not supported")
         else:
-            raise UnsupportedError(f"operation {node.target} is not supported", where=location(_source(node)))
+            raise UnsupportedError(f"operation {getattr(node.target, '__name__', node.target)} is not supported")
 
     def _number(self, node: Any, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
             return self.symbols.size(value)
+        if isinstance(node.target, torch._ops.OpOverload):
+            raise UnsupportedError("the model makes a number of a tensor's value, which a plan cannot follow")
         return combine(node.target, [self._argument(a) for a in node.args])
 
     def _region(self, body: torch.fx.Node, args: tuple[Any, ...], around: Surroundings) -> Any:

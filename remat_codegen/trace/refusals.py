@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 
 import torch
 import torch.fx.experimental.symbolic_shapes
@@ -28,6 +30,13 @@ def refusal(error: BaseException | None) -> UnsupportedError | None:
     return None
 
 
+_BY_VALUE = (
+    torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
+    torch._subclasses.fake_tensor.DataDependentOutputException,
+    torch._subclasses.fake_tensor.DynamicOutputShapeException,
+)
+
+
 def trace_error(error: Exception) -> TraceError:
     text = str(error)
     where = _user_frame(error) or _quoted_frame(text)
@@ -37,7 +46,7 @@ def trace_error(error: Exception) -> TraceError:
             f"the model fixes the size {fixed[1]}.{fixed[2]}, so it cannot be dynamic",
             hint="something in forward turns it into a plain number, or compares it with one",
         )
-    if isinstance(error, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) or "data-dependent" in text:
+    if isinstance(error, _BY_VALUE) or "data-dependent" in text:
         return TraceError(
             "the model decides something by the value of a tensor, which a plan cannot follow",
             where=where,
@@ -80,3 +89,14 @@ def _short(path: str) -> str:
 def location(source: Source | None) -> str | None:
     """A source line as messages print it: file.py:12."""
     return None if source is None else f"{_short(source.file)}:{source.line}"
+
+
+@contextlib.contextmanager
+def naming_the_line(source: Source | None) -> Iterator[None]:
+    """Adds a user's line to refusals of what is inside that name none."""
+    try:
+        yield
+    except UnsupportedError as error:
+        if error.where is not None or source is None:
+            raise
+        raise UnsupportedError(error.what, where=location(source), hint=error.hint) from error

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
+from remat_codegen.trace.hidden import no_seeding, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
@@ -36,12 +37,16 @@ def trace(
     """
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
-    try:
-        exported = _export(module, args, kwargs, autocast, dynamic)
-    except Exception as error:  # whatever torch.export raises, the user gets one line
-        raise refusal(error) or trace_error(error) from error
-    separate_views(exported.graph_module)
-    return Reader(exported, module, autocast, asked, together).read()
+
+    def read() -> Trace:
+        try:
+            exported = _export(module, args, kwargs, autocast, dynamic)
+        except Exception as error:  # whatever torch.export raises, the user gets one line
+            raise refusal(error) or trace_error(error) from error
+        separate_views(exported.graph_module)
+        return Reader(exported, module, autocast, asked, together).read()
+
+    return traced_alike(read)
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
@@ -51,7 +56,13 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             given, copied = _copies(given, dynamic)
             shapes = _shapes(module, given[0], given[1], copied, others)
         quiet = contextlib.redirect_stderr(io.StringIO())
-        with warnings.catch_warnings(), silent_logs(), quiet, autocasting(autocast), _only_plain_gradients():
+        with contextlib.ExitStack() as around:
+            for context in (warnings.catch_warnings(), silent_logs(), quiet):
+                around.enter_context(context)
+            for context in (unchecked_distributions(), traced_data(), no_seeding()):
+                around.enter_context(context)
+            around.enter_context(autocasting(autocast))
+            around.enter_context(_only_plain_gradients())
             warnings.simplefilter("ignore")
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 

@@ -152,3 +152,38 @@ class NormalisedAcross(nn.Module):
 
 def test_a_normalised_value_has_the_layout_that_it_has_on_the_cpu(tmp_path, monkeypatch):
     assert_simulated_peak(NormalisedAcross(), torch.randn(4, 128, 64), tmp_path, monkeypatch)
+
+
+class Narrow(nn.Module):
+    """Two small results of a large one: while the large one's two gradients are added, both are there, and their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.second = nn.Linear(4, 256), nn.Linear(256, 3), nn.Linear(256, 1)
+
+    def forward(self, x):
+        y = self.embed(x).relu()
+        return self.first(y), self.second(y)
+
+
+def test_two_gradients_are_there_while_they_are_added(tmp_path, monkeypatch):
+    assert_simulated_peak(Narrow(), torch.randn(16, 32, 4), tmp_path, monkeypatch)
+
+
+class Losses(nn.Module):
+    """Returns numbers that stand at the beginning of the losses of all elements, and of the columns that were added up."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.linear, self.name = nn.Linear(1, 64), name
+
+    def forward(self, x):
+        y = self.linear(x).sigmoid()
+        if self.name == "fold":
+            return nn.functional.fold(y.view(1, 16, -1), (10, 1030), 4, stride=(2, 2), padding=(0, 0))
+        return getattr(nn.functional, self.name)(y, x.expand(-1, 64).sigmoid())
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "fold"])
+def test_small_results_in_large_memory_count_as_what_they_hold(name, tmp_path, monkeypatch):
+    assert_simulated_peak(Losses(name), torch.randn(514, 1), tmp_path, monkeypatch)

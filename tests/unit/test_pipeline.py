@@ -164,6 +164,15 @@ def test_verify_says_where_it_compared_nothing_but_nan(write_file, tmp_path, sig
     assert all("outputs and gradients of parameters: all NaN" in note for note in found.notes)
 
 
+def test_verify_says_where_the_original_itself_fails(write_file, tmp_path):
+    """Here torch.distributions checks what it is given; training can lead other models to such a place."""
+    made = "torch.distributions.Normal(0.0, -super().forward(x).exp()).log_prob(x)"
+    file = write_file(f"import torch\n\n\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        return {made}\n")
+    request = Request(f"{file}:Net", "100%", tmp_path / "net.py", init="4, 4", inputs="float32[2,4]", verify=True)
+    with pytest.raises(VerifyError, match="the original itself fails in step 1: ValueError: Expected parameter scale"):
+        pipeline.generate(request, Progress(None))
+
+
 def test_verify_refuses_what_it_did_not_write(tmp_path):
     for text in ("x = 1\n", "raise ValueError('no')\n"):
         (tmp_path / "other.py").write_text(text)

@@ -55,6 +55,11 @@ CASES = {
         USE,
         ["view(3, 5, 2, 4)"],
     ),
+    "within what is saved": (  # the tensor that is asked and the view that is asked for belong to one node, as in SegFormer
+        "x = torch.nn.functional.layer_norm(x, [8])\n        B, T, C = x.shape",
+        "y = x.reshape(B, 5, 2, -1).permute(0, 3, 1, 2).contiguous().view(B, T, C)",
+        ["B, T, C = x_2.shape", "reshape(B, 5, 2, -1)"],
+    ),
     "in a loop": ("B, T, C = x.shape", f"for _ in range(2): {USE}; x = y.relu()", ["view(B, T, 2, 4)"]),
 }
 

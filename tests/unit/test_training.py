@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+import re
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -12,10 +14,11 @@ import torch
 import torch.utils._pytree as pytree
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
+from torch.distributions import Bernoulli, Categorical, Gamma, Independent, Normal, kl_divergence
 from torch.nn.utils import prune
 
 from remat_codegen import pipeline
-from remat_codegen.errors import UnsupportedError
+from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.verify import compare
@@ -138,6 +141,18 @@ def test_an_input_without_the_gradient_that_was_planned(first, tmp_path):
 # ---------------------------------------------------------------------------------------------- types of numbers
 
 
+def test_softmax_in_another_type_than_its_input(tmp_path):
+    """As language models with bfloat16 weights write it."""
+
+    class Attention(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x)
+            probabilities = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+            return probabilities @ scores.mT, scores.log_softmax(0, torch.float64)
+
+    assert exact(Attention(8, 8).bfloat16(), (torch.randn(8, 8).bfloat16(),), tmp_path)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
 def test_weights_of_other_types(dtype, tmp_path):
     assert exact(Classifier().to(dtype), (torch.randn(4, 8, dtype=dtype, requires_grad=True),), tmp_path)
@@ -250,6 +265,78 @@ def test_constants_of_an_instance_are_reached_there(tmp_path):
     assert other.a.offsets.grad.equal(generated.a.offsets.grad)
 
 
+# ---------------------------------------------------------------------------------------------- distributions
+
+
+class Variational(nn.Module):
+    """A variational autoencoder as torch.distributions writes it, and a policy beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(16, 16), nn.Linear(8, 16)
+
+    def forward(self, x):
+        mean, scale = self.encode(x).chunk(2, -1)
+        posterior, policy = Normal(mean, scale.exp()), Categorical(logits=mean)
+        draw, action = posterior.rsample() + Gamma(scale.exp(), 1.0).rsample(), policy.sample()
+        seen = Independent(Bernoulli(logits=self.decode(draw)), 1).log_prob((x > 0).float())
+        return seen, kl_divergence(posterior, Normal(0.0, 1.0)), policy.log_prob(action), action
+
+
+def test_distributions_are_traced_without_their_checks_and_checked_as_before_afterwards(tmp_path):
+    """The checks decide something by a tensor's value, which no trace can."""
+    assert exact(Variational(), (torch.randn(4, 16),), tmp_path)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        Normal(0.0, -1.0)
+
+
+class Filtered(nn.Module):
+    """A spectrogram that is filtered, and the signal of what is left: istft checks its window's values."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Conv1d(17, 17, 1)
+        self.register_buffer("window", torch.hann_window(32))
+
+    def forward(self, x):
+        spectrum = torch.stft(x, 32, 8, window=self.window, return_complex=True)
+        kept = torch.polar(spectrum.abs() * self.gain(spectrum.abs()).sigmoid(), spectrum.angle())
+        return torch.istft(kept, 32, 8, window=self.window, length=x.shape[-1])
+
+
+def test_operations_that_check_their_own_values(tmp_path):
+    assert exact(Filtered(), (torch.randn(2, 128),), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- past autograd
+
+
+class Momentum(nn.Module):
+    """What is changed by way of `.data`: a weight that has a least value, an averaged copy of a layer, a queue of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("queue", torch.randn(8, 12))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.query.weight.data.clamp_(min=-0.2)
+        for ours, theirs in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            ours.data = ours.data * 0.9 + theirs.data * 0.1
+        scores = (self.query(x) * self.key(x)).sum(1, keepdim=True)
+        scores = torch.cat([scores, self.query(x) @ self.queue.clone().detach()], 1).exp()
+        self.queue[:, (self.place + torch.arange(4)) % 12] = self.key(x).detach().T
+        self.place.data.add_(4)
+        return scores.log1p()
+
+
+def test_what_is_changed_past_autograd(tmp_path):
+    """The trace sees it, and tensors have their own `data` again afterwards."""
+    assert exact(Momentum(), (torch.randn(4, 8),), tmp_path)
+    assert "data" not in vars(torch.Tensor)
+
+
 # ---------------------------------------------------------------------------------------------- modes of modules
 
 
@@ -306,6 +393,45 @@ REFUSED = {
     "grad": ("h * torch.autograd.grad(h.sum(), x, create_graph=True)[0]", r"torch.autograd.grad\(\) inside of forward"),
     "checkpoint": ("checkpoint(torch.tanh, h, use_reentrant=True)", "the autograd.Function CheckpointFunction"),
 }
+
+
+LINES = {
+    "h[h > 0]": "a size depends on the values of a tensor",
+    "h * h.max().item()": "the model makes a number of a tensor's value",
+    "h if h.sum() > 0 else -h": "the model decides something by the value of a tensor",
+    "torch.vmap(torch.sin)(h)": "torch.func (vmap, jvp and the like) inside of forward is not supported",
+    "h.relu().to_sparse() @ self.weight": "to_sparse is a sparse tensor",
+    "torch.nn.functional.embedding(x.long(), self.weight, sparse=True)": "aten.embedding.default has a sparse gradient",
+    "h.index_fill(0, torch.tensor([0]), h.sum())": "aten.index_fill",
+    "torch.cond(h.sum() > 0, torch.sin, torch.cos, (h,))": "operation cond is not supported",
+    "(torch.manual_seed(0), torch.rand_like(h))[1] * h": "torch.manual_seed() inside of forward sets a generator",
+    "torch.random.fork_rng().__enter__() or h": "torch.fork_rng() inside of forward sets a generator",
+    "h * random.random()": "forward draws from Python's random",
+    "h * numpy.random.rand()": "forward draws from numpy.random",
+}
+
+
+@pytest.mark.parametrize("text", LINES)
+def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
+    body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
+    (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}")
+    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1")
+    where = "" if "random" in text else "model.py:10: "
+    with pytest.raises((TraceError, UnsupportedError), match=re.escape(where + LINES[text])):
+        pipeline.generate(request, Progress(None))
+
+
+class Drawing(nn.Linear):
+    """Draws a number that it does not use, and others from a generator that it has seeded."""
+
+    def forward(self, x):
+        random.random()
+        order = random.Random(0).sample(range(8), 8)
+        return super().forward(x[:, order]).sin()
+
+
+def test_numbers_that_are_drawn_and_not_used_do_no_harm(tmp_path):
+    assert exact(Drawing(8, 8), (torch.randn(4, 8),), tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,0 +1,113 @@
+"""What forward does beside its operations, which a trace would not show or would hold fast."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.trace.ir import Trace
+from remat_codegen.trace.refusals import is_library, refused
+
+AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
+
+
+def traced_alike(read: Callable[[], Trace]) -> Trace:
+    """What `read` traces. Raises UnsupportedError where that depends on random numbers of Python or NumPy: a trace holds them.
+
+    Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
+    """
+    before = _states()
+    found = read()
+    drawn = [name for name, state in _states().items() if state != before.get(name, state)]
+    if drawn and not all(_alike(found, read()) for _ in range(AGAIN)):
+        hint = "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in"
+        raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
+    return found
+
+
+def _alike(one: Trace, other: Trace) -> bool:
+    same = [a.equal(b) for (_, a), (_, b) in zip(one.constants, other.constants, strict=False)]
+    return repr(one.operations) == repr(other.operations) and all(same)
+
+
+def _states() -> dict[str, Any]:
+    states: dict[str, Any] = {"Python's random": random.getstate()}
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy.random"] = kind, keys.tobytes(), *rest
+    return states
+
+
+@contextlib.contextmanager
+def no_seeding() -> Iterator[None]:
+    """Refuses what sets PyTorch's generators inside of forward, which a trace does not show."""
+    names = ("manual_seed", "set_rng_state")
+    places = [*((torch, n) for n in names), *((torch.random, n) for n in (*names, "fork_rng"))]
+    before = [(owner, name, getattr(owner, name)) for owner, name in places]
+
+    def refusing(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_library(sys._getframe(1).f_code.co_filename):
+                return own(*args, **kwargs)
+            raise refused(f"torch.{name}() inside of forward sets a generator, which no trace shows")
+
+        return call
+
+    for owner, name, own in before:
+        setattr(owner, name, refusing(name, own))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            setattr(owner, name, own)
+
+
+@contextlib.contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Lets torch.distributions take its arguments as they are: to check them is to decide something by a tensor's value, and
+    changes nothing but whether an error is raised."""
+    distribution = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
+
+
+@contextlib.contextmanager
+def traced_data() -> Iterator[None]:
+    """Has `x.data`, which goes past the trace, traced: as `x.detach()` where it is read, as a copy into x where it is set.
+
+    What differs: autograd notices changes made through `detach`, and raises an error where it needs what was there before.
+    PyTorch's own code finds `data` as it is.
+    """
+    own: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
+
+    def get(tensor: Any) -> Any:
+        return own.__get__(tensor) if _asked_by_library() else tensor.detach()
+
+    def put(tensor: Any, value: Any) -> None:
+        alike = isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dtype == tensor.dtype
+        if _asked_by_library() or not alike:
+            own.__set__(tensor, value)
+            return
+        with torch.no_grad():
+            tensor.detach().copy_(value)
+
+    torch.Tensor.data = property(get, put)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del torch.Tensor.data
+
+
+def _asked_by_library() -> bool:
+    """Whether the code that asks for a tensor's data is PyTorch's: two calls up."""
+    return is_library(sys._getframe(2).f_code.co_filename)
