@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from remat_codegen.emit.proof import Proof
 from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.segments import Copy, Program
 from remat_codegen.errors import UnsupportedError
@@ -22,6 +23,7 @@ class Plumbing:
     owner_of: dict[int, int]
     maker: dict[int, Operation]
     data_of_storage: dict[int, int | None]
+    proof: Proof
     stops: set[int] = field(default_factory=set)
 
     @staticmethod
@@ -34,7 +36,7 @@ class Plumbing:
         scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
         maker = {v: op for op in model.trace.operations for v in op.results if v is not None}
         data_of = {s: model.data_of[v] for v, s in enumerate(model.record.of_variable)}
-        return Plumbing(program, model, scopes, owners, maker, data_of)
+        return Plumbing(program, model, scopes, owners, maker, data_of, Proof(model.trace))
 
     def waiting_point(self, position: int) -> int | None:
         """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""

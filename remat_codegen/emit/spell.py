@@ -46,10 +46,11 @@ TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha
 _STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
 
 
-def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False) -> str:
+def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False, plainly: bool = True) -> str:
     """A Python expression for `operation`. `training` is the expression for its module's training flag, if it has to follow it.
 
-    `again` leaves the running statistics where they are: an operation that runs a second time moves copies of them.
+    `again` leaves the running statistics where they are: an operation that runs a second time moves copies of them. Without
+    `plainly` it is a call of torch.ops.
     """
     base = operation.target._schema.name.removeprefix("aten::")
     overload = operation.target._overloadname
@@ -62,7 +63,7 @@ def spell(operation: Operation, tensor: Tensor, training: str | None, again: boo
         values[4] = f"({values[4]} if {training} else 0.0)"
     for place in _STATISTICS.get(base, ()) if again else ():
         values[place] = values[place] if values[place] == "None" else f"{values[place]}.clone()"
-    simple = _simple(operation, base, overload, values, keywords, tensor)
+    simple = _simple(operation, base, overload, values, keywords, tensor) if plainly else None
     if simple is not None:
         return simple
     call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
