@@ -160,8 +160,7 @@ class _Recorder:
     gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     step: int = 0
-    alive_bytes: int = 0  # of gradients
-    most_bytes: dict[int, int] = field(default_factory=dict)  # by step
+    changes: list[tuple[_Birth, int]] = field(default_factory=list)  # gradients that come, and that go, with the step
 
     def run(self) -> Record:
         for variable in self.trace.variables:
@@ -186,9 +185,20 @@ class _Recorder:
             tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
             tuple(tuple(self.tensors[v.id].stride()) if v.id in self.tensors else None for v in self.trace.variables),
-            tuple(self.most_bytes.get(i, 0) for i in range(count)),
+            self._most_gradient_bytes(),
             self._shared_casts(),
         )
+
+    def _most_gradient_bytes(self) -> tuple[int, ...]:
+        """By operation; without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""
+        most, alive = [0] * (len(self.trace.operations) + 1), set[int]()
+        held = 0
+        for birth, step in self.changes:
+            if birth.died is not None:
+                held += birth.nbytes if id(birth) not in alive else -birth.nbytes
+                alive ^= {id(birth)}
+                most[step] = max(most[step], held)
+        return tuple(most[:-1])
 
     def _shared_casts(self) -> int:
         """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
@@ -327,14 +337,13 @@ class _Recorder:
 
         def dead(_: Any, birth: _Birth = birth, key: int = key) -> None:
             birth.died = self.step
-            self.alive_bytes -= birth.nbytes
+            self.changes.append((birth, self.step))
             self.births.pop(key, None)
             self.finished.append(birth)
 
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
-        self.alive_bytes += birth.nbytes
-        self.most_bytes[self.step] = max(self.most_bytes.get(self.step, 0), self.alive_bytes)
+        self.changes.append((birth, self.step))
 
 
 @contextlib.contextmanager
