@@ -41,7 +41,7 @@ def _may_change_alone(traced: Trace, size: Dynamic) -> bool:
     try:
         with silent_logs():
             record(at_sizes(traced, values))
-    except (RuntimeError, ValueError, IndexError):
+    except (RematError, RuntimeError, ValueError, IndexError):
         return False
     return True
 

@@ -40,6 +40,7 @@ from remat_codegen.trace import Autocast, Origin
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 VERIFY_STEPS = 2
+MOST_NAMES = 3  # of attributes in a note
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
 
@@ -161,8 +162,16 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
         bound=_bound(plan, plain.time_ns),
         device=request.device,
         order=planfile.order_of(plan.schedule),
-        notes=plan.notes,
+        notes=(*plan.notes, *_unseen(traced)),
     )
+
+
+def _unseen(traced: Traced) -> tuple[str, ...]:
+    """A note on what forward does and the file's training steps do not."""
+    names = traced.model.trace.assigned
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    listed = f"{', '.join(names[:MOST_NAMES])}{more}"
+    return (f"forward sets {listed}; training steps of this file leave that as it is",) if names else ()
 
 
 def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,12 +21,12 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts
+from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, written_arguments
 from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, location, substitute
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
@@ -160,8 +161,10 @@ class _Recorder:
     gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     step: int = 0
-    alive_bytes: int = 0  # of gradients
-    most_bytes: dict[int, int] = field(default_factory=dict)  # by step
+    saved: dict[int, Any] = field(
+        default_factory=dict
+    )  # _cdata -> reference to a storage that is no variable's, while it lives
+    changes: list[tuple[_Birth, int]] = field(default_factory=list)  # gradients that come, and that go, with the step
 
     def run(self) -> Record:
         for variable in self.trace.variables:
@@ -180,15 +183,26 @@ class _Recorder:
             tuple(r["saved"] for r in rows),
             tuple(r["phantoms"] for r in rows),
             tuple(r["mutated"] for r in rows),
-            tuple(_is_random(op) for op in self.trace.operations),
+            tuple(is_random(op) for op in self.trace.operations),
             tuple(i in self.reached for i in range(count)),
             tuple(stops[i].get(self.first_reached.get(i, -1)) for i in range(count)),
             tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
             tuple(tuple(self.tensors[v.id].stride()) if v.id in self.tensors else None for v in self.trace.variables),
-            tuple(self.most_bytes.get(i, 0) for i in range(count)),
+            self._most_gradient_bytes(),
             self._shared_casts(),
         )
+
+    def _most_gradient_bytes(self) -> tuple[int, ...]:
+        """By operation; without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""
+        most, alive = [0] * (len(self.trace.operations) + 1), set[int]()
+        held = 0
+        for birth, step in self.changes:
+            if birth.died is not None:
+                held += birth.nbytes if id(birth) not in alive else -birth.nbytes
+                alive ^= {id(birth)}
+                most[step] = max(most[step], held)
+        return tuple(most[:-1])
 
     def _shared_casts(self) -> int:
         """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
@@ -238,11 +252,11 @@ class _Recorder:
             if variable is not None:
                 self._adopt(variable, tensor, op.id)
         mutated = {self.of_storage[t.untyped_storage()._cdata] for t, v in zip(given, versions, strict=True) if t._version != v}
-        mutated |= {self.of_storage[t.untyped_storage()._cdata] for t in _written_arguments(op, args, kwargs)}
+        mutated |= {self.of_storage[t.untyped_storage()._cdata] for t in written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(packed)
-        if _is_opaque(op):
+        if is_opaque(op):
             with autocasting(op.autocast):
-                phantoms = _real_phantoms(op, args, kwargs)
+                phantoms = real_phantoms(op, args, kwargs)
         return {"saved": saved, "phantoms": phantoms, "mutated": tuple(sorted(mutated))}
 
     def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -253,7 +267,11 @@ class _Recorder:
                 saved.append(self.of_storage[key])
             else:
                 phantoms[key] = tensor.untyped_storage().nbytes()
+                self.saved[key] = weakref.ref(tensor.untyped_storage(), functools.partial(self._released, key))
         return tuple(dict.fromkeys(saved)), tuple(phantoms.values())
+
+    def _released(self, key: int, _: Any) -> None:
+        self.saved.pop(key, None)
 
     def _sequence_numbers(self, op: Operation, mutated: tuple[int, ...]) -> dict[int, int]:
         """The sequence number of an autograd node -> the variable that has it, of an operation's results and what it changes.
@@ -321,20 +339,19 @@ class _Recorder:
             raise UnsupportedError(f"{self._undone().name} has a sparse gradient, which is not supported", where=where)
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.of_storage or key in self.births or not storage.nbytes():
+        if key in self.of_storage or key in self.saved or key in self.births or not storage.nbytes():
             return
         birth = _Birth(storage.nbytes(), self.step)
 
         def dead(_: Any, birth: _Birth = birth, key: int = key) -> None:
             birth.died = self.step
-            self.alive_bytes -= birth.nbytes
+            self.changes.append((birth, self.step))
             self.births.pop(key, None)
             self.finished.append(birth)
 
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
-        self.alive_bytes += birth.nbytes
-        self.most_bytes[self.step] = max(self.most_bytes.get(self.step, 0), self.alive_bytes)
+        self.changes.append((birth, self.step))
 
 
 @contextlib.contextmanager
@@ -356,47 +373,3 @@ def _grad_fn(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:
         return None
-
-
-def _is_opaque(op: Operation) -> bool:
-    """Whether an operation saves a workspace of its library's own, the size of which fake tensors do not know."""
-    return op.target._schema.name.removeprefix("aten::") in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-
-
-def _real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:
-    """The sizes of what an operation saves beside its arguments and results, seen by running it for real, on zeros."""
-
-    def real(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        zeros = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).zero_()
-        return zeros.requires_grad_(leaf.requires_grad)
-
-    found: list[torch.Tensor] = []
-    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-        args, kwargs = pytree.tree_map(real, (args, kwargs))
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.detach()), lambda held: held):
-            out = op.target(*args, **kwargs)
-        known = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)}
-        sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
-    return tuple(size for key, size in sizes.items() if key not in known)
-
-
-def _written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an operation's schema says it writes."""
-    for position, argument in enumerate(op.target._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
-
-
-def _is_random(op: Operation) -> bool:
-    """Whether an operation may draw from the device's generator."""
-    if torch.Tag.nondeterministic_seeded in op.target.tags:
-        return True
-    return any(a.name in ("dropout_p", "dropout") and _argument(op, i, a) for i, a in enumerate(op.target._schema.arguments))
-
-
-def _argument(op: Operation, position: int, argument: Any) -> Any:
-    return op.args[position] if position < len(op.args) else dict(op.kwargs).get(argument.name, argument.default_value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +44,13 @@ def _states() -> dict[str, Any]:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         states["numpy.random"] = kind, keys.tobytes(), *rest
     return states
+
+
+def assigned_attributes(said: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
+    """The attributes that forward sets to tensors, by what torch.export says of them: it puts back what was there before."""
+    texts = [re.search(r"The tensor attributes? (.*) (?:was|were) assigned during export", str(w.message)) for w in said]
+    names = [name.strip().removeprefix("self.") for found in texts if found for name in found[1].split(",")]
+    return tuple(dict.fromkeys(names))
 
 
 @contextlib.contextmanager

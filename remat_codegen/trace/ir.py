@@ -93,7 +93,8 @@ class Trace:
     `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
     `constants` are the tensors that the model holds as plain attributes, by variable.
     `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
-    `sizes` are those of the inputs that may differ from call to call.
+    `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
+    to tensors, as it calls them.
     """
 
     variables: tuple[Variable, ...]
@@ -106,6 +107,7 @@ class Trace:
     autocast: Autocast = ()
     sizes: tuple[Dynamic, ...] = ()
     evaluating: frozenset[str] = frozenset()
+    assigned: tuple[str, ...] = ()
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""

@@ -7,13 +7,14 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
-from remat_codegen.trace.hidden import no_seeding, traced_alike, traced_data, unchecked_distributions
+from remat_codegen.trace.hidden import assigned_attributes, no_seeding, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
@@ -40,11 +41,13 @@ def trace(
 
     def read() -> Trace:
         try:
-            exported = _export(module, args, kwargs, autocast, dynamic)
+            with warnings.catch_warnings(record=True) as said:
+                exported = _export(module, args, kwargs, autocast, dynamic)
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         separate_views(exported.graph_module)
-        return Reader(exported, module, autocast, asked, together).read()
+        found = Reader(exported, module, autocast, asked, together).read()
+        return replace(found, assigned=assigned_attributes(said))
 
     return traced_alike(read)
 
@@ -57,13 +60,13 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             shapes = _shapes(module, given[0], given[1], copied, others)
         quiet = contextlib.redirect_stderr(io.StringIO())
         with contextlib.ExitStack() as around:
-            for context in (warnings.catch_warnings(), silent_logs(), quiet):
-                around.enter_context(context)
+            around.enter_context(silent_logs())
+            around.enter_context(quiet)
             for context in (unchecked_distributions(), traced_data(), no_seeding()):
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("always")  # they are all caught; one of them matters
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
     try:

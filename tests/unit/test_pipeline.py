@@ -164,6 +164,17 @@ def test_verify_says_where_it_compared_nothing_but_nan(write_file, tmp_path, sig
     assert all("outputs and gradients of parameters: all NaN" in note for note in found.notes)
 
 
+def test_attributes_that_training_steps_do_not_set_are_named(write_file, tmp_path):
+    """Whoever adds `model.part.penalty` to the loss has to know."""
+    body = "h = super().forward(x)\n        self.penalty = h.square().mean()\n        return h.relu()"
+    part = f"class Part(torch.nn.Linear):\n    penalty = 0.0\n\n    def forward(self, x):\n        {body}\n"
+    net = "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.part = Part(4, 4)\n"
+    file = write_file(f"import torch\n\n\n{part}\n\n{net}\n    def forward(self, x):\n        return self.part(x)\n")
+    request = Request(f"{file}:Net", "100%", tmp_path / "net.py", inputs="float32[2,4]")
+    notes = pipeline.generate(request, Progress(None)).notes
+    assert "forward sets part.penalty; training steps of this file leave that as it is" in notes
+
+
 def test_verify_says_where_the_original_itself_fails(write_file, tmp_path):
     """Here torch.distributions checks what it is given; training can lead other models to such a place."""
     made = "torch.distributions.Normal(0.0, -super().forward(x).exp()).log_prob(x)"

@@ -1,0 +1,56 @@
+"""What an operation is by nature: whether it draws random numbers, what it writes, what its library hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
+
+from remat_codegen.trace import Operation
+
+
+def is_opaque(op: Operation) -> bool:
+    """Whether an operation saves a workspace of its library's own, the size of which fake tensors do not know."""
+    return op.target._schema.name.removeprefix("aten::") in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:
+    """The sizes of what an operation saves beside its arguments and results, seen by running it for real, on zeros."""
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        zeros = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).zero_()
+        return zeros.requires_grad_(leaf.requires_grad)
+
+    found: list[torch.Tensor] = []
+    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+        args, kwargs = pytree.tree_map(real, (args, kwargs))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.detach()), lambda held: held):
+            out = op.target(*args, **kwargs)
+        known = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)}
+        sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
+    return tuple(size for key, size in sizes.items() if key not in known)
+
+
+def written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an operation's schema says it writes."""
+    for position, argument in enumerate(op.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+def is_random(op: Operation) -> bool:
+    """Whether an operation may draw from the device's generator."""
+    if torch.Tag.nondeterministic_seeded in op.target.tags:
+        return True
+    return any(a.name in ("dropout_p", "dropout") and _argument(op, i, a) for i, a in enumerate(op.target._schema.arguments))
+
+
+def _argument(op: Operation, position: int, argument: Any) -> Any:
+    return op.args[position] if position < len(op.args) else dict(op.kwargs).get(argument.name, argument.default_value)
