@@ -10,7 +10,7 @@ from torch import nn
 from remat_codegen.graph.simplify import FEW
 from remat_codegen.profile import measure as measuring
 from remat_codegen.profile.cache import Cache
-from remat_codegen.schedule import simulate
+from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.verify import compare
 
 SMALL = 2048  # what the step allocates beside its tensors
@@ -187,3 +187,20 @@ class Losses(nn.Module):
 @pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "fold"])
 def test_small_results_in_large_memory_count_as_what_they_hold(name, tmp_path, monkeypatch):
     assert_simulated_peak(Losses(name), torch.randn(514, 1), tmp_path, monkeypatch)
+
+
+def test_gradients_of_parameters_count_only_until_they_are_added(monkeypatch):
+    """What parameters have in .grad is there anyway: only one gradient is under way at a time."""
+    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    convolutions = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)]
+    layers = [nn.Linear(256, 256) for _ in range(6)]
+    largest = 64 * 64 * 9 * 4
+    for model, x in (
+        (nn.Sequential(*convolutions), torch.randn(1, 64, 4, 4)),
+        (nn.Sequential(*layers), torch.randn(2, 256)),
+    ):
+        traced = model_of(model, (x,), {})
+        profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+        peak = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
+        kept = sum(d.nbytes for d in traced.graph.data)
+        assert peak <= kept + 3 * largest, type(model[0]).__name__
