@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_codegen.trace import Operation, Ref, Trace, refs, substitute
+from remat_codegen.trace import Operation, Ref, Trace, refs, sizes_in, substitute
 
 ENDLESS = 2**62  # what is larger says: up to the end
 NAMES = {"torch": torch, "F": torch.nn.functional}  # of a generated file, beside the builtins
@@ -28,7 +28,8 @@ class Proof:
 
     def holds(self, operation: Operation, expression: Callable[[Callable[[int], str]], str]) -> bool:
         """Whether `expression`, given how to name a variable, does exactly what `operation` does."""
-        names = {v: f"t{i}" for i, v in enumerate(dict.fromkeys(refs((operation.args, dict(operation.kwargs)))))}
+        given = (operation.args, dict(operation.kwargs))
+        names = {v: f"t{i}" for i, v in enumerate(dict.fromkeys([*refs(given), *sizes_in(given)]))}
         text = expression(names.__getitem__)
         key = f"{operation.name} {text} {[self._layout(v) for v in names]} {self._values(operation)}"
         if key not in self.known:
