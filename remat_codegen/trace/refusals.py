@@ -52,6 +52,10 @@ def trace_error(error: Exception) -> TraceError:
             where=where,
             hint="compute it with torch.where or masks, or move the decision out of the model",
         )
+    unknown = re.search(r"Found <class '([^']+)'> in output, which is not a known type", text)
+    if unknown:
+        hint = "return tensors in tuples, lists and dicts, or register the class with torch.utils._pytree"
+        return TraceError(f"forward returns a {unknown[1].rpartition('.')[2]}, which torch.export does not know", hint=hint)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import builders
 import catalogue
+import further
 import more
 import pytest
 
@@ -41,7 +42,7 @@ def marked(name: str):
 
 
 def generate(name: str, budget: str, folder: Path, planner: str = "rockmate") -> Report:
-    file = (catalogue if name in catalogue.NAMES else more).__file__
+    file = next(c.__file__ for c in (catalogue, more, further) if name in c.NAMES)
     output = folder / f"{name}_remat.py"
     request = Request(f"{file}:{name}", budget, output, inputs=f"{file}:{name}_inputs", verify=True, planner=planner)
     return pipeline.generate(request, Progress(None))
@@ -74,16 +75,16 @@ def test_exact_and_within_budget(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", more.REFUSED)
+@pytest.mark.parametrize("name", [*more.REFUSED, *further.REFUSED])
 def test_what_cannot_be_traced_is_refused_with_the_line(name, tmp_path):
     builders.require(name)
-    said = "the model decides something by the value of a tensor|the autograd.Function GeLUFunction has a backward of its own"
+    said = "the model decides something by the value of a tensor|the autograd.Function \\w+ has a backward of its own"
     with pytest.raises((TraceError, UnsupportedError), match=rf"^modeling_\w+\.py:\d+: ({said})"):
         generate(name, "50%", tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in more.NAMES if n not in more.REFUSED])
+@pytest.mark.parametrize("name", [n for c in (more, further) for n in c.NAMES if n not in c.REFUSED])
 def test_other_models_are_exact_and_within_budget(name, tmp_path):
     builders.require(name)
     three_budgets(name, tmp_path)

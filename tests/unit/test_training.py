@@ -404,6 +404,7 @@ LINES = {
     "torch.nn.functional.embedding(x.long(), self.weight, sparse=True)": "aten.embedding.default has a sparse gradient",
     "h.index_fill(0, torch.tensor([0]), h.sum())": "aten.index_fill",
     "torch.cond(h.sum() > 0, torch.sin, torch.cos, (h,))": "operation cond is not supported",
+    "Answer(h)": "forward returns a Answer, which torch.export does not know",
     "(torch.manual_seed(0), torch.rand_like(h))[1] * h": "torch.manual_seed() inside of forward sets a generator",
     "torch.random.fork_rng().__enter__() or h": "torch.fork_rng() inside of forward sets a generator",
     "h * random.random()": "forward draws from Python's random",
@@ -414,9 +415,10 @@ LINES = {
 @pytest.mark.parametrize("text", LINES)
 def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
-    (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}")
+    answer = "class Answer:\n    def __init__(self, tensor):\n        self.tensor = tensor\n"
+    (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}\n\n{answer}")
     request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1")
-    where = "" if "random" in text else "model.py:10: "
+    where = "" if "random" in text or "Answer" in text else "model.py:10: "
     with pytest.raises((TraceError, UnsupportedError), match=re.escape(where + LINES[text])):
         pipeline.generate(request, Progress(None))
 
