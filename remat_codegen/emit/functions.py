@@ -27,6 +27,8 @@ from remat_codegen.graph.simplify import Body, is_view
 from remat_codegen.schedule import Compute
 from remat_codegen.trace import Operation, Origin, refs, sizes_in
 
+NOTHING_SAVED = "torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)"  # no gradient ever comes there
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -327,6 +329,7 @@ class _Writer:
     def _modes(self, operation: Operation) -> list[str]:
         """What an operation runs under that the model as a whole does not."""
         modes = [] if operation.grad_enabled else ["torch.no_grad()"]
+        modes += [NOTHING_SAVED] if self.record.unsaved[operation.id] else []
         here, usual = dict(operation.autocast), dict(self.trace.autocast)
         for device in sorted(here | usual):
             if device not in here:

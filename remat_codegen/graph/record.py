@@ -59,6 +59,7 @@ class Record:
 
     `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
     autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
+    `unsaved` whether autograd would save something for an operation that it never reaches, which it need not,
     `stop` the variable whose autograd node the engine reaches first among the operation's: a result, or the base of what is
     changed in place. `strides` are those of the variables, None of a size.
     `most_gradient_bytes` are the most bytes of gradients alive at once while an operation is undone.
@@ -74,6 +75,7 @@ class Record:
     mutated: tuple[tuple[int, ...], ...]
     random: tuple[bool, ...]
     backward: tuple[bool, ...]
+    unsaved: tuple[bool, ...]
     stop: tuple[int | None, ...]
     gradients: tuple[Gradient, ...]
     gradient_of: tuple[tuple[int, ...] | None, ...]
@@ -176,6 +178,7 @@ class _Recorder:
         stops = [self._sequence_numbers(op, r["mutated"]) for op, r in zip(self.trace.operations, rows, strict=True)]
         self._backward()
         count = len(self.trace.operations)
+        unsaved = self._leave_out_unsaved(rows)
         return Record(
             tuple(self.storages),
             tuple(self.of_variable.get(v.id, -1) for v in self.trace.variables),  # sizes have no memory
@@ -185,6 +188,7 @@ class _Recorder:
             tuple(r["mutated"] for r in rows),
             tuple(is_random(op) for op in self.trace.operations),
             tuple(i in self.reached for i in range(count)),
+            unsaved,
             tuple(stops[i].get(self.first_reached.get(i, -1)) for i in range(count)),
             tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
@@ -192,6 +196,16 @@ class _Recorder:
             self._most_gradient_bytes(),
             self._shared_casts(),
         )
+
+    def _leave_out_unsaved(self, rows: list[dict[str, tuple[int, ...]]]) -> tuple[bool, ...]:
+        """Whether an operation keeps for nobody what autograd saves: that is then left out of its row."""
+        makers = {s.operation for s in self.storages}
+        found = []
+        for op, row in zip(self.trace.operations, rows, strict=True):
+            idle = op.id in makers and op.id not in self.reached and not is_opaque(op)
+            found.append(idle and bool(row["saved"] or row["phantoms"]))
+            row |= {"saved": (), "phantoms": ()} if idle else {}
+        return tuple(found)
 
     def _most_gradient_bytes(self) -> tuple[int, ...]:
         """By operation; without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""

@@ -195,10 +195,10 @@ class RandomModel(nn.Module):
         return (x @ z.t() / WIDTH) @ x
 
 
-def inputs(model: RandomModel, seed: int) -> tuple[torch.Tensor, ...]:
+def inputs(model: RandomModel, seed: int, rows: int = ROWS) -> tuple[torch.Tensor, ...]:
     """What the model of a seed is called with."""
     generator = torch.Generator().manual_seed(seed)
     wants = random.Random(seed + 1)
     return tuple(
-        torch.randn(ROWS, WIDTH, generator=generator).requires_grad_(wants.random() < 0.3) for _ in range(model.inputs)
+        torch.randn(rows, WIDTH, generator=generator).requires_grad_(wants.random() < 0.3) for _ in range(model.inputs)
     )

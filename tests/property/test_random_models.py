@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emitted import emit, load, model_of
-from random_models import RandomModel, inputs
+from random_models import ROWS, RandomModel, inputs
 
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.graph.record import example_loss
@@ -35,6 +35,12 @@ COSTS = Cache("cpu", enabled=False)  # shared by all cases, in memory
 
 FAST = ("rockmate", "rockmate", "chen", "rotor", "dtr", "dtr-eq", "dtr-lru", "mincut", "mincut-aggressive", "knapsack", "all")
 
+MANY_ROWS = 1024
+OFF_PEAK: dict[int, str] = {  # seeds whose peak once was off with as many rows, and why
+    90: "autograd held what attention saved for a result that nobody used",
+    107: "and what products saved",
+}
+
 FINDINGS: dict[int, str] = {  # seeds that once failed, and why
     238: "a view that nobody reads was passed on",
     7002544: "an operation that changes another node's result in place was measured on a leaf",
@@ -44,11 +50,11 @@ FINDINGS: dict[int, str] = {  # seeds that once failed, and why
 }
 
 
-def check(seed: int, folder) -> str:
+def check(seed: int, folder, rows: int = ROWS) -> str:
     """Runs one case; returns what it was."""
     draw = random.Random(seed)
     module = RandomModel(seed).train()
-    args = inputs(module, seed)
+    args = inputs(module, seed, rows)
     try:
         example_loss(copy.deepcopy(module)(*args)).backward()
     except RuntimeError:  # the grammar knows no types: an input that requires grad may be written into
@@ -82,7 +88,8 @@ def check(seed: int, folder) -> str:
         _check_other_sizes(module, made, args, seed)
     order = order_of(plan.schedule)
     again = sum(order.count(n) > 1 for n in set(order))
-    over = found.measured_peak_bytes - timeline.peak_bytes - (again + 1) * STATE  # one more while one is in use
+    beside = (again + 1) * STATE + model.record.shared_cast_bytes  # one more state while one is in use
+    over = found.measured_peak_bytes - timeline.peak_bytes - beside
     assert over <= SLACK, f"seed {seed}, {name}: {over} bytes over {timeline.peak_bytes}"
     return f"{name}: {len(order) - len(model.graph.nodes)} runs again"
 
@@ -132,6 +139,18 @@ def test_random_models(part, tmp_path):
     torch._dynamo.reset() if hasattr(torch, "_dynamo") else None
     for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES, 10):
         check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_peaks_of_larger_values(part, tmp_path):
+    """Values that are much larger than what a step allocates beside them: a peak that is off by one of them shows."""
+    for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 5, 4):
+        check(seed, tmp_path, MANY_ROWS)
+
+
+@pytest.mark.parametrize("seed", OFF_PEAK)
+def test_peaks_found_off(seed, tmp_path):
+    check(seed, tmp_path, MANY_ROWS)
 
 
 @pytest.mark.parametrize("seed", FINDINGS)

@@ -204,3 +204,20 @@ def test_gradients_of_parameters_count_only_until_they_are_added(monkeypatch):
         peak = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
         kept = sum(d.nbytes for d in traced.graph.data)
         assert peak <= kept + 3 * largest, type(model[0]).__name__
+
+
+class StopsTheGradient(nn.Module):
+    """A target that is computed with gradients, and detached, as in self-distillation."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Linear(32, 32)
+        self.teacher = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)])
+
+    def forward(self, x):
+        target = self.teacher(x).detach()
+        return (self.student(x) - target).square()
+
+
+def test_what_is_saved_for_a_detached_branch_is_not_held(tmp_path, monkeypatch):
+    assert_simulated_peak(StopsTheGradient(), torch.randn(256, 32), tmp_path, monkeypatch)
