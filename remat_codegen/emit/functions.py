@@ -9,7 +9,7 @@ The walk over a segment's steps is the same for all three.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +23,11 @@ from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.emit.spell import spell
 from remat_codegen.graph.ir import Kind, Node, Phase
-from remat_codegen.graph.simplify import Body, is_view
+from remat_codegen.graph.simplify import Body, early_ends, is_view
 from remat_codegen.schedule import Compute
 from remat_codegen.trace import Operation, Origin, refs, sizes_in
 
-NOTHING_SAVED = "torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)"  # no gradient ever comes there
+NOTHING_SAVED = "torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: _)"  # no gradient ever comes there
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +184,14 @@ class _Writer:
         operations = body.operations
         # views are taken when somebody asks for them, but for those that autograd goes back through, in their order
         operations = tuple(op for op in operations if not (self._only_looks(op) if again else self._looks_at_state(op)))
+        ends = early_ends(self.model, body.operations)
         for op in operations if again else ():
             self._fetch_bases(position, self.trace.operations[op], body)
         with self._context(position, node, again):
             for op in operations:
                 self._statement(position, self.trace.operations[op])
                 self._name_results(position, node, op, again)
+                self._drop([v for v in ends.get(op, ()) if v in self.local])
         self._drop_inner(body)
         for data in body.values:
             copy = self.program.copy_made(data, position)
@@ -213,10 +215,12 @@ class _Writer:
 
     def _drop_inner(self, body: Body) -> None:
         """A node's own intermediate results end with it, as the profile says."""
-        inner = [v for v in self.local if self.model.data_of[v] is None and self._allocated_in(v, body)]
-        if inner:
-            self.lines.append(drop(self.depth, [self.scope.name(v) for v in inner]))
-        for variable in inner:
+        self._drop([v for v in self.local if self.model.data_of[v] is None and self._allocated_in(v, body)])
+
+    def _drop(self, variables: Sequence[int]) -> None:
+        if variables:
+            self.lines.append(drop(self.depth, [self.scope.name(v) for v in variables]))
+        for variable in variables:
             del self.local[variable]
 
     def _allocated_in(self, variable: int, body: Body) -> bool:

@@ -51,7 +51,7 @@ def _name(name: str) -> re.Pattern[str]:
 
 def tidy(lines: Sequence[Line]) -> list[Line]:
     """All passes, in order."""
-    plain = prune(merge_drops(release(inline(without_unused(bind(lines))))))
+    plain = prune(merge_drops(release(inline(without_unused(join_withs(bind(lines)))))))
     return return_at_once(bind_forgets(forget_at_once(merge_withs(plain))))
 
 
@@ -271,6 +271,23 @@ def prune(lines: Sequence[Line]) -> list[Line]:
     while kept and kept[-1].drops:
         kept.pop()
     return kept
+
+
+def join_withs(lines: Sequence[Line]) -> list[Line]:
+    """One `with torch...` for equal neighbours, and what is deleted in between."""
+    done: list[Line] = []
+    opened: str | None = None  # the one that the lines before are in
+    for line in lines:
+        if line.depth == 0 and line.text.startswith("with torch."):
+            if line.text != opened:
+                done.append(line)
+            opened = line.text
+        elif line.depth == 0 and not (line.drops and opened):
+            opened = None
+            done.append(line)
+        else:
+            done.append(replace(line, depth=max(line.depth, 1)) if opened else line)
+    return done
 
 
 def merge_withs(lines: Sequence[Line]) -> list[Line]:

@@ -22,6 +22,7 @@ from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.record import Record
 from remat_codegen.trace import Operation, Ref, Trace, location, refs, substitute
 
+FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 
 
@@ -316,6 +317,27 @@ def _cast(operation: Operation) -> str:
     return "".join(f" {device} in {dtype}" for device, dtype in operation.autocast)
 
 
+def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
+    """By operation of a node: the variables whose memory ends there, of what the node makes for itself.
+
+    Empty where that is little: it stays until the node ends, which reads better. Layers that are not trained can be one node.
+    """
+    record, inside = model.record, set(operations)
+    last: dict[int, int] = {}
+    variables: dict[int, dict[int, None]] = {}
+    for op in operations:
+        operation = model.trace.operations[op]
+        for v in (*refs((operation.args, dict(operation.kwargs))), *(v for v in operation.results if v is not None)):
+            storage = record.of_variable[v]
+            if record.storages[storage].operation in inside and model.data_of[v] is None:
+                last[storage] = op
+                variables.setdefault(storage, {})[v] = None
+    ends: dict[int, list[int]] = {}
+    for storage, op in last.items() if len(last) > FEW_INSIDE else ():
+        ends.setdefault(op, []).extend(variables[storage])
+    return ends
+
+
 def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
     """What a group computes, with the layout of every tensor it touches but without names: equal signatures cost the same."""
     number: dict[int, int] = {}
@@ -334,5 +356,7 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
         table = {v: describe(v) for v in refs((operation.args, dict(operation.kwargs)))}
         args = substitute((operation.args, dict(operation.kwargs)), table)
         results = [None if v is None else (describe(v), record.gradient_of[v]) for v in operation.results]
-        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}")
+        lines.append(
+            f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}{' unsaved' * record.unsaved[op]}"
+        )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]

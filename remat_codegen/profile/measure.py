@@ -7,6 +7,7 @@ Nodes of equal signature are measured once.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +19,11 @@ import torch
 from remat_codegen.errors import TraceError
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.record import example_loss
-from remat_codegen.graph.simplify import Model
+from remat_codegen.graph.simplify import Model, early_ends
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
-from remat_codegen.trace import Origin, Ref, Variable, autocasting, location, refs, substitute
+from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, location, refs, substitute
 
 MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
@@ -285,6 +286,7 @@ class _Bench:
         self.changed = {v for v in leaves if model.record.of_variable[v] in changed}
         self.outputs = _results_used_outside(model, [op.id for op in self.operations])
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
+        self.ends = early_ends(model, [op.id for op in self.operations])
         self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
 
     def _input(self, variable: int) -> torch.Tensor:
@@ -305,12 +307,25 @@ class _Bench:
                 tensor = tensor.clone()
             tensors[v] = tensor
         for op in self.operations:
-            with torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()), autocasting(op.autocast):
+            with (
+                torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()),
+                autocasting(op.autocast),
+                self._saving(op),
+            ):
                 out = op.target(*substitute(op.args, tensors), **substitute(dict(op.kwargs), tensors))
             for variable, value in zip(op.results, out if op.many else (out,), strict=True):
                 if variable is not None:
                     tensors[variable] = value
+            out = value = None
+            for variable in self.ends.get(op.id, ()):
+                del tensors[variable]
         return {v: tensors[v] for v in self.outputs}
+
+    def _saving(self, op: Operation) -> contextlib.AbstractContextManager[Any]:
+        """As in the generated file: nothing is saved where nothing goes back."""
+        unsaved = self.model.record.unsaved[op.id]
+        nothing = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: _)
+        return nothing if unsaved else contextlib.nullcontext()
 
     def run(self) -> list[int]:
         """Forward time, forward peak, backward time, backward peak (0, 0 where there is none)."""

@@ -212,7 +212,7 @@ class StopsTheGradient(nn.Module):
     def __init__(self):
         super().__init__()
         self.student = nn.Linear(32, 32)
-        self.teacher = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)])
+        self.teacher = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Tanh()) for _ in range(4)])
 
     def forward(self, x):
         target = self.teacher(x).detach()
@@ -221,3 +221,15 @@ class StopsTheGradient(nn.Module):
 
 def test_what_is_saved_for_a_detached_branch_is_not_held(tmp_path, monkeypatch):
     assert_simulated_peak(StopsTheGradient(), torch.randn(256, 32), tmp_path, monkeypatch)
+
+
+def test_layers_that_are_not_trained_hold_one_result_at_a_time(tmp_path, monkeypatch):
+    """They are one node: nobody reads what is inside of it."""
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(8)]
+    model = nn.Sequential(nn.Sequential(*layers).requires_grad_(False), nn.Linear(32, 32))
+    x = torch.randn(256, 32)
+    assert_simulated_peak(model, x, tmp_path, monkeypatch)
+    traced = model_of(model, (x,), {})
+    profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+    peak = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
+    assert peak <= 6 * x.nbytes
