@@ -274,11 +274,11 @@ def prune(lines: Sequence[Line]) -> list[Line]:
 
 
 def join_withs(lines: Sequence[Line]) -> list[Line]:
-    """One `with torch...` for equal neighbours, and what is deleted in between."""
+    """One `with torch...` for equal neighbours, and what is deleted in between. (Autocast's copies end with each `with`.)"""
     done: list[Line] = []
     opened: str | None = None  # the one that the lines before are in
     for line in lines:
-        if line.depth == 0 and line.text.startswith("with torch."):
+        if line.depth == 0 and line.text.startswith("with torch.") and "autocast" not in line.text:
             if line.text != opened:
                 done.append(line)
             opened = line.text
