@@ -286,7 +286,8 @@ class _Bench:
         self.changed = {v for v in leaves if model.record.of_variable[v] in changed}
         self.outputs = _results_used_outside(model, [op.id for op in self.operations])
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
-        self.ends = early_ends(model, [op.id for op in self.operations])
+        ends = early_ends(model, [op.id for op in self.operations])
+        self.ends = {op: [v for v in variables if v not in self.outputs] for op, variables in ends.items()}
         self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
 
     def _input(self, variable: int) -> torch.Tensor:

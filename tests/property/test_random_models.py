@@ -43,6 +43,7 @@ OFF_PEAK: dict[int, str] = {  # seeds whose peak once was off with as many rows,
 
 FINDINGS: dict[int, str] = {  # seeds that once failed, and why
     238: "a view that nobody reads was passed on",
+    7000077: "a view that nobody reads mentions what its node lets go of",
     7002544: "an operation that changes another node's result in place was measured on a leaf",
     7001251: "autocast shares its copy of an input that takes a gradient",
     7000867: "the traced operations fit one size only",
