@@ -12,9 +12,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from remat_codegen.emit.spell import ENDLESS
 from remat_codegen.trace import Operation, Ref, Trace, refs, sizes_in, substitute
 
-ENDLESS = 2**62  # what is larger says: up to the end
 NAMES = {"torch": torch, "F": torch.nn.functional}  # of a generated file, beside the builtins
 SAME = {"layout": torch.strided, "pin_memory": False}  # what it means to give None for these
 
