@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"d8d6754f80a0e67d"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"e2a467386b6bd2d2"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -135,7 +135,7 @@ AUTOCAST = {"cpu": None}
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
-# In a second run, an operation whose result is not used runs for what it saves.
+#     shapes                 of values that a second run does not have
 
 
 def drop_forward(m, idx):
@@ -148,7 +148,7 @@ def attn_forward(m, kept, x):
     """Computes h.* (gpt2.py:24-34, 57); keeps 12.2 MiB for the way back, forgets 117.0 MiB."""
     with kept.saves("ln_1", forget=True):
         ln_1 = kept.slot("ln_1", F.layer_norm(x, [768], m.ln_1.weight, m.ln_1.bias))
-    B, T, C = ln_1.shape
+    B, T, C = kept.shapes["ln_1"] = ln_1.shape
     c_attn = F.linear(ln_1, m.attn.c_attn.weight, m.attn.c_attn.bias)
     q, k, v = c_attn.split(C, 2)
     q_2 = q.view(B, T, 12, 64).transpose(1, 2)
@@ -181,10 +181,11 @@ def attn_forward(m, kept, x):
 def attn_backward(m, kept):
     """Goes back through h.* (gpt2.py:24-34, 57); rebuilds 90.0 MiB."""
     yield kept.at("x_2")  # 87.0 MiB, not held since the forward pass
+    B, T, C = kept.shapes["ln_1"]
     c_attn = kept.take("c_attn")
-    q, k, v = c_attn.split(768, 2)
-    q_2 = q.view(2, 512, 12, 64).transpose(1, 2)
-    transpose = k.view(2, 512, 12, 64).transpose(1, 2).transpose(-2, -1)
+    q, k, v = c_attn.split(C, 2)
+    q_2 = q.view(B, T, 12, 64).transpose(1, 2)
+    transpose = k.view(B, T, 12, 64).transpose(1, 2).transpose(-2, -1)
     with kept.saves("scores"):
         scores = (q_2 @ transpose) * 0.125
     bitwise_not = kept.take("bitwise_not")
@@ -192,14 +193,14 @@ def attn_backward(m, kept):
     del scores
     with kept.saves("probs"), kept.draws("probs", torch.default_generator):
         probs = kept.slot("probs", F.dropout(softmax, 0.1, m.attn.attn_dropout.training))
-    v_2 = v.view(2, 512, 12, 64).transpose(1, 2)
+    v_2 = v.view(B, T, 12, 64).transpose(1, 2)
     with kept.saves("contiguous"):
         contiguous = kept.slot("contiguous", (probs @ v_2).transpose(1, 2).contiguous())
     del c_attn, q, k, v, q_2, transpose, v_2
-    c_proj = F.linear(contiguous.view(2, 512, 768), m.attn.c_proj.weight, m.attn.c_proj.bias)
+    c_proj = F.linear(contiguous.view(B, T, C), m.attn.c_proj.weight, m.attn.c_proj.bias)
     x = kept.take("x")
     with kept.saves("x_2"), kept.draws("x_2", torch.default_generator):
-        x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)
+        x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)  # for what autograd saves of it
     del c_proj, contiguous, probs, bitwise_not, softmax
     yield kept.at("transpose")  # 3.0 MiB, not held since the forward pass
     with kept.saves("ln_1"):
@@ -273,7 +274,7 @@ class Kept:
 
     def __init__(self, step, number):
         self.step, self.number = weakref.proxy(step), number
-        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
+        self.values, self.shapes, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}, {}
 
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""

@@ -39,7 +39,7 @@ class Kept:
 
     def __init__(self, step, number):
         self.step, self.number = weakref.proxy(step), number
-        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
+        self.values, self.shapes, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}, {}
 
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""

@@ -73,7 +73,7 @@ class _Writer:
         self.trace, self.record = self.model.trace, self.model.record
         self.scope = plumbing.scopes[segment.block]
         self.lines: list[Line] = []
-        self.shapes = self.scope.shape_names()
+        self.shapes = self.scope.shape_names(again=segment.role is not Role.FORWARD)
         self.depth = 0
         self.local: dict[int, bool] = {}  # variables that have a value in the function; True if only this function holds it
         self.inputs: dict[int, None] = {}
@@ -100,8 +100,7 @@ class _Writer:
             self._line(f"return {', '.join(values)}")
         given = [v for v in arguments if v not in self.handed] + [v for v in self.inputs if v not in arguments]
         given.sort(key=lambda v: _ORDER.index(self.trace.variables[v].origin))
-        for variable, sizes, how in self.shapes.lines():
-            self._ask_for_sizes(variable, sizes, how)
+        self.shapes.ask(self.lines, self.scope.name, self._is_at_hand)
         lines = [line.render() for line in tidy(self.lines)]
         uses_kept = any("kept" in text for text in lines)
         names = tuple(self.scope.name(v) for v in given)
@@ -283,8 +282,7 @@ class _Writer:
     def _write_call(self, operation: Operation, again: bool) -> None:
         training = f"{self.scope.module(operation.module_path)}.training" if has_training_flag(operation) else None
         plainly = self.plumbing.proof.holds(operation, partial(spell, operation, training=None))
-        if self.segment.role is Role.FORWARD:
-            operation = self.shapes.spelled(operation, self._is_at_hand)
+        operation = self.shapes.spelled(operation, self._is_at_hand)
         text = spell(operation, self.scope.expression, training, again, plainly)
         results = [v for v in operation.results if v is not None]
         for variable in results:
@@ -305,30 +303,17 @@ class _Writer:
                 self._line(f"with {', '.join(modes)}:")
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
-            self.lines.append(
-                Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, view=is_view(self.record, operation))
-            )
+            looks = is_view(self.record, operation)
+            unread = "for what autograd saves of it" if again and not self.record.mutated[operation.id] else ""
+            self.lines.append(Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, looks, unread=unread))
             if modes:
                 self.depth -= 1
 
     def _is_at_hand(self, variable: int) -> bool:
         """Whether the function has got a variable, or has had it before."""
         name = self.scope.name(variable)
-        taken = variable in self.inputs or variable in self.scope.outside()
+        taken = variable in self.inputs or (self.segment.role is Role.FORWARD and variable in self.scope.outside())
         return taken and variable not in self.handed or any(name in line.defines for line in self.lines)
-
-    def _ask_for_sizes(self, variable: int, sizes: tuple[str, ...], how: str) -> None:
-        """Writes `B, T, C = x.shape` behind the line that defines x; behind the `with` around that if it is early enough."""
-        name = self.scope.name(variable)
-        place = next((i + 1 for i, line in enumerate(self.lines) if name in line.defines), 0)
-        first = next((i for i, line in enumerate(self.lines) if any(line.reads(size) for size in sizes)), len(self.lines))
-        behind = f"kept.stop({name!r}, {name})", f"kept.slot({name!r}, {name})"
-        while place < first and (
-            self.lines[place].depth > 0 or self.lines[place].text in behind or "kept.forget_saved(" in self.lines[place].text
-        ):
-            place += 1
-        depth = self.lines[place].depth if place == first < len(self.lines) else 0
-        self.lines.insert(place, Line(depth, f"{', '.join(sizes)} = {name}{how}", sizes))
 
     def _modes(self, operation: Operation) -> list[str]:
         """What an operation runs under that the model as a whole does not."""

@@ -14,15 +14,18 @@ WIDEST = 112  # columns; an expression is not moved into a line that it would ma
 class Line:
     """A line of a function body. `defines` are the names that it assigns, `drops` those that it deletes.
 
-    A `view` only looks at memory: nobody misses it if nobody reads it. A `note` is a comment behind it.
+    A `view` only looks at memory: nobody misses it if nobody reads it. What a `light` one defines is no tensor, and may stay.
+    A `note` is a comment behind it; `unread` is that of a line whose result nobody reads.
     """
 
     depth: int
     text: str
     defines: tuple[str, ...] = ()
-    drops: tuple[str, ...] = ()
     view: bool = False
+    drops: tuple[str, ...] = ()
+    light: bool = False
     note: str = ""
+    unread: str = ""
 
     def render(self) -> str:
         """The line as it stands in a function."""
@@ -155,7 +158,8 @@ def without_unused(lines: Sequence[Line]) -> list[Line]:
         if line.view and line.depth in siblings:
             del found[index]
         else:
-            found[index] = replace(line, text=_bare(line.text.removeprefix(f"{name} = "), "(", ")"), defines=())
+            text = _bare(line.text.removeprefix(f"{name} = "), "(", ")")
+            found[index] = replace(line, text=text, defines=(), note=line.unread if line.depth and not text.startswith("kept.") else "")
     return found
 
 
@@ -243,7 +247,7 @@ def release(lines: Sequence[Line]) -> list[Line]:
             done += [drop(line.depth, gone)] if gone else []
             for name in gone:
                 del alive[name]
-        alive |= dict.fromkeys(line.defines)
+        alive |= dict.fromkeys(() if line.light else line.defines)
         for name in line.drops:
             alive.pop(name, None)
         done.append(line)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remat_codegen.emit.names import Namer
-from remat_codegen.emit.shapes import ShapeNames, Unpacking
+from remat_codegen.emit.shapes import BlockSizes, ShapeNames
 from remat_codegen.emit.spell import TRAINING_ARGUMENT
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Operation, Origin, location, refs, sizes_in
@@ -76,7 +76,7 @@ class Scope:
     names: dict[int, str] = field(default_factory=dict)
     namer: Namer = field(default_factory=Namer)
     read: list[int] = field(default_factory=list)
-    sizes: dict[Unpacking, tuple[str, ...]] = field(default_factory=dict)
+    sizes: BlockSizes = field(default_factory=BlockSizes)
     root: str = ""
 
     @staticmethod
@@ -161,9 +161,9 @@ class Scope:
             return self.module(v.path)
         return self.name(variable)
 
-    def shape_names(self) -> ShapeNames:
-        """The names of sizes for one function of this block."""
-        return ShapeNames(self.model.trace, self.operations, self.namer, self.sizes)
+    def shape_names(self, again: bool) -> ShapeNames:
+        """The names of sizes for one function of this block, that of a first or of a second run."""
+        return ShapeNames(self.model.trace, self.operations, self.namer, self.sizes, again)
 
     def title(self) -> str:
         """What to call the block: the submodule that does most of its work, else the module it stands in."""

@@ -2,17 +2,19 @@
 
 Which tensor the user's `x` is, a trace does not say: it is taken to be the first one that the operations of the same call read
 and that has such a shape. A wrong guess would do no harm, as every size that is spelled is the size that was traced.
+A second run may not have that tensor any more: then the first run keeps its shape, `kept.shapes["x"] = x.shape`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
+from remat_codegen.emit.lines import Line
 from remat_codegen.emit.names import Namer, owner_of
 from remat_codegen.emit.sources import tree_of
 from remat_codegen.trace import Operation, Origin, Source, Trace, refs
@@ -63,13 +65,26 @@ class _Function:
     statements: tuple[ast.stmt, ...]
 
 
-class ShapeNames:
-    """The sizes that one generated function names, and the lines that ask tensors for them."""
+@dataclass(slots=True)
+class BlockSizes:
+    """What the functions of one block share: the names of sizes, and the variables whose shapes the first run keeps."""
 
-    def __init__(self, trace: Trace, operations: Sequence[int], namer: Namer, known: dict[Unpacking, tuple[str, ...]]) -> None:
-        self.trace, self.namer, self.known = trace, namer, known
+    names: dict[Unpacking, tuple[str, ...]] = field(default_factory=dict)
+    kept: dict[int, None] = field(default_factory=dict)
+
+
+class ShapeNames:
+    """The sizes that one generated function names, and the lines that ask tensors for them.
+
+    In a second run, `again`, the shapes of tensors that are not at hand are those that the first run kept. The first run's
+    function is to be written last.
+    """
+
+    def __init__(self, trace: Trace, operations: Sequence[int], namer: Namer, block: BlockSizes, again: bool) -> None:
+        self.trace, self.namer, self.block, self.again = trace, namer, block, again
         self.operations = [trace.operations[op] for op in operations]
         self.asked: dict[Unpacking, int] = {}  # the variable that is asked
+        self.recalled: set[Unpacking] = set()  # those that ask a shape which the first run kept
 
     def spelled(self, operation: Operation, available: Callable[[int], bool]) -> Operation:
         """The operation with sizes in place of numbers, where the source has them and their tensor is `available`."""
@@ -85,10 +100,24 @@ class ShapeNames:
                 return replace(operation, args=_with_numbers(operation.args, left))
         return operation
 
-    def lines(self) -> Iterator[tuple[int, tuple[str, ...], str]]:
-        """For each unpacking: the variable that is asked, the names, and how it is asked."""
+    def ask(self, lines: list[Line], name: Callable[[int], str], available: Callable[[int], bool]) -> None:
+        """Adds to the lines of a function those that ask for sizes, and in a first run those that keep shapes."""
+        left = {} if self.again else dict(self.block.kept)
         for unpacking, variable in self.asked.items():
-            yield variable, self.known[unpacking], unpacking.shape.suffix
+            whole = unpacking.shape.suffix == ".shape"
+            shape, chained = f"{name(variable)}.shape", ""
+            if unpacking in self.recalled:
+                shape = f"kept.shapes[{name(variable)!r}]"
+            elif whole and variable in left:
+                del left[variable]
+                chained = f"kept.shapes[{name(variable)!r}] = "
+            names = self.block.names[unpacking]
+            part = unpacking.shape.suffix.removeprefix(".shape")
+            text = f"{', '.join(names)} = {chained}{shape}{part}"
+            insert(lines, text, names, None if unpacking in self.recalled else name(variable))
+        for variable in left:
+            shape = f"{name(variable)}.shape" if available(variable) else str(self.trace.variables[variable].shape)
+            insert(lines, f"kept.shapes[{name(variable)!r}] = {shape}", (), name(variable))
 
     def _text(
         self, operation: Operation, function: _Function, argument: ast.expr, number: int, available: Callable[[int], bool]
@@ -111,17 +140,32 @@ class ShapeNames:
             if name not in unpacking.names or unpacking.line >= operation.source.line:
                 continue
             place = unpacking.names.index(name)
-            variable = self.asked.get(unpacking)
-            if variable is None:
-                variable = next((v for v in self._candidates(operation, unpacking) if available(v)), None)
+            variable = self.asked.get(unpacking, self._found(operation, unpacking, available))
             sizes = None if variable is None else self._sizes(variable, unpacking.shape)
             if variable is None or sizes is None or sizes[place] != number:
                 return None
+            if unpacking not in self.asked and not available(variable):
+                self.recalled.add(unpacking)
+                self.block.kept[variable] = None
             self.asked[unpacking] = variable
-            if unpacking not in self.known:
-                self.known[unpacking] = tuple("_" if n == "_" else self.namer.fresh(n) for n in unpacking.names)
-            return self.known[unpacking][place]
+            return self._names(unpacking)[place]
         return None
+
+    def _found(self, operation: Operation, unpacking: Unpacking, available: Callable[[int], bool]) -> int | None:
+        """The tensor to ask. In a second run the one that the first run asks, or another one with its sizes."""
+        candidates = list(self._candidates(operation, unpacking))
+        at_hand = [v for v in candidates if available(v)]
+        if not self.again or not candidates:
+            return next(iter(at_hand), None)
+        first = candidates[0]
+        sizes = self._sizes(first, unpacking.shape)
+        return next((v for v in at_hand if self._sizes(v, unpacking.shape) == sizes), first)
+
+    def _names(self, unpacking: Unpacking) -> tuple[str, ...]:
+        names = self.block.names
+        if unpacking not in names:
+            names[unpacking] = tuple("_" if n == "_" else self.namer.fresh(n) for n in unpacking.names)
+        return names[unpacking]
 
     def _candidates(self, operation: Operation, unpacking: Unpacking) -> Iterator[int]:
         """The tensors that the same call of the user's function reads after an unpacking, up to an operation."""
@@ -150,6 +194,22 @@ class ShapeNames:
         ):
             return None
         return tuple(sizes[d] for d in shape.dimensions)
+
+
+def insert(lines: list[Line], text: str, sizes: tuple[str, ...], name: str | None) -> None:
+    """Puts a line about the shape of a value behind the one that defines it; behind the `with` around that if this is early
+    enough. Without such a line: where the function begins, or behind the last wait before the sizes are read."""
+    first = next((i for i, line in enumerate(lines) if any(line.reads(size) for size in sizes)), len(lines))
+    waits = [i + 1 for i, line in enumerate(lines[:first]) if line.text.startswith("yield")]
+    start = waits[-1] if name is None and waits else 0
+    place = next((i + 1 for i, line in enumerate(lines) if name in line.defines), start)
+    behind = f"kept.stop({name!r}, {name})", f"kept.slot({name!r}, {name})"
+    while place < first and place < len(lines) and (
+        lines[place].depth > 0 or lines[place].text in behind or "kept.forget_saved(" in lines[place].text
+    ):
+        place += 1
+    depth = lines[place].depth if place == first < len(lines) else 0
+    lines.insert(place, Line(depth, text, sizes, light=True))
 
 
 # ---------------------------------------------------------------------------------------------- an operation's numbers

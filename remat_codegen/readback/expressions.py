@@ -9,7 +9,7 @@ from typing import Any
 
 from remat_codegen.readback.machine import Machine
 from remat_codegen.readback.matching import ENDLESS, Operations
-from remat_codegen.readback.values import Block, Other, Place, Step, Tensor, tensors
+from remat_codegen.readback.values import Block, Other, Place, Shapes, Step, Tensor, tensors
 from remat_codegen.trace import Origin
 
 _BINARY = {
@@ -38,6 +38,7 @@ class Expressions:
         self.model = machine.model
         self.env: dict[str, Any] = {}
         self.ran: set[int] = set()  # operations of this frame
+        self.shapes: dict[tuple[int, str], Any] = {}  # those that blocks keep
         self.first: set[int] = set()  # operations that have run at all
         self.wish: tuple[str, ...] = ()  # the names that the present statement assigns
 
@@ -100,6 +101,8 @@ class Expressions:
         base = self.evaluate(node.value)
         if isinstance(base, Place):
             return self._in_model(base.child(node.attr))
+        if isinstance(base, Block) and node.attr == "shapes":
+            return Shapes(base.number)
         if isinstance(base, Tensor):
             self.machine.drop(base)
             return self.model.trace.variables[base.variable].shape if node.attr == "shape" else Other()
@@ -143,12 +146,21 @@ class Expressions:
             return Block(index) if isinstance(index, int) else Other()
         if isinstance(base, Place):
             return self._in_model(base.child(str(index)))
+        if isinstance(base, Shapes):
+            return self._kept_shape(base, str(index))
+        if isinstance(base, tuple) and isinstance(node.slice, ast.Slice) and isinstance(index, tuple):
+            return base[slice(*index)]
         if isinstance(base, tuple):
             return self._part(base, index)
         if isinstance(base, Tensor):
             return self._indexed(node, base, index)
         self.machine.drop((base, index))
         return Other()
+
+    def _kept_shape(self, shapes: Shapes, name: str) -> Any:
+        if (shapes.number, name) not in self.shapes:
+            raise self.machine.give_up(f"asks for the shape of {name}, which no first run kept")
+        return self.shapes[shapes.number, name]
 
     def _part(self, base: tuple, index: Any) -> Any:
         found = base[index] if isinstance(index, int) and -len(base) <= index < len(base) else Other()

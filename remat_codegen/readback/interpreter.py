@@ -12,7 +12,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.readback.expressions import Expressions, dotted
 from remat_codegen.readback.machine import Key, Machine
 from remat_codegen.readback.matching import Operations
-from remat_codegen.readback.values import Block, Other, Place, Problem, Step, Stop, Tensor, Unreadable, tensors
+from remat_codegen.readback.values import Block, Other, Place, Problem, Shapes, Step, Stop, Tensor, Unreadable, tensors
 from remat_codegen.schedule import Schedule
 
 DEEPEST = 50  # calls
@@ -175,9 +175,11 @@ class _Interpreter(Expressions):
         self.machine.drop(self.evaluate(statement.value))
 
     def _do_assign(self, statement: ast.Assign) -> None:
-        target = statement.targets[0]
-        self.wish = tuple(n.id for n in ast.walk(target) if isinstance(n, ast.Name))
-        self._bind(target, self.evaluate(statement.value))
+        targets = statement.targets
+        self.wish = tuple(n.id for n in ast.walk(targets[0]) if isinstance(n, ast.Name))
+        value = self.evaluate(statement.value)
+        for target in targets:
+            self._bind(target, value)
 
     def _bind(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
@@ -189,6 +191,8 @@ class _Interpreter(Expressions):
                 raise self.machine.give_up(f"`{ast.unparse(target)}` does not fit what is assigned to it")
             for one, part in zip(target.elts, parts, strict=True):
                 self._bind(one, part)
+        elif isinstance(target, ast.Subscript) and isinstance(shapes := self.evaluate(target.value), Shapes):
+            self.shapes[shapes.number, str(self.evaluate(target.slice))] = value
         else:
             raise self.machine.give_up(f"`{ast.unparse(target)}` is nothing that remat-codegen assigns to")
 

@@ -38,6 +38,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes that one block keeps: `kept.shapes`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """A backward node that the backward program waits for."""
 
