@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939924,"planned_peak_bytes":51666920,
 #: "unmodified_peak_bytes":103875752,"overhead":0.1567,"bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;
 #: 78:42-43;83:35-37,39;89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
-#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"780064e08b499b88"}
+#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"0396ded2b4abcc62"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -105,9 +105,8 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
-# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def dropout_forward(m, kept, input_ids, attention_mask):
@@ -375,7 +374,7 @@ def attention_backward_2(m, kept):
         scaled_dot_product_attention = F.scaled_dot_product_attention(
             query_layer, key_layer, value_layer, attn_mask=attention_mask, dropout_p=0.1, scale=0.125
         )
-        scaled_dot_product_attention.reshape(8, -1, 128, 64).transpose(1, 2).contiguous()
+        scaled_dot_product_attention.reshape(8, -1, 128, 64).transpose(1, 2).contiguous()  # for what autograd saves
 
 
 def attention_again(m, kept):
@@ -419,7 +418,7 @@ def classifier_forward(m, labels, x):
     )
     pooled_output_3 = F.relu(F.linear(ffn_output[:, 0], m.pre_classifier.weight, m.pre_classifier.bias))
     logits = F.linear(F.dropout(pooled_output_3, 0.2, m.dropout.training), m.classifier.weight, m.classifier.bias)
-    return torch.ops.aten.cross_entropy_loss.default(logits.view(-1, 5), labels.view(-1)), logits
+    return torch.ops.aten.cross_entropy_loss.default(logits.view(-1, m.num_labels), labels.view(-1)), logits
 
 
 # ---------------------------------------------------------------------------- 3. the schedule
@@ -471,7 +470,7 @@ class Kept:
 
     def __init__(self, step, number):
         self.step, self.number = weakref.proxy(step), number
-        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
+        self.values, self.shapes, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}, {}
 
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""

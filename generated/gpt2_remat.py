@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"e2a467386b6bd2d2"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"10dedbd4393a2451"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -133,9 +133,8 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
-#     shapes                 of values that a second run does not have
 
 
 def drop_forward(m, idx):
@@ -151,14 +150,14 @@ def attn_forward(m, kept, x):
     B, T, C = kept.shapes["ln_1"] = ln_1.shape
     c_attn = F.linear(ln_1, m.attn.c_attn.weight, m.attn.c_attn.bias)
     q, k, v = c_attn.split(C, 2)
-    q_2 = q.view(B, T, 12, 64).transpose(1, 2)
-    k_2 = k.view(B, T, 12, 64).transpose(1, 2)
-    v_2 = v.view(B, T, 12, 64).transpose(1, 2)
+    q_2 = q.view(B, T, m.attn.heads, C // m.attn.heads).transpose(1, 2)
+    k_2 = k.view(B, T, m.attn.heads, C // m.attn.heads).transpose(1, 2)
+    v_2 = v.view(B, T, m.attn.heads, C // m.attn.heads).transpose(1, 2)
     transpose = kept.stop("transpose", k_2.transpose(-2, -1))
     kept.keep("c_attn", c_attn)
     ln_1 = kept.forget("ln_1")
     with kept.saves("scores", forget=True):
-        scores = (q_2 @ transpose) * 0.125
+        scores = (q_2 @ transpose) * (1.0 / math.sqrt(C // m.attn.heads))
     bitwise_not = ~m.attn.mask[:512][:, :512]
     kept.keep("bitwise_not", bitwise_not)
     with kept.saves("softmax"):
@@ -184,23 +183,23 @@ def attn_backward(m, kept):
     B, T, C = kept.shapes["ln_1"]
     c_attn = kept.take("c_attn")
     q, k, v = c_attn.split(C, 2)
-    q_2 = q.view(B, T, 12, 64).transpose(1, 2)
-    transpose = k.view(B, T, 12, 64).transpose(1, 2).transpose(-2, -1)
+    q_2 = q.view(B, T, m.attn.heads, C // m.attn.heads).transpose(1, 2)
+    transpose = k.view(B, T, m.attn.heads, C // m.attn.heads).transpose(1, 2).transpose(-2, -1)
     with kept.saves("scores"):
-        scores = (q_2 @ transpose) * 0.125
+        scores = (q_2 @ transpose) * (1.0 / math.sqrt(C // m.attn.heads))
     bitwise_not = kept.take("bitwise_not")
     softmax = kept.slot("softmax", F.softmax(scores.masked_fill(bitwise_not, float("-inf")), -1))
     del scores
     with kept.saves("probs"), kept.draws("probs", torch.default_generator):
         probs = kept.slot("probs", F.dropout(softmax, 0.1, m.attn.attn_dropout.training))
-    v_2 = v.view(B, T, 12, 64).transpose(1, 2)
+    v_2 = v.view(B, T, m.attn.heads, C // m.attn.heads).transpose(1, 2)
     with kept.saves("contiguous"):
         contiguous = kept.slot("contiguous", (probs @ v_2).transpose(1, 2).contiguous())
     del c_attn, q, k, v, q_2, transpose, v_2
     c_proj = F.linear(contiguous.view(B, T, C), m.attn.c_proj.weight, m.attn.c_proj.bias)
     x = kept.take("x")
     with kept.saves("x_2"), kept.draws("x_2", torch.default_generator):
-        x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)  # for what autograd saves of it
+        x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)  # for what autograd saves
     del c_proj, contiguous, probs, bitwise_not, softmax
     yield kept.at("transpose")  # 3.0 MiB, not held since the forward pass
     with kept.saves("ln_1"):

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"71bd6126fef54cf5"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"209148cb20d1569f"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -109,9 +109,8 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
-# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def time_forward(m, t):
@@ -392,7 +391,7 @@ class Kept:
 
     def __init__(self, step, number):
         self.step, self.number = weakref.proxy(step), number
-        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
+        self.values, self.shapes, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}, {}
 
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"0482595e1e41859f"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"7b7fe0023e5a333b"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -114,9 +114,8 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take             a value that a second run starts from, and its last use (`get`: not the last)
+#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
-# In a second run, an operation whose result is not used runs for what it saves.
 
 
 def drop_forward(m, image):
@@ -133,7 +132,7 @@ def attn_forward(m, kept, x):
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
     reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     kept.forget("qkv")
     del qkv, q, k, v
@@ -171,7 +170,7 @@ def attn_forward_2(m, kept, x):
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
     kept.stop("q", q)
     reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     kept.forget("qkv")
@@ -211,7 +210,7 @@ def attn_forward_3(m, kept, x):
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
     reshape_2 = kept.stop("reshape_2", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C))
     kept.forget("qkv")
     del qkv, q, k, v
@@ -263,7 +262,7 @@ def attn_forward_4(m, kept, x):
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
     reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     kept.forget("qkv")
     del qkv, q, k, v
@@ -293,8 +292,8 @@ def attn_forward_5(m, x):
     """Computes blocks.5 (vit.py:17-20, 32); keeps 5.1 MiB for the way back."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
     B, N, C = norm1.shape
-    qkv_2 = F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias).reshape(B, N, 3, 3, 64).permute(2, 0, 3, 1, 4)
-    q, k, v = qkv_2.unbind()
+    reshape = F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias).reshape(B, N, 3, m.attn.heads, C // m.attn.heads)
+    q, k, v = reshape.permute(2, 0, 3, 1, 4).unbind()
     reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
     return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
 
@@ -366,7 +365,7 @@ class Kept:
 
     def __init__(self, step, number):
         self.step, self.number = weakref.proxy(step), number
-        self.values, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}
+        self.values, self.shapes, self.slots, self.groups, self.generators, self.stops = {}, {}, {}, {}, {}, {}
 
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""

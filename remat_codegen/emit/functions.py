@@ -304,7 +304,7 @@ class _Writer:
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
             looks = is_view(self.record, operation)
-            unread = "for what autograd saves of it" if again and not self.record.mutated[operation.id] else ""
+            unread = "for what autograd saves" if again and not self.record.mutated[operation.id] else ""
             self.lines.append(Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, looks, unread=unread))
             if modes:
                 self.depth -= 1

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+COLUMNS = 120
 WIDEST = 112  # columns; an expression is not moved into a line that it would make longer than this
 
 
@@ -28,8 +29,10 @@ class Line:
     unread: str = ""
 
     def render(self) -> str:
-        """The line as it stands in a function."""
-        return "    " * (self.depth + 1) + self.text + (f"  # {self.note}" if self.note else "")
+        """The line as it stands in a function, with its note above it where there is no room behind it."""
+        indent = "    " * (self.depth + 1)
+        beside = f"{indent}{self.text}  # {self.note}" if self.note else f"{indent}{self.text}"
+        return beside if len(beside) <= COLUMNS or not self.note else f"{indent}# {self.note}\n{indent}{self.text}"
 
     def reads(self, name: str) -> int:
         """How often the line reads a name."""
@@ -159,7 +162,9 @@ def without_unused(lines: Sequence[Line]) -> list[Line]:
             del found[index]
         else:
             text = _bare(line.text.removeprefix(f"{name} = "), "(", ")")
-            found[index] = replace(line, text=text, defines=(), note=line.unread if line.depth and not text.startswith("kept.") else "")
+            found[index] = replace(
+                line, text=text, defines=(), note=line.unread if line.depth and not text.startswith("kept.") else ""
+            )
     return found
 
 

@@ -21,7 +21,7 @@ import torch
 from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
-from remat_codegen.emit.lines import uses
+from remat_codegen.emit.lines import COLUMNS, uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import has_training_flag, module_expression
@@ -33,7 +33,6 @@ from remat_codegen.schedule import Schedule
 from remat_codegen.sizes import Dynamic
 from remat_codegen.trace import Origin, Variable
 
-COLUMNS = 120
 MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
 LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes

@@ -154,6 +154,10 @@ class Scope:
         """The expression for a module, parameter or buffer."""
         return module_expression("m", path, self.model.trace.containers, self.root)
 
+    def _module_inside(self, path: str) -> str | None:
+        inside = not self.root or path == self.root or path.startswith(f"{self.root}.")
+        return self.module(path) if inside else None
+
     def expression(self, variable: int) -> str:
         """The expression for a variable in this block's functions."""
         v = self.model.trace.variables[variable]
@@ -163,7 +167,7 @@ class Scope:
 
     def shape_names(self, again: bool) -> ShapeNames:
         """The names of sizes for one function of this block, that of a first or of a second run."""
-        return ShapeNames(self.model.trace, self.operations, self.namer, self.sizes, again)
+        return ShapeNames(self.model.trace, self.operations, self.namer, self._module_inside, self.sizes, again)
 
     def title(self) -> str:
         """What to call the block: the submodule that does most of its work, else the module it stands in."""

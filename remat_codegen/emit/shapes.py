@@ -14,23 +14,33 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
+from remat_codegen.emit.arithmetic import Arithmetic, Number, operands
 from remat_codegen.emit.lines import Line
 from remat_codegen.emit.names import Namer, owner_of
 from remat_codegen.emit.sources import tree_of
 from remat_codegen.trace import Operation, Origin, Source, Trace, refs
 
 
-class Spelled(int):
+class SpelledInt(int):
     """A number that an expression stands for."""
 
     text: str
 
-    @staticmethod
-    def of(value: int, text: str) -> Spelled:
-        """`value`, to be written as `text`."""
-        found = Spelled(value)
-        found.text = text
-        return found
+
+class SpelledFloat(float):
+    """A number that an expression stands for."""
+
+    text: str
+
+
+Spelled = SpelledInt | SpelledFloat
+
+
+def spelled(value: Number, text: str) -> Spelled:
+    """`value`, to be written as `text`."""
+    found = SpelledInt(value) if isinstance(value, int) else SpelledFloat(value)
+    found.text = text
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,10 @@ class _Function:
     last: int
     unpackings: tuple[Unpacking, ...]
     statements: tuple[ast.stmt, ...]
+    assigned: dict[str, ast.Assign]  # names that are assigned once
+
+
+Module = Callable[[str], str | None]  # the expression for a module in a block's functions, if it stands in the block's part
 
 
 @dataclass(slots=True)
@@ -80,24 +94,32 @@ class ShapeNames:
     function is to be written last.
     """
 
-    def __init__(self, trace: Trace, operations: Sequence[int], namer: Namer, block: BlockSizes, again: bool) -> None:
-        self.trace, self.namer, self.block, self.again = trace, namer, block, again
+    def __init__(
+        self, trace: Trace, operations: Sequence[int], namer: Namer, module: Module, block: BlockSizes, again: bool
+    ) -> None:
+        self.trace, self.namer, self.module, self.block, self.again = trace, namer, module, block, again
         self.operations = [trace.operations[op] for op in operations]
         self.asked: dict[Unpacking, int] = {}  # the variable that is asked
         self.recalled: set[Unpacking] = set()  # those that ask a shape which the first run kept
 
     def spelled(self, operation: Operation, available: Callable[[int], bool]) -> Operation:
-        """The operation with sizes in place of numbers, where the source has them and their tensor is `available`."""
+        """The operation with what the source says in place of numbers, where the tensors that it takes sizes of are
+        `available`."""
         function = _function_around(operation.source)
         if function is None or self.trace.sizes:
             return operation
+        reading = Arithmetic(_Names(self, operation, function, available))
         numbers = list(_numbers(operation.args))
         for arguments in _calls(function, operation):
             pairs = list(zip(arguments, numbers, strict=False))  # the source may give the last of them by keyword
-            texts = [self._text(operation, function, a, n, available) for a, n in pairs]
-            if any(texts) and all(_may_be(a, n) for a, n in pairs):
-                left = iter([n if t is None else Spelled.of(n, t) for n, t in zip_longest(numbers, texts)])
-                return replace(operation, args=_with_numbers(operation.args, left))
+            if all(_may_be(a, n) for a, n in pairs):
+                texts = [self._asked_of_input(operation, a, n, available) or reading.spelled(a, n) for a, n in pairs]
+                if any(texts):
+                    return _with_texts(operation, numbers, texts)
+        for side in _operands(function, operation) if len(numbers) == 1 else ():
+            text = reading.spelled(side, numbers[0])
+            if text is not None:
+                return _with_texts(operation, numbers, [f"({text})" if isinstance(side, ast.BinOp) else text])
         return operation
 
     def ask(self, lines: list[Line], name: Callable[[int], str], available: Callable[[int], bool]) -> None:
@@ -119,37 +141,42 @@ class ShapeNames:
             shape = f"{name(variable)}.shape" if available(variable) else str(self.trace.variables[variable].shape)
             insert(lines, f"kept.shapes[{name(variable)!r}] = {shape}", (), name(variable))
 
-    def _text(
-        self, operation: Operation, function: _Function, argument: ast.expr, number: int, available: Callable[[int], bool]
+    def _asked_of_input(
+        self, operation: Operation, argument: ast.expr, number: Number, available: Callable[[int], bool]
     ) -> str | None:
-        if isinstance(argument, ast.Name):
-            return self._unpacked(operation, function, argument.id, number, available)
+        """`idx.shape[1]`, where idx is an input of the model."""
         shape = _shape(argument)
-        if shape is None or len(shape.dimensions) != 1:
+        if shape is None or len(shape.dimensions) != 1 or owner_of(operation) != "":
             return None
         given = next((v for v in self.trace.inputs if v is not None and self.trace.variables[v].path == shape.base), None)
-        top = owner_of(operation) == "" and given is not None and available(given)
-        return f"{shape.base}{shape.suffix}" if top and given is not None and self._sizes(given, shape) == (number,) else None
+        asked = given is not None and available(given) and self._sizes(given, shape) == (number,)
+        return f"{shape.base}{shape.suffix}" if asked else None
 
-    def _unpacked(
-        self, operation: Operation, function: _Function, name: str, number: int, available: Callable[[int], bool]
-    ) -> str | None:
-        """The name of a size that was unpacked before."""
+    def unpacked(
+        self, operation: Operation, function: _Function, name: str, available: Callable[[int], bool]
+    ) -> tuple[Unpacking, int, int] | None:
+        """Where a name was unpacked before, from which variable, and the size that it stands for."""
         assert operation.source is not None
         for unpacking in function.unpackings:
             if name not in unpacking.names or unpacking.line >= operation.source.line:
                 continue
-            place = unpacking.names.index(name)
             variable = self.asked.get(unpacking, self._found(operation, unpacking, available))
             sizes = None if variable is None else self._sizes(variable, unpacking.shape)
-            if variable is None or sizes is None or sizes[place] != number:
+            if variable is None or sizes is None:
                 return None
-            if unpacking not in self.asked and not available(variable):
-                self.recalled.add(unpacking)
-                self.block.kept[variable] = None
-            self.asked[unpacking] = variable
-            return self._names(unpacking)[place]
+            return unpacking, variable, sizes[unpacking.names.index(name)]
         return None
+
+    def name(self, unpacking: Unpacking, variable: int, name: str, available: Callable[[int], bool]) -> str:
+        """The name of a size in the generated function, which asks for it from now on."""
+        if unpacking not in self.asked and not available(variable):
+            self.recalled.add(unpacking)
+            self.block.kept[variable] = None
+        self.asked[unpacking] = variable
+        names = self.block.names
+        if unpacking not in names:
+            names[unpacking] = tuple("_" if n == "_" else self.namer.fresh(n) for n in unpacking.names)
+        return names[unpacking][unpacking.names.index(name)]
 
     def _found(self, operation: Operation, unpacking: Unpacking, available: Callable[[int], bool]) -> int | None:
         """The tensor to ask. In a second run the one that the first run asks, or another one with its sizes."""
@@ -160,12 +187,6 @@ class ShapeNames:
         first = candidates[0]
         sizes = self._sizes(first, unpacking.shape)
         return next((v for v in at_hand if self._sizes(v, unpacking.shape) == sizes), first)
-
-    def _names(self, unpacking: Unpacking) -> tuple[str, ...]:
-        names = self.block.names
-        if unpacking not in names:
-            names[unpacking] = tuple("_" if n == "_" else self.namer.fresh(n) for n in unpacking.names)
-        return names[unpacking]
 
     def _candidates(self, operation: Operation, unpacking: Unpacking) -> Iterator[int]:
         """The tensors that the same call of the user's function reads after an unpacking, up to an operation."""
@@ -196,6 +217,39 @@ class ShapeNames:
         return tuple(sizes[d] for d in shape.dimensions)
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What names stand for where an operation runs."""
+
+    shapes: ShapeNames
+    operation: Operation
+    function: _Function
+    available: Callable[[int], bool]
+
+    def size(self, name: str) -> int | None:
+        found = self.shapes.unpacked(self.operation, self.function, name, self.available)
+        return None if found is None else found[2]
+
+    def size_spelled(self, name: str) -> str:
+        found = self.shapes.unpacked(self.operation, self.function, name, self.available)
+        assert found is not None
+        return self.shapes.name(found[0], found[1], name, self.available)
+
+    def attribute(self, name: str) -> tuple[Number, str] | None:
+        owner = owner_of(self.operation)
+        number, module = self.shapes.trace.numbers.get(f"{owner}.{name}"), self.shapes.module(owner)
+        return None if number is None or module is None else (number, f"{module}.{name}")
+
+    def assigned(self, name: str) -> ast.expr | None:
+        assert self.operation.source is not None
+        found = self.function.assigned.get(name)
+        return found.value if found is not None and found.lineno < self.operation.source.line else None
+
+    def has_math(self) -> bool:
+        assert self.operation.source is not None
+        return _imports_math(tree_of(self.operation.source.file))
+
+
 def insert(lines: list[Line], text: str, sizes: tuple[str, ...], name: str | None) -> None:
     """Puts a line about the shape of a value behind the one that defines it; behind the `with` around that if this is early
     enough. Without such a line: where the function begins, or behind the last wait before the sizes are read."""
@@ -204,8 +258,10 @@ def insert(lines: list[Line], text: str, sizes: tuple[str, ...], name: str | Non
     start = waits[-1] if name is None and waits else 0
     place = next((i + 1 for i, line in enumerate(lines) if name in line.defines), start)
     behind = f"kept.stop({name!r}, {name})", f"kept.slot({name!r}, {name})"
-    while place < first and place < len(lines) and (
-        lines[place].depth > 0 or lines[place].text in behind or "kept.forget_saved(" in lines[place].text
+    while (
+        place < first
+        and place < len(lines)
+        and (lines[place].depth > 0 or lines[place].text in behind or "kept.forget_saved(" in lines[place].text)
     ):
         place += 1
     depth = lines[place].depth if place == first < len(lines) else 0
@@ -215,39 +271,64 @@ def insert(lines: list[Line], text: str, sizes: tuple[str, ...], name: str | Non
 # ---------------------------------------------------------------------------------------------- an operation's numbers
 
 
-def _numbers(value: Any) -> Iterator[int]:
+def _numbers(value: Any) -> Iterator[Number]:
     """The numbers among arguments, in order."""
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _numbers(part)
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif _is_number(value):
         yield value
 
 
-def _with_numbers(value: Any, numbers: Iterator[int]) -> Any:
+def _with_texts(operation: Operation, numbers: Sequence[Number], texts: Sequence[str | None]) -> Operation:
+    """The operation with some of its numbers as expressions."""
+    left = iter([n if t is None else spelled(n, t) for n, t in zip_longest(numbers, texts)])
+    return replace(operation, args=_with_numbers(operation.args, left))
+
+
+def _with_numbers(value: Any, numbers: Iterator[Number]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_with_numbers(part, numbers) for part in value)
-    return next(numbers) if isinstance(value, int) and not isinstance(value, bool) else value
+    return next(numbers) if _is_number(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # ---------------------------------------------------------------------------------------------- the user's source
 
 
-def _may_be(argument: ast.expr, number: int) -> bool:
+def _may_be(argument: ast.expr, number: Number) -> bool:
     """Whether an argument in the source can be the number that was traced."""
     return not isinstance(argument, ast.Constant) or argument.value == number
 
 
+def _around(function: _Function, operation: Operation) -> ast.stmt | None:
+    """The innermost statement that an operation comes from."""
+    assert operation.source is not None
+    line = operation.source.line
+    found = [s for s in function.statements if s.lineno <= line <= (s.end_lineno or s.lineno)]
+    return min(found, key=lambda s: (s.end_lineno or s.lineno) - s.lineno, default=None)
+
+
+def _operands(function: _Function, operation: Operation) -> Iterator[ast.expr]:
+    """What stands beside the operators in the source that may have led to an operation."""
+    statement = _around(function, operation)
+    return iter(()) if statement is None else operands(statement, _base(operation))
+
+
+def _base(operation: Operation) -> str:
+    return operation.target._schema.name.removeprefix("aten::").rstrip("_")
+
+
 def _calls(function: _Function, operation: Operation) -> Iterator[list[ast.expr]]:
     """The arguments, but for tensors in front, of the calls in the source that may have led to an operation."""
-    assert operation.source is not None
-    name, line = operation.target._schema.name.removeprefix("aten::").rstrip("_"), operation.source.line
-    around = [s for s in function.statements if s.lineno <= line <= (s.end_lineno or s.lineno)]
-    for statement in sorted(around, key=lambda s: (s.end_lineno or s.lineno) - s.lineno)[:1]:
-        for call in ast.walk(statement):
-            called = call.func if isinstance(call, ast.Call) else None
-            if isinstance(call, ast.Call) and (getattr(called, "attr", None) or getattr(called, "id", None)) == name:
-                yield [part for a in call.args for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
+    statement = _around(function, operation)
+    for call in ast.walk(statement) if statement is not None else ():
+        called = call.func if isinstance(call, ast.Call) else None
+        if isinstance(call, ast.Call) and (getattr(called, "attr", None) or getattr(called, "id", None)) == _base(operation):
+            yield [part for a in call.args for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
 
 
 def _function_around(source: Source | None) -> _Function | None:
@@ -279,7 +360,15 @@ def _read(function: ast.FunctionDef) -> _Function:
             shape = replace(shape, dimensions=tuple(range(len(names))))
         if len(names) == len(shape.dimensions):
             found.append(Unpacking(function.lineno, last, statement.lineno, names, shape))
-    return _Function(function.lineno, last, tuple(found), statements)
+    single = [s for s in statements if isinstance(s, ast.Assign) and len(s.targets) == 1]
+    assigned = {t.id: s for s in single for t in s.targets if isinstance(t, ast.Name) and bound.count(t.id) == 1}
+    return _Function(function.lineno, last, tuple(found), statements, assigned)
+
+
+@lru_cache(maxsize=64)
+def _imports_math(tree: ast.Module) -> bool:
+    imports = [a for s in tree.body if isinstance(s, ast.Import) for a in s.names]
+    return any(a.name == "math" and a.asname is None for a in imports)
 
 
 def _shape(value: ast.expr) -> Shape | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -94,7 +95,7 @@ class Trace:
     `constants` are the tensors that the model holds as plain attributes, by variable.
     `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
     `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
-    to tensors, as it calls them.
+    to tensors, as it calls them. `numbers` are the plain numbers that modules hold as attributes, by path.
     """
 
     variables: tuple[Variable, ...]
@@ -108,6 +109,7 @@ class Trace:
     sizes: tuple[Dynamic, ...] = ()
     evaluating: frozenset[str] = frozenset()
     assigned: tuple[str, ...] = ()
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
