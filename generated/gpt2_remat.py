@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"10dedbd4393a2451"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"524a5aab6b5cfcf5"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -158,7 +158,7 @@ def attn_forward(m, kept, x):
     ln_1 = kept.forget("ln_1")
     with kept.saves("scores", forget=True):
         scores = (q_2 @ transpose) * (1.0 / math.sqrt(C // m.attn.heads))
-    bitwise_not = ~m.attn.mask[:512][:, :512]
+    bitwise_not = ~m.attn.mask[:T, :T]
     kept.keep("bitwise_not", bitwise_not)
     with kept.saves("softmax"):
         softmax = kept.slot("softmax", F.softmax(scores.masked_fill(bitwise_not, float("-inf")), -1))

@@ -127,7 +127,7 @@ class _Writer:
                 self.handed.append(variable)
                 self.local[variable] = True
                 name = self.scope.name(variable)
-                self._line(f"{name} = kept.receive({name!r})")
+                self._line(f"{name} = kept.receive({name!r})", (name,))
         for variable in found:
             data = self.model.data_of[variable]
             if data is None:

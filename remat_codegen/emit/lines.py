@@ -57,7 +57,7 @@ def _name(name: str) -> re.Pattern[str]:
 
 def tidy(lines: Sequence[Line]) -> list[Line]:
     """All passes, in order."""
-    plain = prune(merge_drops(release(inline(without_unused(join_withs(bind(lines)))))))
+    plain = prune(merge_drops(release(index_at_once(inline(without_unused(join_withs(bind(lines))))))))
     return return_at_once(bind_forgets(forget_at_once(merge_withs(plain))))
 
 
@@ -183,6 +183,23 @@ def inline(lines: Sequence[Line]) -> list[Line]:
             line = merged
         done.append(line)
     return done
+
+
+def index_at_once(lines: Sequence[Line]) -> list[Line]:
+    """`x[:a, :b]` rather than `x[:a][:, :b]`, which PyTorch turns into the same calls."""
+    return [replace(line, text=_indexed_at_once(line.text)) for line in lines]
+
+
+_SLICES = r"[^\[\]():,]*:[^\[\]():,]*"
+_TWICE = re.compile(rf"\[({_SLICES}(?:, {_SLICES})*)\]\[((?::, )+)")
+
+
+def _indexed_at_once(text: str) -> str:
+    """Two indices as one, where the first has slices only, and the second skips just those."""
+    for found in _TWICE.finditer(text):
+        if found[1].count(",") + 1 == found[2].count(","):
+            return _indexed_at_once(f"{text[: found.start()]}[{found[1]}, {text[found.end() :]}")
+    return text
 
 
 def _merge(first: Line, second: Line, rest: Sequence[Line]) -> Line | None:

@@ -109,6 +109,8 @@ class ShapeNames:
         if function is None or self.trace.sizes:
             return operation
         reading = Arithmetic(_Names(self, operation, function, available))
+        if _base(operation) in ("slice", "select"):
+            return _indexed(operation, function, reading)
         numbers = list(_numbers(operation.args))
         for arguments in _calls(function, operation):
             pairs = list(zip(arguments, numbers, strict=False))  # the source may give the last of them by keyword
@@ -278,6 +280,26 @@ def _numbers(value: Any) -> Iterator[Number]:
             yield from _numbers(part)
     elif _is_number(value):
         yield value
+
+
+def _indexed(operation: Operation, function: _Function, reading: Arithmetic) -> Operation:
+    """`x[:T]`: the operation with the numbers of an index in the source that come to the same."""
+    first, *given = operation.args
+    for position, number in enumerate(given):
+        wanted = [e for e in _bounds(function, operation) if _is_number(number) and number >= 0 and position > 0]
+        text = next((t for e in wanted if (t := reading.spelled(e, number)) is not None), None)
+        given[position] = number if text is None else spelled(number, text)
+    return replace(operation, args=(first, *given))
+
+
+def _bounds(function: _Function, operation: Operation) -> Iterator[ast.expr]:
+    """What stands between brackets in the statement that an operation comes from."""
+    statement = _around(function, operation)
+    for node in ast.walk(statement) if statement is not None else ():
+        index = node.slice if isinstance(node, ast.Subscript) else None
+        for part in index.elts if isinstance(index, ast.Tuple) else [index]:
+            bounds = [part.lower, part.upper, part.step] if isinstance(part, ast.Slice) else [part]
+            yield from (b for b in bounds if b is not None and not isinstance(b, ast.Constant))
 
 
 def _with_texts(operation: Operation, numbers: Sequence[Number], texts: Sequence[str | None]) -> Operation:

@@ -63,6 +63,11 @@ CASES = {
         "y = x.reshape(B, 5, 2, -1).permute(0, 3, 1, 2).contiguous().view(B, T, C)",
         ["B, T, C = x_2.shape", "reshape(B, 5, 2, -1)"],
     ),
+    "in an index": (
+        "B, T, C = x.shape; mask = torch.ones(9, 9, 9)",
+        "y = self.proj(x) * mask[:T, 2:T, :C].sum() * mask[1:][:, C // self.heads, :T][0, 0]",
+        ["[:T, 2:T, :C]", "[1:, 4][:, :T]"],
+    ),
     "by way of a name": (
         "B, T, C = x.shape; size = C // self.heads",
         "y = self.proj(x).view(B, T, self.heads, size).transpose(1, 2).reshape(B, T, C)",
