@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939924,"planned_peak_bytes":51666920,
 #: "unmodified_peak_bytes":103875752,"overhead":0.1567,"bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;
 #: 78:42-43;83:35-37,39;89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
-#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"0396ded2b4abcc62"}
+#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"a0ce0c8bcbb6536e"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -111,7 +111,7 @@ MODES = {
 
 def dropout_forward(m, kept, input_ids, attention_mask):
     """Computes distilbert.embeddings (modeling_distilbert.py:98, 107, 112-116, 410); keeps 2.1 MiB for the way back, forgets 2.0 MiB."""
-    inputs_embeds = torch.ops.aten.embedding.default(m.word_embeddings.weight, input_ids, 0)
+    inputs_embeds = F.embedding(input_ids, m.word_embeddings.weight, 0)
     position_embeddings = F.embedding(m.position_ids[:, :128], m.position_embeddings.weight)
     kept.keep("position_embeddings", position_embeddings)
     embeddings = kept.slot("embeddings", inputs_embeds + position_embeddings)
@@ -120,7 +120,7 @@ def dropout_forward(m, kept, input_ids, attention_mask):
     embeddings = kept.forget("embeddings")
     embeddings_3 = F.dropout(embeddings_2, 0.1, m.dropout.training)
     del embeddings_2
-    to = torch.ops.aten.to.device(attention_mask, "cpu", torch.bool)
+    to = attention_mask.to("cpu", torch.bool)
     arange = torch.arange(8, device="cpu")
     torch.arange(1, device="cpu")
     return arange, to, embeddings_3
@@ -128,7 +128,7 @@ def dropout_forward(m, kept, input_ids, attention_mask):
 
 def dropout_again(m, kept, input_ids):
     """Rebuilds distilbert.embeddings (modeling_distilbert.py:98, 107, 112-116, 410): 2.0 MiB."""
-    inputs_embeds = torch.ops.aten.embedding.default(m.word_embeddings.weight, input_ids, 0)
+    inputs_embeds = F.embedding(input_ids, m.word_embeddings.weight, 0)
     position_embeddings = kept.take("position_embeddings")
     kept.slot("embeddings", inputs_embeds + position_embeddings)
 
@@ -140,12 +140,10 @@ def distilbert_forward(m, arange, to):
     unsqueeze_3 = arange.unsqueeze(1).unsqueeze(2).unsqueeze(3)
     unsqueeze_6 = add.unsqueeze(0).unsqueeze(1).unsqueeze(3)
     unsqueeze_9 = add_2.unsqueeze(0).unsqueeze(1).unsqueeze(2)
-    new_ones = torch.ops.aten.new_ones.default(unsqueeze_6, [], dtype=torch.bool)
-    to_2 = torch.ops.aten.to.dtype_layout(unsqueeze_6 >= 0, dtype=torch.bool, layout=torch.strided, device="cpu")
-    __and = new_ones.__and__(to_2)
-    del to_2, add, unsqueeze_6, new_ones
-    index = torch.ops.aten.index.Tensor(to, [unsqueeze_3, unsqueeze_9])
-    return __and, torch.ops.aten.to.dtype_layout(index, dtype=torch.bool, layout=torch.strided, device="cpu")
+    new_ones = unsqueeze_6.new_ones([], dtype=torch.bool)
+    __and = new_ones.__and__((unsqueeze_6 >= 0).to(dtype=torch.bool, device="cpu"))
+    del add, unsqueeze_6, new_ones
+    return __and, to[unsqueeze_3, unsqueeze_9].to(dtype=torch.bool, device="cpu")
 
 
 def attention_forward(m, kept, x):
@@ -418,7 +416,7 @@ def classifier_forward(m, labels, x):
     )
     pooled_output_3 = F.relu(F.linear(ffn_output[:, 0], m.pre_classifier.weight, m.pre_classifier.bias))
     logits = F.linear(F.dropout(pooled_output_3, 0.2, m.dropout.training), m.classifier.weight, m.classifier.bias)
-    return torch.ops.aten.cross_entropy_loss.default(logits.view(-1, m.num_labels), labels.view(-1)), logits
+    return F.cross_entropy(logits.view(-1, m.num_labels), labels.view(-1)), logits
 
 
 # ---------------------------------------------------------------------------- 3. the schedule

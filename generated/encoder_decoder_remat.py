@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"ee4e99e9f02e2792"}
+#: "seal":"4af935f02f817156"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -181,9 +181,9 @@ def attention_forward(m, kept, x, mask):
     k_proj = F.linear(h, m.attention.k_proj.weight, m.attention.k_proj.bias)
     kept.keep("k_proj", k_proj)
     v_proj = F.linear(h, m.attention.v_proj.weight, m.attention.v_proj.bias)
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_3 = kept.stop("transpose_3", torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2))
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_3 = kept.stop("transpose_3", v_proj.unflatten(-1, [4, -1]).transpose(1, 2))
     kept.keep("v_proj", v_proj)
     h = kept.forget("h")
     with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
@@ -206,11 +206,11 @@ def attention_backward(m, kept):
 def attention_again(m, kept):
     """Rebuilds encoder.0 (encoder_decoder.py:20-22, 48-49): 0.5 MiB."""
     q_proj = kept.take("q_proj")
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj = kept.take("v_proj")
-    transpose_3 = torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     mask = kept.take("mask")
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
@@ -251,9 +251,9 @@ def attention_forward_2(m, kept, x, mask):
     k_proj = F.linear(h, m.attention.k_proj.weight, m.attention.k_proj.bias)
     kept.keep("k_proj", k_proj)
     v_proj = F.linear(h, m.attention.v_proj.weight, m.attention.v_proj.bias)
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_3 = kept.stop("transpose_3", torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2))
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_3 = kept.stop("transpose_3", v_proj.unflatten(-1, [4, -1]).transpose(1, 2))
     kept.keep("v_proj", v_proj)
     h = kept.forget("h")
     with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
@@ -269,11 +269,11 @@ def attention_backward_2(m, kept):
     """Goes back through encoder.1 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
     yield kept.at("out_proj")  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj = kept.take("v_proj")
-    transpose_3 = torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     mask = kept.take("mask")
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
@@ -310,9 +310,9 @@ def attention_forward_3(m, kept, x, mask):
     k_proj = F.linear(h, m.attention.k_proj.weight, m.attention.k_proj.bias)
     kept.keep("k_proj", k_proj)
     v_proj = F.linear(h, m.attention.v_proj.weight, m.attention.v_proj.bias)
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_3 = torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2)
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     kept.keep("v_proj", v_proj)
     h = kept.forget("h")
     with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
@@ -328,11 +328,11 @@ def attention_backward_3(m, kept):
     """Goes back through encoder.2 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
     yield kept.at("x_2")  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj = kept.take("v_proj")
-    transpose_3 = torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     mask = kept.take("mask")
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
@@ -362,9 +362,9 @@ def decoder_forward(m, kept, target, arange, x, mask):
     k_proj = F.linear(h, m.decoder[0].attention.k_proj.weight, m.decoder[0].attention.k_proj.bias)
     kept.keep("k_proj", k_proj)
     v_proj = F.linear(h, m.decoder[0].attention.v_proj.weight, m.decoder[0].attention.v_proj.bias)
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
-    transpose_3 = torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2)
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     kept.keep("v_proj", v_proj)
     h = kept.forget("h")
     with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
@@ -384,9 +384,9 @@ def decoder_forward(m, kept, target, arange, x, mask):
     k_proj_2 = F.linear(x, m.decoder[0].cross.k_proj.weight, m.decoder[0].cross.k_proj.bias)
     kept.keep("k_proj_2", k_proj_2)
     v_proj_2 = F.linear(x, m.decoder[0].cross.v_proj.weight, m.decoder[0].cross.v_proj.bias)
-    transpose_5 = torch.ops.aten.unflatten.int(q_proj_2, -1, [4, -1]).transpose(1, 2)
-    transpose_6 = torch.ops.aten.unflatten.int(k_proj_2, -1, [4, -1]).transpose(1, 2)
-    transpose_7 = torch.ops.aten.unflatten.int(v_proj_2, -1, [4, -1]).transpose(1, 2)
+    transpose_5 = q_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_6 = k_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_7 = v_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
     kept.keep("v_proj_2", v_proj_2)
     with kept.saves("y_2", forget=True), kept.draws("y_2", torch.default_generator):
         y_2 = kept.slot("y_2", F.scaled_dot_product_attention(transpose_5, transpose_6, transpose_7, attn_mask=mask))
@@ -415,9 +415,9 @@ def decoder_forward(m, kept, target, arange, x, mask):
     k_proj_3 = F.linear(h_2, m.decoder[1].attention.k_proj.weight, m.decoder[1].attention.k_proj.bias)
     kept.keep("k_proj_3", k_proj_3)
     v_proj_3 = F.linear(h_2, m.decoder[1].attention.v_proj.weight, m.decoder[1].attention.v_proj.bias)
-    transpose_9 = torch.ops.aten.unflatten.int(q_proj_3, -1, [4, -1]).transpose(1, 2)
-    transpose_10 = torch.ops.aten.unflatten.int(k_proj_3, -1, [4, -1]).transpose(1, 2)
-    transpose_11 = torch.ops.aten.unflatten.int(v_proj_3, -1, [4, -1]).transpose(1, 2)
+    transpose_9 = q_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_10 = k_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_11 = v_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
     kept.keep("v_proj_3", v_proj_3)
     with kept.saves("y_3", forget=True), kept.draws("y_3", torch.default_generator):
         y_3 = kept.slot("y_3", F.scaled_dot_product_attention(transpose_9, transpose_10, transpose_11, is_causal=True))
@@ -433,9 +433,9 @@ def decoder_forward(m, kept, target, arange, x, mask):
     )
     k_proj_4 = F.linear(x, m.decoder[1].cross.k_proj.weight, m.decoder[1].cross.k_proj.bias)
     v_proj_4 = F.linear(x, m.decoder[1].cross.v_proj.weight, m.decoder[1].cross.v_proj.bias)
-    transpose_13 = torch.ops.aten.unflatten.int(q_proj_4, -1, [4, -1]).transpose(1, 2)
-    transpose_14 = torch.ops.aten.unflatten.int(k_proj_4, -1, [4, -1]).transpose(1, 2)
-    transpose_15 = torch.ops.aten.unflatten.int(v_proj_4, -1, [4, -1]).transpose(1, 2)
+    transpose_13 = q_proj_4.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_14 = k_proj_4.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_15 = v_proj_4.unflatten(-1, [4, -1]).transpose(1, 2)
     y_4 = F.scaled_dot_product_attention(transpose_13, transpose_14, transpose_15, attn_mask=mask)
     flatten_4 = y_4.transpose(1, 2).flatten(2)
     out_proj_4 = F.linear(flatten_4, m.decoder[1].cross.out_proj.weight, m.decoder[1].cross.out_proj.bias)
@@ -464,9 +464,9 @@ def decoder_forward(m, kept, target, arange, x, mask):
     k_proj_5 = F.linear(h_3, m.decoder[2].attention.k_proj.weight, m.decoder[2].attention.k_proj.bias)
     kept.keep("k_proj_5", k_proj_5)
     v_proj_5 = F.linear(h_3, m.decoder[2].attention.v_proj.weight, m.decoder[2].attention.v_proj.bias)
-    transpose_17 = torch.ops.aten.unflatten.int(q_proj_5, -1, [4, -1]).transpose(1, 2)
-    transpose_18 = torch.ops.aten.unflatten.int(k_proj_5, -1, [4, -1]).transpose(1, 2)
-    transpose_19 = torch.ops.aten.unflatten.int(v_proj_5, -1, [4, -1]).transpose(1, 2)
+    transpose_17 = q_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_18 = k_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_19 = v_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
     kept.keep("v_proj_5", v_proj_5)
     h_3 = kept.forget("h_3")
     with kept.saves("y_5", forget=True), kept.draws("y_5", torch.default_generator):
@@ -483,9 +483,9 @@ def decoder_forward(m, kept, target, arange, x, mask):
     q_proj_6 = F.linear(norm2_3, m.decoder[2].cross.q_proj.weight, m.decoder[2].cross.q_proj.bias)
     k_proj_6 = F.linear(x, m.decoder[2].cross.k_proj.weight, m.decoder[2].cross.k_proj.bias)
     v_proj_6 = F.linear(x, m.decoder[2].cross.v_proj.weight, m.decoder[2].cross.v_proj.bias)
-    transpose_21 = torch.ops.aten.unflatten.int(q_proj_6, -1, [4, -1]).transpose(1, 2)
-    transpose_22 = torch.ops.aten.unflatten.int(k_proj_6, -1, [4, -1]).transpose(1, 2)
-    transpose_23 = torch.ops.aten.unflatten.int(v_proj_6, -1, [4, -1]).transpose(1, 2)
+    transpose_21 = q_proj_6.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_22 = k_proj_6.unflatten(-1, [4, -1]).transpose(1, 2)
+    transpose_23 = v_proj_6.unflatten(-1, [4, -1]).transpose(1, 2)
     y_6 = F.scaled_dot_product_attention(transpose_21, transpose_22, transpose_23, attn_mask=mask)
     flatten_6 = y_6.transpose(1, 2).flatten(2)
     out_proj_6 = F.linear(flatten_6, m.decoder[2].cross.out_proj.weight, m.decoder[2].cross.out_proj.bias)
@@ -496,11 +496,11 @@ def decoder_backward(m, kept):
     """Goes back through encoder_decoder.py:20-22, 36, 63-66, 94; rebuilds 16.0 MiB."""
     yield kept.at("out_proj_5")  # 0.5 MiB, not held since the forward pass
     q_proj_5 = kept.take("q_proj_5")
-    transpose_17 = torch.ops.aten.unflatten.int(q_proj_5, -1, [4, -1]).transpose(1, 2)
+    transpose_17 = q_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj_5 = kept.take("k_proj_5")
-    transpose_18 = torch.ops.aten.unflatten.int(k_proj_5, -1, [4, -1]).transpose(1, 2)
+    transpose_18 = k_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj_5 = kept.take("v_proj_5")
-    transpose_19 = torch.ops.aten.unflatten.int(v_proj_5, -1, [4, -1]).transpose(1, 2)
+    transpose_19 = v_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
     with kept.saves("y_5"), kept.draws("y_5", torch.default_generator):
         kept.slot("y_5", F.scaled_dot_product_attention(transpose_17, transpose_18, transpose_19, is_causal=True))
     yield kept.at("flatten_5")  # 0.5 MiB, not held since the forward pass
@@ -518,20 +518,20 @@ def decoder_backward(m, kept):
     del norm3_2, relu_2
     yield kept.at("q_proj_4")  # 0.5 MiB, not held since the forward pass
     q_proj_3 = kept.take("q_proj_3")
-    transpose_9 = torch.ops.aten.unflatten.int(q_proj_3, -1, [4, -1]).transpose(1, 2)
+    transpose_9 = q_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj_3 = kept.take("k_proj_3")
-    transpose_10 = torch.ops.aten.unflatten.int(k_proj_3, -1, [4, -1]).transpose(1, 2)
+    transpose_10 = k_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj_3 = kept.take("v_proj_3")
-    transpose_11 = torch.ops.aten.unflatten.int(v_proj_3, -1, [4, -1]).transpose(1, 2)
+    transpose_11 = v_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
     with kept.saves("y_3"), kept.draws("y_3", torch.default_generator):
         kept.slot("y_3", F.scaled_dot_product_attention(transpose_9, transpose_10, transpose_11, is_causal=True))
     yield kept.at("flatten_3")  # 3.0 MiB, not held since the forward pass
     q_proj_2 = kept.take("q_proj_2")
-    transpose_5 = torch.ops.aten.unflatten.int(q_proj_2, -1, [4, -1]).transpose(1, 2)
+    transpose_5 = q_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj_2 = kept.take("k_proj_2")
-    transpose_6 = torch.ops.aten.unflatten.int(k_proj_2, -1, [4, -1]).transpose(1, 2)
+    transpose_6 = k_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj_2 = kept.take("v_proj_2")
-    transpose_7 = torch.ops.aten.unflatten.int(v_proj_2, -1, [4, -1]).transpose(1, 2)
+    transpose_7 = v_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
     mask = kept.take("mask")
     with kept.saves("y_2"), kept.draws("y_2", torch.default_generator):
         kept.slot("y_2", F.scaled_dot_product_attention(transpose_5, transpose_6, transpose_7, attn_mask=mask))
@@ -551,11 +551,11 @@ def decoder_backward(m, kept):
     del x_3
     yield kept.at("x_3")  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
-    transpose = torch.ops.aten.unflatten.int(q_proj, -1, [4, -1]).transpose(1, 2)
+    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
-    transpose_2 = torch.ops.aten.unflatten.int(k_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     v_proj = kept.take("v_proj")
-    transpose_3 = torch.ops.aten.unflatten.int(v_proj, -1, [4, -1]).transpose(1, 2)
+    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, is_causal=True))
     yield kept.at("flatten")  # 0.5 MiB, not held since the forward pass

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -281,9 +280,9 @@ class _Writer:
 
     def _write_call(self, operation: Operation, again: bool) -> None:
         training = f"{self.scope.module(operation.module_path)}.training" if has_training_flag(operation) else None
-        plainly = self.plumbing.proof.holds(operation, partial(spell, operation, training=None))
+        way = self.plumbing.proof.way(operation)
         operation = self.shapes.spelled(operation, self._is_at_hand)
-        text = spell(operation, self.scope.expression, training, again, plainly)
+        text = spell(operation, self.scope.expression, training, again, way)
         results = [v for v in operation.results if v is not None]
         for variable in results:
             self.local[variable] = True

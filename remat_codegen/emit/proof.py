@@ -12,8 +12,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_codegen.emit.spell import ENDLESS
+from remat_codegen.emit.spell import ENDLESS, spell, spellings
 from remat_codegen.trace import Operation, Ref, Trace, refs, sizes_in, substitute
+from remat_codegen.trace.tracing import silent_logs
 
 NAMES = {"torch": torch, "F": torch.nn.functional}  # of a generated file, beside the builtins
 SAME = {"layout": torch.strided, "pin_memory": False}  # what it means to give None for these
@@ -36,6 +37,17 @@ class Proof:
             self.known[key] = self._is_same(operation, text, names)
         return self.known[key]
 
+    def way(self, operation: Operation) -> int:
+        """The first of an operation's spellings that does exactly what it does."""
+        count = len(spellings(operation, lambda variable: "x"))
+        return next((way for way in range(count - 1) if self.shown(operation, way)), count - 1)
+
+    def shown(self, operation: Operation, way: int) -> bool:
+        """Whether one of its spellings does what an operation does."""
+        if spellings(operation, lambda variable: "x")[way] is None:
+            return False
+        return self.holds(operation, lambda tensor: spell(operation, tensor, None, way=way))
+
     def _is_same(self, operation: Operation, text: str, names: dict[int, str]) -> bool:
         def original(tensors: dict[str, torch.Tensor]) -> Any:
             given = {v: tensors[n] for v, n in names.items()}
@@ -45,7 +57,7 @@ class Proof:
             return eval(text, NAMES, tensors)
 
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), silent_logs():
                 warnings.simplefilter("ignore")
                 return self._calls(original, names) == self._calls(spelled, names)
         except Exception:  # of whatever kind: where nothing can be shown, nothing is claimed

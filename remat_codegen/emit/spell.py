@@ -39,6 +39,10 @@ _METHODS = frozenset(
 _PLAIN = frozenset("default self input int Tensor Scalar dim using_ints dim_IntList Tensor_Scalar".split()) | {""}
 _BINARY = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/", "matmul.default": "@"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_OPERATORS = {"floor_divide": "//", "remainder": "%"}
+_OPERATORS |= {"__and__": "&", "__or__": "|", "__xor__": "^", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
+_RENAMED = {"im2col": "unfold", "col2im": "fold"}
+_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
 
 
@@ -46,28 +50,102 @@ TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha
 _STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
 
 
-def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False, plainly: bool = True) -> str:
-    """A Python expression for `operation`. `training` is the expression for its module's training flag, if it has to follow it.
+def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False, way: int = 0) -> str:
+    """A Python expression for `operation`: one of its spellings, by number."""
+    found = spellings(operation, tensor, training, again)[way]
+    assert found is not None
+    return found
 
-    `again` leaves the running statistics where they are: an operation that runs a second time moves copies of them. Without
-    `plainly` it is a call of torch.ops.
+
+def spellings(operation: Operation, tensor: Tensor, training: str | None = None, again: bool = False) -> list[str | None]:
+    """How `operation` may be spelled, the best first; whether a spelling does the same has to be proved (proof.py). The last
+    one, a call of torch.ops, always does. None stands for a way that does not fit.
+
+    `training` is the expression for its module's training flag, if it has to follow it. `again` leaves the running statistics
+    where they are: an operation that runs a second time moves copies of them.
     """
     base = operation.target._schema.name.removeprefix("aten::")
     overload = operation.target._overloadname
     values = [literal(a, tensor) for a in operation.args]
     keywords = _keywords(operation, tensor)
-    position = TRAINING_ARGUMENT.get(base)
+    position = TRAINING_ARGUMENT.get(base.rstrip("_"))
     if training is not None and position is not None and position < len(values):
         values[position] = training
     if training is not None and base == "scaled_dot_product_attention" and len(values) > 4:
         values[4] = f"({values[4]} if {training} else 0.0)"
     for place in _STATISTICS.get(base, ()) if again else ():
         values[place] = values[place] if values[place] == "None" else f"{values[place]}.clone()"
-    simple = _simple(operation, base, overload, values, keywords, tensor) if plainly else None
-    if simple is not None:
-        return simple
     call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
-    return f"torch.ops.{operation.target._schema.name.replace('::', '.')}.{overload or 'default'}({call})"
+    return [
+        _simple(operation, base, overload, values, keywords, tensor),
+        _operator(base, values, keywords),
+        _loss(operation, base, values),
+        _resizing(base, values),
+        _method(operation, base, values, keywords),
+        *_functions(base, call),
+        f"torch.ops.{operation.target._schema.name.replace('::', '.')}.{overload or 'default'}({call})",
+    ]
+
+
+def _operator(base: str, values: list[str], keywords: list[tuple[str, str]]) -> str | None:
+    """`a & b`, and `x[i, j]` with tensors for indices."""
+    if base in _OPERATORS and len(values) == 2:
+        return f"({values[0]} {_OPERATORS[base]} {values[1]})"
+    if base == "rsub" and len(values) == 2:
+        return f"({values[1]} - {values[0]})"
+    if base == "numpy_T":
+        return f"{values[0]}.T"
+    if base == "index" and not keywords:
+        inner = ", ".join(":" if v == "None" else v for v in values[1][1:-1].split(", "))
+        return f"{values[0]}[{inner}]" if "(" not in inner else None
+    return None
+
+
+def _loss(operation: Operation, base: str, values: list[str]) -> str | None:
+    """`F.cross_entropy(x, y, label_smoothing=0.1)`: the reduction by its name, the rest by theirs."""
+    name = "cross_entropy" if base == "cross_entropy_loss" else base.removesuffix("_nd")
+    arguments = operation.target._schema.arguments
+    if "reduction" not in [a.name for a in arguments] or not hasattr(torch.nn.functional, name):
+        return None
+    rest = []
+    for argument, value, text in list(zip(arguments, operation.args, values, strict=False))[2:]:
+        if argument.name == "reduction":
+            text = repr(_REDUCTIONS.get(value))
+        if not (argument.has_default_value() and argument.default_value == value):
+            rest.append(f"{argument.name}={text}")
+    return f"F.{name}({', '.join([*values[:2], *rest])})"
+
+
+def _resizing(base: str, values: list[str]) -> str | None:
+    """`F.interpolate(x, scale_factor=[2.0, 2.0], mode="bilinear", align_corners=False)`."""
+    mode = base.removeprefix("upsample_").rstrip("123d")
+    if not base.startswith("upsample_") or not 3 <= len(values) <= 4:
+        return None
+    names = ["size", "align_corners", "scale_factor"] if len(values) == 4 else ["size", "scale_factor"]
+    given = [f"{n}={v}" for n, v in zip(names, values[1:], strict=True) if v != "None"]
+    return f"F.interpolate({values[0]}, {', '.join([*given, f'mode={mode!r}'])})"
+
+
+def _method(operation: Operation, base: str, values: list[str], keywords: list[tuple[str, str]]) -> str | None:
+    of_tensor = bool(operation.args) and isinstance(operation.args[0], Ref)
+    if not of_tensor or base.startswith("_") or not hasattr(torch.Tensor, base):
+        return None
+    given = [f"{k}={v}" for k, v in keywords if (k, v) != ("layout", "torch.strided")]
+    return f"{values[0]}.{base}({', '.join([*values[1:], *given])})"
+
+
+def _functions(base: str, call: str) -> list[str | None]:
+    """Functions of the same name: `torch.cdist`, `F.embedding`, `torch.fft.rfft`, `F.silu(x, inplace=True)`."""
+    if base.endswith("_") and not base.startswith("_"):
+        return [None, None, f"F.{base[:-1]}({call}, inplace=True)" if hasattr(torch.nn.functional, base[:-1]) else None]
+    package, _, rest = base.partition("_")
+    inner = getattr(torch, package, None) if package in ("fft", "linalg", "special") else None
+    name = _RENAMED.get(base, base)
+    return [
+        f"torch.{package}.{rest}({call})" if inner is not None and hasattr(inner, rest) else None,
+        f"F.{name}({call})" if not base.startswith("_") and hasattr(torch.nn.functional, name) else None,
+        f"torch.{base}({call})" if not base.startswith("_") and hasattr(torch, base) else None,
+    ]
 
 
 def _simple(
@@ -88,7 +166,7 @@ def _simple(
     if base == "layer_norm":
         return f"F.layer_norm({', '.join(_without_defaults(values[:5], ['', '', 'None', 'None', '1e-05']))})"
     if base == "embedding":
-        return f"F.embedding({values[1]}, {values[0]})" if len(values) == 2 else None
+        return f"F.embedding({', '.join([values[1], values[0], *values[2:3]])})" if len(values) < 4 else None
     if base in ("softmax", "log_softmax") and overload == "int":  # the third argument of F.softmax is another one
         return f"F.{base}({', '.join([*values[:2], *(f'dtype={v}' for v in values[2:] if v != 'None')])})"
     if base == "scaled_dot_product_attention":

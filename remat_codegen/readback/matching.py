@@ -136,7 +136,8 @@ class Operations:
     def is_called(self, op: int, name: str) -> bool:
         """Whether an operation may be spelled with such a name or operator."""
         base = self.model.trace.operations[op].target._schema.name.split("::")[-1]
-        return base in _SPELLED.get(name, (name,)) or base.rstrip("_") == name
+        longer = (f"{prefix}_{name}" for prefix in ("fft", "linalg", "special")), (f"{name}_nd", f"{name}_loss", f"{name}_")
+        return base in (*_SPELLED.get(name, (name,)), *longer[0], *longer[1]) or base.rstrip("_") == name
 
 
 def _numbers(value: Any) -> list[Any]:
