@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939924,"planned_peak_bytes":51666920,
 #: "unmodified_peak_bytes":103875752,"overhead":0.1567,"bound":0.1286,"device":"cpu","order":"115|2*(69:46)+1+6;77:41;
 #: 78:42-43;83:35-37,39;89:24,30-32;100:19-20;101:0,2,21;104:14-16;106:17",
-#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"a0ce0c8bcbb6536e"}
+#: "notes":["33\u0020options\u0020from\u002019\u0020integer\u0020programs"],"seal":"f23016abadbf9c97"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -140,9 +140,8 @@ def distilbert_forward(m, arange, to):
     unsqueeze_3 = arange.unsqueeze(1).unsqueeze(2).unsqueeze(3)
     unsqueeze_6 = add.unsqueeze(0).unsqueeze(1).unsqueeze(3)
     unsqueeze_9 = add_2.unsqueeze(0).unsqueeze(1).unsqueeze(2)
-    new_ones = unsqueeze_6.new_ones([], dtype=torch.bool)
-    __and = new_ones.__and__((unsqueeze_6 >= 0).to(dtype=torch.bool, device="cpu"))
-    del add, unsqueeze_6, new_ones
+    __and = unsqueeze_6.new_ones([], dtype=torch.bool) & (unsqueeze_6 >= 0).to(dtype=torch.bool, device="cpu")
+    del add, unsqueeze_6
     return __and, to[unsqueeze_3, unsqueeze_9].to(dtype=torch.bool, device="cpu")
 
 
@@ -150,7 +149,7 @@ def attention_forward(m, kept, x):
     """Computes distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89); keeps 32.1 MiB for the way back, forgets 54.0 MiB."""
     __and = kept.receive("__and")
     to = kept.receive("to")
-    __and_2 = __and.__and__(to)
+    __and_2 = __and & to
     attention_mask = __and_2.expand(8, -1, 128, 128)
     kept.keep("__and_2", __and_2)
     del __and, to

@@ -121,9 +121,9 @@ def _resizing(base: str, values: list[str]) -> str | None:
     mode = base.removeprefix("upsample_").rstrip("123d")
     if not base.startswith("upsample_") or not 3 <= len(values) <= 4:
         return None
-    names = ["size", "align_corners", "scale_factor"] if len(values) == 4 else ["size", "scale_factor"]
-    given = [f"{n}={v}" for n, v in zip(names, values[1:], strict=True) if v != "None"]
-    return f"F.interpolate({values[0]}, {', '.join([*given, f'mode={mode!r}'])})"
+    size, *corners, scale = values[1:]
+    given = [("size", size), ("scale_factor", scale), ("mode", repr(mode)), *(("align_corners", c) for c in corners)]
+    return f"F.interpolate({values[0]}, {', '.join(f'{k}={v}' for k, v in given if v != 'None')})"
 
 
 def _method(operation: Operation, base: str, values: list[str], keywords: list[tuple[str, str]]) -> str | None:
@@ -186,7 +186,7 @@ def _simple(
     if base in _FUNCTIONAL and overload in _PLAIN:
         return f"F.{base}({call})"
     whole = any(isinstance(a, list) and None in a for a in op.args)  # `x[:, i] = y`, which Tensor.index_put_ does not take
-    if base.endswith("_") and first_is_tensor and hasattr(torch.Tensor, base) and not whole:
+    if base.endswith("_") and not base.startswith("__") and first_is_tensor and hasattr(torch.Tensor, base) and not whole:
         return f"{values[0]}.{base}({', '.join([*values[1:], *(f'{k}={v}' for k, v in keywords)])})"
     if base in ("arange", "ones", "zeros", "full", "empty") and "memory_format" not in dict(keywords):
         return f"torch.{base}({call})"

@@ -83,7 +83,7 @@ class Rarer(nn.Module):
 
 SPELLED = [
     "&",
-    "F.interpolate(t, scale_factor=[2.0, 2.0], mode='bilinear')",
+    "F.interpolate(t, scale_factor=[2.0, 2.0], mode='bilinear', align_corners=False)",
     "// 3",
     "t.unflatten(0, [2, ",
     "F.silu(t, inplace=True)",
@@ -91,7 +91,7 @@ SPELLED = [
     "(1 - t)",
     "t[t]",
     "F.dropout(t, 0.5, m.training, inplace=True)",
-    "F.unfold(t, ",
+    "F.unfold(t, [2, 2], [1, 1], [0, 0], [1, 1])",
     "F.fold(t, ",
     "F.cross_entropy(t, t, reduction='sum', label_smoothing=0.1)",
     "F.smooth_l1_loss(t, t, beta=0.5)",
