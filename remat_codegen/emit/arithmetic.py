@@ -55,7 +55,7 @@ class Arithmetic:
     def spelled(self, expression: ast.expr, number: Number) -> str | None:
         """The expression as it stands in the generated file, if it gives just this number; None where that is not known."""
         value = self.value(expression)
-        if value is None or type(value) is not type(number) or value != number:
+        if value is None or repr(value) != repr(number):  # 2 is not 2.0, and 0.0 is not -0.0
             return None
         text = ast.unparse(_Rewriter(self).visit(_copy(expression)))
         return text if len(text) <= LONGEST else None

@@ -10,15 +10,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-from remat_codegen.emit.arithmetic import Arithmetic, Number, operands
+from remat_codegen.emit.arithmetic import Arithmetic, Number
 from remat_codegen.emit.lines import Line
 from remat_codegen.emit.names import Namer, owner_of
+from remat_codegen.emit.reading import (
+    Function,
+    Shape,
+    Unpacking,
+    base_name,
+    bounds_in,
+    calls_in,
+    function_around,
+    imports_math,
+    may_be,
+    operands_in,
+    shape_of,
+)
 from remat_codegen.emit.sources import tree_of
-from remat_codegen.trace import Operation, Origin, Source, Trace, refs
+from remat_codegen.trace import Operation, Origin, Trace, refs
 
 
 class SpelledInt(int):
@@ -41,39 +53,6 @@ def spelled(value: Number, text: str) -> Spelled:
     found = SpelledInt(value) if isinstance(value, int) else SpelledFloat(value)
     found.text = text
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What `x.shape`, `x.shape[:2]`, `x.shape[1]` or `x.size(1)` asks for: dimensions of `base`, a name in the source.
-
-    `rank` is the number of dimensions if the source says so; `suffix` is how to ask any tensor for them.
-    """
-
-    base: str
-    dimensions: tuple[int, ...]
-    suffix: str
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacking:
-    """`B, T, C = x.shape` in a function of the source, which stands on the lines from `first` to `last`."""
-
-    first: int
-    last: int
-    line: int
-    names: tuple[str, ...]
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    first: int
-    last: int
-    unpackings: tuple[Unpacking, ...]
-    statements: tuple[ast.stmt, ...]
-    assigned: dict[str, ast.Assign]  # names that are assigned once
 
 
 Module = Callable[[str], str | None]  # the expression for a module in a block's functions, if it stands in the block's part
@@ -105,20 +84,20 @@ class ShapeNames:
     def spelled(self, operation: Operation, available: Callable[[int], bool]) -> Operation:
         """The operation with what the source says in place of numbers, where the tensors that it takes sizes of are
         `available`."""
-        function = _function_around(operation.source)
+        function = function_around(operation.source)
         if function is None or self.trace.sizes:
             return operation
         reading = Arithmetic(_Names(self, operation, function, available))
-        if _base(operation) in ("slice", "select"):
+        if base_name(operation) in ("slice", "select"):
             return _indexed(operation, function, reading)
         numbers = list(_numbers(operation.args))
-        for arguments in _calls(function, operation):
+        for arguments in calls_in(function, operation):
             pairs = list(zip(arguments, numbers, strict=False))  # the source may give the last of them by keyword
-            if all(_may_be(a, n) for a, n in pairs):
+            if all(may_be(a, n) for a, n in pairs):
                 texts = [self._asked_of_input(operation, a, n, available) or reading.spelled(a, n) for a, n in pairs]
                 if any(texts):
                     return _with_texts(operation, numbers, texts)
-        for side in _operands(function, operation) if len(numbers) == 1 else ():
+        for side in operands_in(function, operation) if len(numbers) == 1 else ():
             text = reading.spelled(side, numbers[0])
             if text is not None:
                 return _with_texts(operation, numbers, [f"({text})" if isinstance(side, ast.BinOp) else text])
@@ -147,7 +126,7 @@ class ShapeNames:
         self, operation: Operation, argument: ast.expr, number: Number, available: Callable[[int], bool]
     ) -> str | None:
         """`idx.shape[1]`, where idx is an input of the model."""
-        shape = _shape(argument)
+        shape = shape_of(argument)
         if shape is None or len(shape.dimensions) != 1 or owner_of(operation) != "":
             return None
         given = next((v for v in self.trace.inputs if v is not None and self.trace.variables[v].path == shape.base), None)
@@ -155,7 +134,7 @@ class ShapeNames:
         return f"{shape.base}{shape.suffix}" if asked else None
 
     def unpacked(
-        self, operation: Operation, function: _Function, name: str, available: Callable[[int], bool]
+        self, operation: Operation, function: Function, name: str, available: Callable[[int], bool]
     ) -> tuple[Unpacking, int, int] | None:
         """Where a name was unpacked before, from which variable, and the size that it stands for."""
         assert operation.source is not None
@@ -225,7 +204,7 @@ class _Names:
 
     shapes: ShapeNames
     operation: Operation
-    function: _Function
+    function: Function
     available: Callable[[int], bool]
 
     def size(self, name: str) -> int | None:
@@ -249,7 +228,7 @@ class _Names:
 
     def has_math(self) -> bool:
         assert self.operation.source is not None
-        return _imports_math(tree_of(self.operation.source.file))
+        return imports_math(tree_of(self.operation.source.file))
 
 
 def insert(lines: list[Line], text: str, sizes: tuple[str, ...], name: str | None) -> None:
@@ -270,9 +249,6 @@ def insert(lines: list[Line], text: str, sizes: tuple[str, ...], name: str | Non
     lines.insert(place, Line(depth, text, sizes, light=True))
 
 
-# ---------------------------------------------------------------------------------------------- an operation's numbers
-
-
 def _numbers(value: Any) -> Iterator[Number]:
     """The numbers among arguments, in order."""
     if isinstance(value, (list, tuple)):
@@ -282,24 +258,14 @@ def _numbers(value: Any) -> Iterator[Number]:
         yield value
 
 
-def _indexed(operation: Operation, function: _Function, reading: Arithmetic) -> Operation:
+def _indexed(operation: Operation, function: Function, reading: Arithmetic) -> Operation:
     """`x[:T]`: the operation with the numbers of an index in the source that come to the same."""
     first, *given = operation.args
     for position, number in enumerate(given):
-        wanted = [e for e in _bounds(function, operation) if _is_number(number) and number >= 0 and position > 0]
+        wanted = [e for e in bounds_in(function, operation) if _is_number(number) and number >= 0 and position > 0]
         text = next((t for e in wanted if (t := reading.spelled(e, number)) is not None), None)
         given[position] = number if text is None else spelled(number, text)
     return replace(operation, args=(first, *given))
-
-
-def _bounds(function: _Function, operation: Operation) -> Iterator[ast.expr]:
-    """What stands between brackets in the statement that an operation comes from."""
-    statement = _around(function, operation)
-    for node in ast.walk(statement) if statement is not None else ():
-        index = node.slice if isinstance(node, ast.Subscript) else None
-        for part in index.elts if isinstance(index, ast.Tuple) else [index]:
-            bounds = [part.lower, part.upper, part.step] if isinstance(part, ast.Slice) else [part]
-            yield from (b for b in bounds if b is not None and not isinstance(b, ast.Constant))
 
 
 def _with_texts(operation: Operation, numbers: Sequence[Number], texts: Sequence[str | None]) -> Operation:
@@ -316,111 +282,3 @@ def _with_numbers(value: Any, numbers: Iterator[Number]) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-# ---------------------------------------------------------------------------------------------- the user's source
-
-
-def _may_be(argument: ast.expr, number: Number) -> bool:
-    """Whether an argument in the source can be the number that was traced."""
-    return not isinstance(argument, ast.Constant) or argument.value == number
-
-
-def _around(function: _Function, operation: Operation) -> ast.stmt | None:
-    """The innermost statement that an operation comes from."""
-    assert operation.source is not None
-    line = operation.source.line
-    found = [s for s in function.statements if s.lineno <= line <= (s.end_lineno or s.lineno)]
-    return min(found, key=lambda s: (s.end_lineno or s.lineno) - s.lineno, default=None)
-
-
-def _operands(function: _Function, operation: Operation) -> Iterator[ast.expr]:
-    """What stands beside the operators in the source that may have led to an operation."""
-    statement = _around(function, operation)
-    return iter(()) if statement is None else operands(statement, _base(operation))
-
-
-def _base(operation: Operation) -> str:
-    return operation.target._schema.name.removeprefix("aten::").rstrip("_")
-
-
-def _calls(function: _Function, operation: Operation) -> Iterator[list[ast.expr]]:
-    """The arguments, but for tensors in front, of the calls in the source that may have led to an operation."""
-    statement = _around(function, operation)
-    for call in ast.walk(statement) if statement is not None else ():
-        called = call.func if isinstance(call, ast.Call) else None
-        if isinstance(call, ast.Call) and (getattr(called, "attr", None) or getattr(called, "id", None)) == _base(operation):
-            yield [part for a in call.args for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
-
-
-def _function_around(source: Source | None) -> _Function | None:
-    functions = () if source is None else _functions(tree_of(source.file))
-    around = [f for f in functions if source is not None and f.first <= source.line <= f.last]
-    return min(around, key=lambda f: f.last - f.first, default=None)
-
-
-@lru_cache(maxsize=64)
-def _functions(tree: ast.Module) -> tuple[_Function, ...]:
-    return tuple(_read(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-
-
-def _read(function: ast.FunctionDef) -> _Function:
-    statements = tuple(n for n in ast.walk(function) if isinstance(n, ast.stmt) and n is not function)
-    last = function.end_lineno or function.lineno
-    bound = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    found = []
-    for statement in statements:
-        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-        parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        names = tuple(p.id for p in parts if isinstance(p, ast.Name))
-        shape = _shape(statement.value) if isinstance(statement, ast.Assign) else None
-        once = all(n == "_" or bound.count(n) == 1 for n in names)  # else its value depends on where it is read
-        alone = shape is None or isinstance(target, ast.Tuple) or shape.suffix.endswith("]") and ":" not in shape.suffix
-        if shape is None or not names or len(names) != len(parts) or not once or not alone:
-            continue
-        if shape.whole:
-            shape = replace(shape, dimensions=tuple(range(len(names))))
-        if len(names) == len(shape.dimensions):
-            found.append(Unpacking(function.lineno, last, statement.lineno, names, shape))
-    single = [s for s in statements if isinstance(s, ast.Assign) and len(s.targets) == 1]
-    assigned = {t.id: s for s in single for t in s.targets if isinstance(t, ast.Name) and bound.count(t.id) == 1}
-    return _Function(function.lineno, last, tuple(found), statements, assigned)
-
-
-@lru_cache(maxsize=64)
-def _imports_math(tree: ast.Module) -> bool:
-    imports = [a for s in tree.body if isinstance(s, ast.Import) for a in s.names]
-    return any(a.name == "math" and a.asname is None for a in imports)
-
-
-def _shape(value: ast.expr) -> Shape | None:
-    """The shape that an expression asks for; None for other expressions."""
-    if isinstance(value, ast.Subscript):
-        whole, index = _shape(value.value), value.slice
-        if whole is None or not whole.whole:
-            return None
-        if (
-            isinstance(index, ast.Slice)
-            and index.lower is None
-            and index.step is None
-            and isinstance(index.upper, ast.Constant)
-        ):
-            count = index.upper.value
-            return Shape(whole.base, tuple(range(count)), f".shape[:{count}]") if isinstance(count, int) and count > 0 else None
-        return _one(whole.base, index)
-    if isinstance(value, ast.Attribute) and value.attr == "shape" and isinstance(value.value, ast.Name):
-        return Shape(value.value.id, (), ".shape", True)
-    called = value.func if isinstance(value, ast.Call) and not value.keywords else None
-    if isinstance(value, ast.Call) and isinstance(called, ast.Attribute) and called.attr == "size":
-        if isinstance(called.value, ast.Name) and not value.args:
-            return Shape(called.value.id, (), ".shape", True)
-        return _one(called.value.id, value.args[0]) if isinstance(called.value, ast.Name) and len(value.args) == 1 else None
-    return None
-
-
-def _one(base: str, index: ast.expr) -> Shape | None:
-    try:
-        dimension = ast.literal_eval(index)
-    except ValueError:
-        return None
-    return Shape(base, (dimension,), f".shape[{dimension}]") if type(dimension) is int else None
