@@ -13,20 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
-
 from remat_codegen.emit.about import note
 from remat_codegen.emit.lines import Line, drop, tidy
 from remat_codegen.emit.plumbing import Plumbing, changed_argument
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.emit.spell import spell
+from remat_codegen.emit.surroundings import generators, modes
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Body, early_ends, is_view
 from remat_codegen.schedule import Compute
 from remat_codegen.trace import Operation, Origin, refs, sizes_in
-
-NOTHING_SAVED = "torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: _)"  # no gradient ever comes there
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +43,6 @@ class Function:
     forgets: tuple[tuple[int, str], ...]
     uses_kept: bool
     argument_names: tuple[str, ...]
-
-
-def _generator(device: str) -> str:
-    """The expression for the generator that draws on a device."""
-    place = torch.device(device)
-    if place.type == "cpu":
-        return "torch.default_generator"
-    index = "torch.cuda.current_device()" if place.index is None else place.index
-    return f"torch.cuda.default_generators[{index}]"
 
 
 def write_function(plumbing: Plumbing, segment: Segment) -> Function:
@@ -231,9 +219,9 @@ class _Writer:
         name = self._node_name(node)
         if self._group(node) and (not again or self._refills(position, node)):
             managers.append(f"kept.saves({name!r})")
-        devices = self._random_devices(node)
-        if devices and self._runs_again(node):
-            managers += [f"kept.draws({name!r}, {_generator(device)})" for device in devices]
+        if self._runs_again(node):
+            drawing = generators(self.trace, self.record, self.model.bodies[node.id])
+            managers += [f"kept.draws({name!r}, {generator})" for generator in drawing]
         if not managers:
             yield
             return
@@ -257,14 +245,6 @@ class _Writer:
 
     def _runs_again(self, node: Node) -> bool:
         return any(self.program.node_at(p) is node for p in self.program.again)
-
-    def _random_devices(self, node: Node) -> list[str]:
-        found: dict[str, None] = {}
-        for op in self.model.bodies[node.id].operations:
-            if self.record.random[op]:
-                results = [v for v in self.trace.operations[op].results if v is not None]
-                found[self.trace.variables[results[0]].device if results else "cpu"] = None
-        return list(found)
 
     def _node_name(self, node: Node) -> str:
         body = self.model.bodies[node.id]
@@ -297,15 +277,15 @@ class _Writer:
         else:
             targets = ["_" if v is None else self.scope.name(v) for v in operation.results]
             comma = "," if operation.many and len(targets) == 1 else ""
-            modes = self._modes(operation)
-            if modes:
-                self._line(f"with {', '.join(modes)}:")
+            under = modes(self.trace, self.record, operation)
+            if under:
+                self._line(f"with {', '.join(under)}:")
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
             looks = is_view(self.record, operation)
             unread = "for what autograd saves" if again and not self.record.mutated[operation.id] else ""
             self.lines.append(Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, looks, unread=unread))
-            if modes:
+            if under:
                 self.depth -= 1
 
     def _is_at_hand(self, variable: int) -> bool:
@@ -313,18 +293,6 @@ class _Writer:
         name = self.scope.name(variable)
         taken = variable in self.inputs or (self.segment.role is Role.FORWARD and variable in self.scope.outside())
         return taken and variable not in self.handed or any(name in line.defines for line in self.lines)
-
-    def _modes(self, operation: Operation) -> list[str]:
-        """What an operation runs under that the model as a whole does not."""
-        modes = [] if operation.grad_enabled else ["torch.no_grad()"]
-        modes += [NOTHING_SAVED] if self.record.unsaved[operation.id] else []
-        here, usual = dict(operation.autocast), dict(self.trace.autocast)
-        for device in sorted(here | usual):
-            if device not in here:
-                modes.append(f"torch.autocast({device!r}, enabled=False)")
-            elif here[device] != usual.get(device):
-                modes.append(f"torch.autocast({device!r}, dtype={here[device]})")
-        return modes
 
     def _counted_by(self, operation: Operation) -> str | None:
         """The normalisation module whose batches an operation counts: it does so in training only."""
