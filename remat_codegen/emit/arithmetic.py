@@ -52,12 +52,18 @@ class Arithmetic:
 
     names: Names
 
-    def spelled(self, expression: ast.expr, number: Number) -> str | None:
-        """The expression as it stands in the generated file, if it gives just this number; None where that is not known."""
+    def spelled(self, expression: ast.expr, number: Number, operand: bool = False) -> str | None:
+        """The expression as it stands in the generated file, if it gives just this number; None where that is not known.
+
+        That of an `operand` can stand beside an operator.
+        """
         value = self.value(expression)
         if value is None or repr(value) != repr(number):  # 2 is not 2.0, and 0.0 is not -0.0
             return None
-        text = ast.unparse(_Rewriter(self).visit(_copy(expression)))
+        written = _Rewriter(self).visit(_copy(expression))
+        text = ast.unparse(written)
+        if operand and isinstance(written, (ast.BinOp, ast.UnaryOp)):
+            text = f"({text})"
         return text if len(text) <= LONGEST else None
 
     def value(self, expression: ast.expr, depth: int = 0) -> Number | None:

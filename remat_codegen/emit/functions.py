@@ -87,7 +87,7 @@ class _Writer:
             self._line(f"return {', '.join(values)}")
         given = [v for v in arguments if v not in self.handed] + [v for v in self.inputs if v not in arguments]
         given.sort(key=lambda v: _ORDER.index(self.trace.variables[v].origin))
-        self.shapes.ask(self.lines, self.scope.name, self._is_at_hand)
+        self.shapes.ask(self.lines, self._is_at_hand)
         lines = [line.render() for line in tidy(self.lines)]
         uses_kept = any("kept" in text for text in lines)
         names = tuple(self.scope.name(v) for v in given)

@@ -7,10 +7,14 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 
 from remat_codegen.emit.arithmetic import Number, operands
 from remat_codegen.emit.sources import tree_of
-from remat_codegen.trace import Operation, Source
+from remat_codegen.trace import Operation, Ref, Source
+
+_PACKAGES = ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
+_SHAPING = frozenset("view reshape expand repeat split chunk unflatten".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Function:
     unpackings: tuple[Unpacking, ...]
     statements: tuple[ast.stmt, ...]
     assigned: dict[str, ast.Assign]  # names that are assigned once
+    shaping: frozenset[str]  # attributes of self that shapes depend on, and that nothing but __init__ sets
 
 
 def may_be(argument: ast.expr, number: Number) -> bool:
@@ -75,11 +80,15 @@ def base_name(operation: Operation) -> str:
 def calls_in(function: Function, operation: Operation) -> Iterator[list[ast.expr]]:
     """The arguments, but for tensors in front, of the calls in the source that may have led to an operation."""
     statement = statement_around(function, operation)
+    tensors = sum(1 for _ in takewhile(lambda a: isinstance(a, Ref), operation.args))
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)] if statement is not None else []
     for call in calls:
-        called = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
-        if called == base_name(operation):
-            yield [part for a in call.args for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
+        called = call.func
+        if base_name(operation) not in (getattr(called, "attr", None), getattr(called, "id", None)):
+            continue
+        of_tensor = isinstance(called, ast.Attribute) and ast.unparse(called.value) not in _PACKAGES
+        given = call.args[tensors - 1 if of_tensor and tensors else tensors :]
+        yield [part for a in given for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
 
 
 def bounds_in(function: Function, operation: Operation) -> Iterator[ast.expr]:
@@ -100,10 +109,17 @@ def function_around(source: Source | None) -> Function | None:
 
 @lru_cache(maxsize=64)
 def _functions(tree: ast.Module) -> tuple[Function, ...]:
-    return tuple(_read(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    changing = frozenset(name for f in functions if f.name != "__init__" for name in _attributes(f, ast.Store, ast.Del))
+    return tuple(_read(f, changing) for f in functions)
 
 
-def _read(function: ast.FunctionDef) -> Function:
+def _attributes(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
+    """The names of attributes, of whatever, that are read or set."""
+    return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, contexts)}
+
+
+def _read(function: ast.FunctionDef, changing: frozenset[str]) -> Function:
     statements = tuple(n for n in ast.walk(function) if isinstance(n, ast.stmt) and n is not function)
     last = function.end_lineno or function.lineno
     bound = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -123,7 +139,9 @@ def _read(function: ast.FunctionDef) -> Function:
             found.append(Unpacking(function.lineno, last, statement.lineno, names, shape))
     single = [s for s in statements if isinstance(s, ast.Assign) and len(s.targets) == 1]
     assigned = {t.id: s for s in single for t in s.targets if isinstance(t, ast.Name) and bound.count(t.id) == 1}
-    return Function(function.lineno, last, tuple(found), statements, assigned)
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") in _SHAPING]
+    shaping = frozenset(name for c in calls for a in c.args for name in _attributes(a, ast.Load))
+    return Function(function.lineno, last, tuple(found), statements, assigned, shaping - changing)
 
 
 @lru_cache(maxsize=64)

@@ -167,7 +167,7 @@ class Scope:
 
     def shape_names(self, again: bool) -> ShapeNames:
         """The names of sizes for one function of this block, that of a first or of a second run."""
-        return ShapeNames(self.model.trace, self.operations, self.namer, self._module_inside, self.sizes, again)
+        return ShapeNames(self.model.trace, self.operations, self.namer, self.name, self._module_inside, self.sizes, again)
 
     def title(self) -> str:
         """What to call the block: the submodule that does most of its work, else the module it stands in."""

@@ -1,7 +1,8 @@
 """Sizes as the user's source spells them: `B, T, C = x.shape` and `q.view(B, T, ...)`, rather than the numbers of one trace.
 
 Which tensor the user's `x` is, a trace does not say: it is taken to be the first one that the operations of the same call read
-and that has such a shape. A wrong guess would do no harm, as every size that is spelled is the size that was traced.
+and that has such a shape. A wrong guess would do no harm, as every size that is spelled is the size that was traced, and shapes
+do not change: in models that change the shape of a tensor in place, all sizes stay numbers.
 A second run may not have that tensor any more: then the first run keeps its shape, `kept.shapes["x"] = x.shape`.
 """
 
@@ -55,6 +56,9 @@ def spelled(value: Number, text: str) -> Spelled:
     return found
 
 
+RESHAPING = frozenset(
+    f"aten::{n}_" for n in "t transpose swapaxes swapdims unsqueeze squeeze resize resize_as set as_strided".split()
+)
 Module = Callable[[str], str | None]  # the expression for a module in a block's functions, if it stands in the block's part
 
 
@@ -74,9 +78,17 @@ class ShapeNames:
     """
 
     def __init__(
-        self, trace: Trace, operations: Sequence[int], namer: Namer, module: Module, block: BlockSizes, again: bool
+        self,
+        trace: Trace,
+        operations: Sequence[int],
+        namer: Namer,
+        name: Callable[[int], str],
+        module: Module,
+        block: BlockSizes,
+        again: bool,
     ) -> None:
-        self.trace, self.namer, self.module, self.block, self.again = trace, namer, module, block, again
+        self.trace, self.namer, self.name, self.module, self.block, self.again = trace, namer, name, module, block, again
+        self.fixed = not trace.sizes and not any(op.target._schema.name in RESHAPING for op in trace.operations)
         self.operations = [trace.operations[op] for op in operations]
         self.asked: dict[Unpacking, int] = {}  # the variable that is asked
         self.recalled: set[Unpacking] = set()  # those that ask a shape which the first run kept
@@ -85,7 +97,7 @@ class ShapeNames:
         """The operation with what the source says in place of numbers, where the tensors that it takes sizes of are
         `available`."""
         function = function_around(operation.source)
-        if function is None or self.trace.sizes:
+        if function is None or not self.fixed:
             return operation
         reading = Arithmetic(_Names(self, operation, function, available))
         if base_name(operation) in ("slice", "select"):
@@ -98,13 +110,14 @@ class ShapeNames:
                 if any(texts):
                     return _with_texts(operation, numbers, texts)
         for side in operands_in(function, operation) if len(numbers) == 1 else ():
-            text = reading.spelled(side, numbers[0])
+            text = reading.spelled(side, numbers[0], operand=True)
             if text is not None:
-                return _with_texts(operation, numbers, [f"({text})" if isinstance(side, ast.BinOp) else text])
+                return _with_texts(operation, numbers, [text])
         return operation
 
-    def ask(self, lines: list[Line], name: Callable[[int], str], available: Callable[[int], bool]) -> None:
+    def ask(self, lines: list[Line], available: Callable[[int], bool]) -> None:
         """Adds to the lines of a function those that ask for sizes, and in a first run those that keep shapes."""
+        name = self.name
         left = {} if self.again else dict(self.block.kept)
         for unpacking, variable in self.asked.items():
             whole = unpacking.shape.suffix == ".shape"
@@ -116,7 +129,8 @@ class ShapeNames:
                 chained = f"kept.shapes[{name(variable)!r}] = "
             names = self.block.names[unpacking]
             part = unpacking.shape.suffix.removeprefix(".shape")
-            text = f"{', '.join(names)} = {chained}{shape}{part}"
+            comma = "," if len(names) == 1 and (":" in part or not part) else ""
+            text = f"{', '.join(names)}{comma} = {chained}{shape}{part}"
             insert(lines, text, names, None if unpacking in self.recalled else name(variable))
         for variable in left:
             shape = f"{name(variable)}.shape" if available(variable) else str(self.trace.variables[variable].shape)
@@ -131,7 +145,7 @@ class ShapeNames:
             return None
         given = next((v for v in self.trace.inputs if v is not None and self.trace.variables[v].path == shape.base), None)
         asked = given is not None and available(given) and self._sizes(given, shape) == (number,)
-        return f"{shape.base}{shape.suffix}" if asked else None
+        return f"{self.name(given)}{shape.suffix}" if asked and given is not None else None
 
     def unpacked(
         self, operation: Operation, function: Function, name: str, available: Callable[[int], bool]
@@ -139,7 +153,7 @@ class ShapeNames:
         """Where a name was unpacked before, from which variable, and the size that it stands for."""
         assert operation.source is not None
         for unpacking in function.unpackings:
-            if name not in unpacking.names or unpacking.line >= operation.source.line:
+            if name == "_" or name not in unpacking.names or unpacking.line >= operation.source.line:
                 continue
             variable = self.asked.get(unpacking, self._found(operation, unpacking, available))
             sizes = None if variable is None else self._sizes(variable, unpacking.shape)
@@ -148,7 +162,7 @@ class ShapeNames:
             return unpacking, variable, sizes[unpacking.names.index(name)]
         return None
 
-    def name(self, unpacking: Unpacking, variable: int, name: str, available: Callable[[int], bool]) -> str:
+    def size(self, unpacking: Unpacking, variable: int, name: str, available: Callable[[int], bool]) -> str:
         """The name of a size in the generated function, which asks for it from now on."""
         if unpacking not in self.asked and not available(variable):
             self.recalled.add(unpacking)
@@ -214,9 +228,12 @@ class _Names:
     def size_spelled(self, name: str) -> str:
         found = self.shapes.unpacked(self.operation, self.function, name, self.available)
         assert found is not None
-        return self.shapes.name(found[0], found[1], name, self.available)
+        return self.shapes.size(found[0], found[1], name, self.available)
 
     def attribute(self, name: str) -> tuple[Number, str] | None:
+        """Only of what shapes depend on: whatever else is changed while training, before the way back, say."""
+        if name not in self.function.shaping:
+            return None
         owner = owner_of(self.operation)
         number, module = self.shapes.trace.numbers.get(f"{owner}.{name}"), self.shapes.module(owner)
         return None if number is None or module is None else (number, f"{module}.{name}")

@@ -52,9 +52,8 @@ _STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
 
 def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False, way: int = 0) -> str:
     """A Python expression for `operation`: one of its spellings, by number."""
-    found = spellings(operation, tensor, training, again)[way]
-    assert found is not None
-    return found
+    found = spellings(operation, tensor, training, again)
+    return found[way] or str(found[-1])
 
 
 def spellings(operation: Operation, tensor: Tensor, training: str | None = None, again: bool = False) -> list[str | None]:
@@ -78,7 +77,7 @@ def spellings(operation: Operation, tensor: Tensor, training: str | None = None,
     call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
     return [
         _simple(operation, base, overload, values, keywords, tensor),
-        _operator(base, values, keywords),
+        _operator(operation, base, values, tensor),
         _loss(operation, base, values),
         _resizing(base, values),
         _method(operation, base, values, keywords),
@@ -87,7 +86,7 @@ def spellings(operation: Operation, tensor: Tensor, training: str | None = None,
     ]
 
 
-def _operator(base: str, values: list[str], keywords: list[tuple[str, str]]) -> str | None:
+def _operator(operation: Operation, base: str, values: list[str], tensor: Tensor) -> str | None:
     """`a & b`, and `x[i, j]` with tensors for indices."""
     if base in _OPERATORS and len(values) == 2:
         return f"({values[0]} {_OPERATORS[base]} {values[1]})"
@@ -95,9 +94,8 @@ def _operator(base: str, values: list[str], keywords: list[tuple[str, str]]) -> 
         return f"({values[1]} - {values[0]})"
     if base == "numpy_T":
         return f"{values[0]}.T"
-    if base == "index" and not keywords:
-        inner = ", ".join(":" if v == "None" else v for v in values[1][1:-1].split(", "))
-        return f"{values[0]}[{inner}]" if "(" not in inner else None
+    if base == "index":
+        return f"{values[0]}[{', '.join(':' if i is None else literal(i, tensor) for i in operation.args[1])}]"
     return None
 
 

@@ -95,7 +95,7 @@ class Trace:
     `constants` are the tensors that the model holds as plain attributes, by variable.
     `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
     `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
-    to tensors, as it calls them. `numbers` are the plain numbers that modules hold as attributes, by path.
+    to tensors, as it calls them. `numbers` are the whole numbers that modules hold as attributes, by path.
     """
 
     variables: tuple[Variable, ...]
@@ -109,7 +109,7 @@ class Trace:
     sizes: tuple[Dynamic, ...] = ()
     evaluating: frozenset[str] = frozenset()
     assigned: tuple[str, ...] = ()
-    numbers: Mapping[str, int | float] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""

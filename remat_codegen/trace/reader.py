@@ -35,7 +35,6 @@ class Reader:
         # The model itself may be wrapped in something that cannot be indexed.
         self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
         self.evaluating = frozenset(path for path, m in module.named_modules() if not m.training)
-        self.numbers = _numbers(module)
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
@@ -63,7 +62,6 @@ class Reader:
             self.autocast,
             tuple(self.sizes),
             self.evaluating,
-            numbers=self.numbers,
         )
 
     def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:
@@ -294,10 +292,3 @@ def _source(node: torch.fx.Node) -> Source | None:
         return None
     own = [f for f in frames if not is_library(f[0])] or list(frames)
     return Source(*own[-1], stack=frames)
-
-
-def _numbers(module: torch.nn.Module) -> dict[str, int | float]:
-    """The plain numbers that modules hold as attributes: `h.0.attn.heads`."""
-    modules = [(path, vars(m)) for path, m in module.named_modules(remove_duplicate=False)]
-    held = {f"{path}.{name}": value for path, found in modules for name, value in found.items() if name.isidentifier()}
-    return {name: value for name, value in held.items() if type(value) in (int, float)}

@@ -36,6 +36,7 @@ def trace(
     Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
     (naming the line).
     """
+    numbers = _numbers(module)
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
 
@@ -47,9 +48,17 @@ def trace(
             raise refusal(error) or trace_error(error) from error
         separate_views(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(found, assigned=assigned_attributes(said))
+        return replace(found, assigned=assigned_attributes(said), numbers=numbers)
 
     return traced_alike(read)
+
+
+def _numbers(module: torch.nn.Module) -> dict[str, int]:
+    """The whole numbers that modules hold as attributes, `h.0.attn.heads`, before anything has run."""
+    modules = module.named_modules(remove_duplicate=False)
+    held = [(path, m, name, value) for path, m in modules for name, value in vars(m).items()]
+    plain = [h for h in held if type(h[3]) is int and h[2].isidentifier() and not hasattr(type(h[1]), h[2])]
+    return {f"{path}.{name}": value for path, _, name, value in plain}
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
