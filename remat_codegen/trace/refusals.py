@@ -54,8 +54,11 @@ def trace_error(error: Exception) -> TraceError:
         )
     unknown = re.search(r"Found <class '([^']+)'> in output, which is not a known type", text)
     if unknown:
+        name = unknown[1].rpartition(".")[2]
         hint = "return tensors in tuples, lists and dicts, or register the class with torch.utils._pytree"
-        return TraceError(f"forward returns a {unknown[1].rpartition('.')[2]}, which torch.export does not know", hint=hint)
+        if name.endswith("Cache"):  # what models of transformers return unless told not to
+            hint = "training needs no cache: set use_cache=False in the configuration or the inputs"
+        return TraceError(f"forward returns a {name}, which torch.export does not know", hint=hint)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
 
