@@ -11,8 +11,17 @@ from typing import Protocol
 
 LONGEST = 48  # characters; a longer expression is harder to read than its number
 DEEPEST = 8  # assignments that lead to one another
+LARGEST_BASE, LARGEST_EXPONENT = 2**32, 64  # of a power
 
 Number = int | float
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    """Raises OverflowError where a whole number would be large: such a source must not take for ever to read."""
+    if abs(exponent) > LARGEST_EXPONENT or abs(base) > LARGEST_BASE:
+        raise OverflowError
+    return base**exponent
+
 
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
@@ -21,7 +30,7 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
 }
 _OPERATORS = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow, "remainder": ast.Mod}
 _MATH = {"sqrt": math.sqrt, "log": math.log, "exp": math.exp}
@@ -57,7 +66,10 @@ class Arithmetic:
 
         That of an `operand` can stand beside an operator.
         """
-        value = self.value(expression)
+        try:
+            value = self.value(expression)
+        except RecursionError:  # as long as that, it is nothing to be read
+            return None
         if value is None or repr(value) != repr(number):  # 2 is not 2.0, and 0.0 is not -0.0
             return None
         written = _Rewriter(self).visit(_copy(expression))

@@ -13,7 +13,6 @@ from remat_codegen.emit.arithmetic import Number, operands
 from remat_codegen.emit.sources import tree_of
 from remat_codegen.trace import Operation, Ref, Source
 
-_PACKAGES = ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
 _SHAPING = frozenset("view reshape expand repeat split chunk unflatten".split())
 
 
@@ -86,7 +85,7 @@ def calls_in(function: Function, operation: Operation) -> Iterator[list[ast.expr
         called = call.func
         if base_name(operation) not in (getattr(called, "attr", None), getattr(called, "id", None)):
             continue
-        of_tensor = isinstance(called, ast.Attribute) and ast.unparse(called.value) not in _PACKAGES
+        of_tensor = isinstance(called, ast.Attribute) and not _is_package(called.value)
         given = call.args[tensors - 1 if of_tensor and tensors else tensors :]
         yield [part for a in given for part in (a.elts if isinstance(a, (ast.Tuple, ast.List)) else [a])]
 
@@ -99,6 +98,13 @@ def bounds_in(function: Function, operation: Operation) -> Iterator[ast.expr]:
         for part in index.elts if isinstance(index, ast.Tuple) else [index]:
             bounds = [part.lower, part.upper, part.step] if isinstance(part, ast.Slice) else [part]
             yield from (b for b in bounds if b is not None and not isinstance(b, ast.Constant))
+
+
+def _is_package(value: ast.expr) -> bool:
+    """Whether an expression is torch, F or torch.nn.functional, rather than a tensor."""
+    if isinstance(value, ast.Attribute):
+        return value.attr == "functional"
+    return isinstance(value, ast.Name) and value.id in ("torch", "F", "functional")
 
 
 def function_around(source: Source | None) -> Function | None:
