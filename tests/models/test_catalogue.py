@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import builders
@@ -13,11 +14,14 @@ import pytest
 
 from remat_codegen import pipeline
 from remat_codegen.errors import BudgetError, TraceError, UnsupportedError
+from remat_codegen.plan import registry
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
 pytestmark = pytest.mark.timeout(1800)
 OTHER_PLANNERS = [p for p in PLANNERS if p != DEFAULT_PLANNER]
+SEARCHING = ("best", "checkmate", "checkmate-lp")  # as long as they are given
+SECONDS = 10.0  # for each of their plans: what they have found by then has to be as right as what takes longer
 
 
 TRACE, TRACED = pipeline.trace_target, dict[str, pipeline.Traced]()
@@ -34,6 +38,13 @@ def traced_once(monkeypatch):
         return TRACED[request.target]
 
     monkeypatch.setattr(pipeline, "trace_target", trace)
+
+
+@pytest.fixture(autouse=True)
+def little_time(monkeypatch):
+    """The planners that search are stopped early: the catalogue takes hours without that."""
+    for planner in SEARCHING:
+        monkeypatch.setitem(registry.PLANNERS, planner, partial(registry.PLANNERS[planner], time_limit=SECONDS))
 
 
 def marked(name: str):
