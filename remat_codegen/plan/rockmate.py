@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from remat_codegen.graph.ir import Block, Graph
 from remat_codegen.plan import checkmate, hierarchy
-from remat_codegen.plan.alike import treat_alike
+from remat_codegen.plan.alike import repeats, treat_alike
 from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.plan.rotor import Backward, Link, Operation, Table
@@ -34,7 +34,6 @@ MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
 FAMILIES_SECONDS = 180.0  # for the integer programs of all kinds together, the same for each
 MOST_IN_BLOCK = 700  # forward nodes: a chain of larger blocks is searched as a whole, as costly as one option of these
-REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repeated blocks
 QUICK_ROUNDS = 60  # of splitting
 CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longer treated alike
 TIGHTEST = 12  # how many of the smallest memories are always tried
@@ -144,17 +143,12 @@ def _plan_chain(
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
     small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
-    if fastest is not None and small and (_repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
+    if fastest is not None and small and (repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
         slots = next(m for m, c in tried.items() if c is fastest)
         # a search would gain little, and treat equal blocks differently
         alike = treat_alike(chain, table.operations(slots), fastest, budget_bytes)
         return _plan(status, judge(graph, profile, alike.schedule), notes, profile)
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
-
-
-def _repeats(graph: Graph) -> bool:
-    """Whether most blocks are repetitions: then planning must not take longer for more of them, nor may the file grow."""
-    return REPETITIONS * len({b.kind for b in graph.blocks}) <= len(graph.blocks)
 
 
 def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Candidate) -> bool:
