@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +31,12 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
 from remat_codegen.report import Progress, Report, Row, Verification
 from remat_codegen.request import Request
+from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
 from remat_codegen.trace import Autocast, Origin
 
-GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
-SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 VERIFY_STEPS = 2
 MOST_NAMES = 3  # of attributes in a note
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
@@ -182,7 +180,8 @@ def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Pro
     except (ValueError, IndexError):
         return plan
     timeline = simulate(traced.graph, profile, schedule)
-    if timeline.peak_bytes > limit - reserve_bytes(traced) or timeline.time_ns > (1 + STEADY) * plan.time_ns:
+    needed = reserve_of(traced).needed_bytes(planfile.order_of(schedule))
+    if timeline.peak_bytes > limit - needed or timeline.time_ns > (1 + STEADY) * plan.time_ns:
         return plan
     return replace(plan, schedule=schedule, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, status=Status.FEASIBLE)
 
@@ -205,23 +204,22 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     Where the unmodified step fits, a planner whose own plans do not gets that one.
     """
-    reserve = reserve_bytes(traced)
     planner = PLANNERS[request.planner]
 
-    def advance(what: str, done: int, total: int) -> None:
-        progress.update(done, total)
+    def run(graph: Graph, nbytes: int) -> Plan:
+        return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     unmodified = plain.peak_bytes + SLACK_BYTES
     if unmodified <= limit:
-        plan = planner(traced.graph, profile, limit, progress=advance)
+        plan = run(traced.graph, limit)
         if plan.schedule is not None and len(planfile.order_of(plan.schedule)) == len(traced.graph.nodes):
             return plan  # nothing runs again, so nothing has to be reserved
-    plan = planner(traced.graph, profile, limit - reserve, progress=advance)
+    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve_of(traced))
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if plan.schedule is None:
-        raise _too_small(traced, limit, None if plan.minimum_bytes is None else plan.minimum_bytes + reserve, unmodified)
+        raise _too_small(traced, limit, plan.minimum_bytes, unmodified)
     return plan
 
 
@@ -233,29 +231,19 @@ def _too_small(traced: Traced, limit: int, least: int | None, unmodified: int) -
 
 
 def generator_states(traced: Traced, schedule: Schedule) -> int:
-    """Bytes of generator states that a schedule's file holds at most: one for each random node that runs again, and the
-    present one."""
-    runs = Counter(planfile.order_of(schedule))
-    random = sum(_is_random(traced, n) for n, count in runs.items() if count > 1)
-    return 0 if _on_cuda(traced) or not random else (random + 1) * GENERATOR_STATE_BYTES  # one more while it is changed
+    """Bytes of generator states that a schedule's file holds at most."""
+    return reserve_of(traced).states_bytes(planfile.order_of(schedule))
 
 
-def reserve_bytes(traced: Traced) -> int:
-    """What a generated file may need beside the planned tensors: generator states, and what is too small to be planned."""
-    return _most_generator_states(traced) + SLACK_BYTES + traced.model.record.shared_cast_bytes
-
-
-def _most_generator_states(traced: Traced) -> int:
-    random = [n for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id)]
-    return 0 if _on_cuda(traced) else (len(random) + 1) * GENERATOR_STATE_BYTES if random else 0
+def reserve_of(traced: Traced) -> Reserve:
+    """What a generated file may need beside the planned tensors."""
+    random = (n.id for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id))
+    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes
+    return Reserve(fixed, frozenset() if _on_cuda(traced) else frozenset(random))
 
 
 def _is_random(traced: Traced, node: int) -> bool:
-    return (
-        any(traced.model.record.random[op] for op in traced.model.bodies[node].operations)
-        if node < traced.graph.loss
-        else False
-    )
+    return any(traced.model.record.random[op] for op in traced.model.bodies[node].operations)
 
 
 def _on_cuda(traced: Traced) -> bool:

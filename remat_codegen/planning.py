@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,28 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph import exchange
 from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
-from remat_codegen.pipeline import SLACK_BYTES, Traced, measured_costs, reserve_bytes, trace_target
+from remat_codegen.pipeline import Traced, measured_costs, reserve_of, trace_target
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.plan.result import Plan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
+from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.schedule import simulate, validate, without_recomputation
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A graph with its costs. `plain_*` are those of the step without recomputation, `reserve_bytes` what a generated file
-    needs beside the planned tensors (0 for a graph that no model was traced for). `scale` is as in `Exchange`."""
+    """A graph with its costs. `plain_*` are those of the step without recomputation, `reserve` is what a generated file
+    needs beside the planned tensors (nothing for a graph that no model was traced for). `scale` is as in `Exchange`."""
 
     label: str
     graph: Graph
     profile: Profile
     plain_ns: int
     plain_bytes: int
-    reserve_bytes: int = 0
+    reserve: Reserve = field(default_factory=Reserve)
     scale: int | None = None
     notes: tuple[str, ...] = ()
     traced: Traced | None = None
@@ -47,7 +48,7 @@ class Priced:
     @property
     def slack_bytes(self) -> int:
         """What even a file that recomputes nothing needs beside the planned tensors."""
-        return min(SLACK_BYTES, self.reserve_bytes)
+        return min(SLACK_BYTES, self.reserve.fixed_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -
         profile,
         plain.time_ns,
         plain.peak_bytes,
-        reserve_bytes=found.reserve_bytes,
+        reserve=Reserve(found.reserve_bytes, frozenset(found.drawing)),
         scale=found.scale,
         notes=found.notes,
     )
@@ -100,7 +101,7 @@ def priced_model(request: Request, progress: Progress) -> Priced:
     traced = trace_target(request, progress)
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    reserve = reserve_bytes(traced)
+    reserve = reserve_of(traced)
     return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve, traced=traced)
 
 
@@ -110,7 +111,8 @@ def write_trace(request: Request, output: Path, progress: Progress) -> dict[str,
     found = priced_model(request, progress)
     profile = found.profile
     costs = (profile.time_ns, profile.workspace_bytes, profile.device)
-    text = exchange.dumps(Exchange(found.graph, *costs, reserve_bytes=found.reserve_bytes))
+    reserve, drawing = found.reserve.fixed_bytes, tuple(sorted(found.reserve.drawing))
+    text = exchange.dumps(Exchange(found.graph, *costs, reserve_bytes=reserve, drawing=drawing))
     write_atomically(output, text)
     return _size(found) | {
         "unmodified_peak_bytes": found.plain_bytes,
@@ -130,34 +132,34 @@ def run_planner(
 ) -> Outcome:
     """One planner's plan within a budget, validated and simulated. `time_limit` in seconds, for planners that take one."""
     limit = found.limit(budget)
-    room = limit if found.plain_bytes + found.slack_bytes <= limit else limit - found.reserve_bytes
     planner = PLANNERS[name]
     options: dict[str, Any] = {}
     if time_limit is not None and "time_limit" in inspect.signature(planner).parameters:
         options["time_limit"] = time_limit
 
-    def advance(what: str, done: int, total: int) -> None:
-        progress.update(done, total)
+    def run(graph: Graph, nbytes: int) -> Plan:
+        return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total), **options)
 
     started = time.perf_counter()
-    plan = planner(found.graph, found.profile, room, progress=advance, **options)
-    if plan.peak_bytes > limit - found.reserve_bytes and plan.time_ns != found.plain_ns:
-        room = limit - found.reserve_bytes  # the unmodified step would have needed no reserve; what runs again may need it
-        plan = planner(found.graph, found.profile, room, progress=advance, **options)
+    plan = run(found.graph, limit) if found.plain_bytes + found.slack_bytes <= limit else None
+    if plan is None or plan.time_ns != found.plain_ns:  # the unmodified step needs no reserve; what runs again may need it
+        plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve)
     seconds = time.perf_counter() - started
-    plan = _checked(found, plan, room)
+    plan = _checked(found, plan, limit)
     least = _bound(found, plan, limit) if bounded else None
     return Outcome(name, budget.text, limit, plan, least, seconds)
 
 
-def _checked(found: Priced, plan: Plan, room: int) -> Plan:
+def _checked(found: Priced, plan: Plan, limit: int) -> Plan:
     """The plan with the simulator's figures: a planner's own idea of them is never reported."""
     if plan.schedule is None:
         return plan
     validate(found.graph, plan.schedule)
     timeline = simulate(found.graph, found.profile, plan.schedule)
-    if timeline.peak_bytes > room:
-        raise ValueError(f"{plan.planner} planned {timeline.peak_bytes} bytes, {timeline.peak_bytes - room} over the budget")
+    order = planfile.order_of(plan.schedule)
+    reserve = found.slack_bytes if len(order) == len(found.graph.nodes) else found.reserve.needed_bytes(order)
+    if timeline.peak_bytes + reserve > limit:
+        raise ValueError(f"{plan.planner} planned {timeline.peak_bytes} bytes, and {reserve} more for {limit}")
     return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)
 
 

@@ -151,20 +151,25 @@ def without_unused(lines: Sequence[Line]) -> list[Line]:
     """Views that nobody reads are left out; other results that nobody reads get no name."""
     found = list(lines)
     for index in reversed(range(len(found))):
-        line = found[index]
-        name = line.defines[0] if len(line.defines) == 1 else None
-        rest = found[index + 1 :]
-        if name is None or not line.text.startswith(f"{name} = ") or _read_later(name, replace(line, defines=()), rest):
+        line, rest = found[index], found[index + 1 :]
+        targets, assigns, expression = line.text.partition(" = ")
+        names = targets.split(", ")
+        unread = {n for n in line.defines if not _read_later(n, replace(line, defines=()), rest)}
+        if not assigns or not unread or not {*line.defines} <= {*names} <= {*line.defines, "_"}:
             continue
-        found[index + 1 :] = _without_drop(rest, name)
-        siblings = [found[i].depth for i in (index - 1, index + 1) if 0 <= i < len(found)]
-        if line.view and line.depth in siblings:
+        for name in unread:
+            found[index + 1 :] = _without_drop(found[index + 1 :], name)
+        if unread != {*line.defines}:
+            left = ", ".join("_" if n in unread else n for n in names)
+            found[index] = replace(
+                line, text=f"{left} = {expression}", defines=tuple(n for n in line.defines if n not in unread)
+            )
+        elif line.view and line.depth in [found[i].depth for i in (index - 1, index + 1) if 0 <= i < len(found)]:
             del found[index]
         else:
-            text = _bare(line.text.removeprefix(f"{name} = "), "(", ")")
-            found[index] = replace(
-                line, text=text, defines=(), note=line.unread if line.depth and not text.startswith("kept.") else ""
-            )
+            text = _bare(expression, "(", ")")
+            note = line.unread if line.depth and not text.startswith("kept.") else ""
+            found[index] = replace(line, text=text, defines=(), note=note)
     return found
 
 

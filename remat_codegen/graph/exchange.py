@@ -3,7 +3,7 @@
     {"format": "remat-codegen graph", "version": 1, "device": "cpu",
      "nodes": [{"name", "phase", "time_ns", "workspace_bytes", "reads", "writes", "forward", "recomputable", "signature"}, ...],
      "data": [{"id", "name", "kind", "bytes"}, ...],
-     "loss": 12, "outputs": [ids of data], "reserve_bytes": 15168}
+     "loss": 12, "outputs": [ids of data], "reserve_bytes": 4096, "drawing": [ids of nodes]}
 
 Nodes stand in topological order, the loss between forward and backward nodes; `forward` and `loss` are positions in that list.
 Blocks are not in the file: they follow from the rest. `dumps` and `loads` are inverse to each other: what is read back has the
@@ -36,8 +36,8 @@ class Exchange:
     """A graph with its costs: `time_ns` and `workspace_bytes` for each node, as a profile holds them.
 
     A plain graph's times have no unit: `time_ns` are then the file's times times `scale`, which is None for nanoseconds.
-    `notes` say what was assumed while reading. `reserve_bytes` is what a plan has to leave free for what no node shows: states
-    of random generators.
+    `notes` say what was assumed while reading. `reserve_bytes` is what a plan has to leave free for what no node shows, and
+    `drawing` are the nodes that need a generator's state beside that where they run again.
     """
 
     graph: Graph
@@ -47,6 +47,7 @@ class Exchange:
     scale: int | None = None
     notes: tuple[str, ...] = ()
     reserve_bytes: int = 0
+    drawing: tuple[int, ...] = ()
 
 
 def dumps(exchange: Exchange) -> str:
@@ -63,6 +64,7 @@ def dumps(exchange: Exchange) -> str:
         f'  "loss": {graph.loss}',
         f'  "outputs": {json.dumps(list(graph.outputs))}',
         *([f'  "reserve_bytes": {exchange.reserve_bytes}'] if exchange.reserve_bytes else []),
+        *([f'  "drawing": {json.dumps(list(exchange.drawing))}'] if exchange.drawing else []),
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -176,7 +178,17 @@ def _read(found: dict[str, Any]) -> Exchange:
     graph = Graph(tuple(n for n, _, _ in nodes), data, loss, outputs)
     reserve = whole(found.get("reserve_bytes", 0), "the reserve", LARGEST_TOTAL)
     times, workspaces = tuple(t for _, t, _ in nodes), tuple(w for _, _, w in nodes)
-    return Exchange(graph, times, workspaces, device, reserve_bytes=reserve)
+    return Exchange(graph, times, workspaces, device, reserve_bytes=reserve, drawing=_drawing(found, graph))
+
+
+def _drawing(found: dict[str, Any], graph: Graph) -> tuple[int, ...]:
+    drawing = found.get("drawing", [])
+    if not isinstance(drawing, list):
+        fail("the nodes that draw random numbers are no list")
+    for node in drawing:
+        if not graph.nodes[whole(node, "a node that draws", len(graph.nodes) - 1)].recomputable:
+            fail(f"{_name(graph, node)} draws random numbers, and cannot run again")
+    return tuple(drawing)
 
 
 def _data(rows: list[Any]) -> tuple[tuple[Data, ...], dict[Any, int]]:

@@ -36,7 +36,8 @@ def test_what_is_written_is_read_back(seed, count, once):
     text = dumps(found)
     assert loads(text) == found
     assert dumps(loads(text)) == text
-    reserving = replace(found, reserve_bytes=1 + seed)
+    again = tuple(n.id for n in found.graph.nodes if n.recomputable)
+    reserving = replace(found, reserve_bytes=1 + seed, drawing=again[::2])
     assert loads(dumps(reserving)) == reserving
 
 
@@ -113,6 +114,9 @@ def put(value, *path):
         (put(4, "nodes", 4, "forward"), "node 4 (b0) belongs to forward node 4"),
         (put(7, "loss"), "the loss is 7"),
         (put(-1, "reserve_bytes"), "the reserve is -1"),
+        (put([99], "drawing"), "a node that draws is 99"),
+        (put(3, "drawing"), "the nodes that draw random numbers are no list"),
+        (put([2], "drawing"), "node 2 (loss) draws random numbers, and cannot run again"),
         (put(1, "loss"), "not the loss"),
         (put("x", "outputs"), "the list of outputs names its data by 'x'"),
         (put(3, "device"), "the device is no text"),

@@ -1,0 +1,31 @@
+"""What happens to the lines of a function before they are written."""
+
+import pytest
+
+from remat_codegen.emit.lines import Line, drop, tidy
+
+
+def texts(*lines):
+    return [line.text for line in tidy(lines)]
+
+
+def split(view=True):
+    return Line(1, "q, k, v = x.split(C, 2)", ("q", "k", "v"), view)
+
+
+def test_parts_that_nobody_reads_get_no_name():
+    last = Line(1, "return kept.slot(q) + v")
+    assert texts(split(), last) == ["q, _, v = x.split(C, 2)", "return kept.slot(q) + v"]
+    assert texts(split(), drop(1, ("k",)), last) == ["q, _, v = x.split(C, 2)", "return kept.slot(q) + v"]
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_what_nobody_reads_at_all_is_run_where_it_does_something(view):
+    others = [Line(1, "y = f(x)", ("y",)), Line(1, "g(y)"), Line(1, "return y")]
+    kept = [] if view else ["x.split(C, 2)"]
+    assert texts(*others[:2], split(view), others[2]) == ["y = f(x)", "g(y)", *kept, "return y"]
+
+
+def test_an_unpacked_single_result_stays_unpacked():
+    lines = [Line(1, "a, = f(x)", ("a",)), Line(1, "g(a)"), Line(1, "return h(a)")]
+    assert texts(*lines)[0] == "a, = f(x)"

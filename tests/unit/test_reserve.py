@@ -1,0 +1,80 @@
+"""What is left free for generator states, and plans that need fewer of them."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from graphs import Op, training_graph
+
+from remat_codegen import pipeline
+from remat_codegen.errors import BudgetError
+from remat_codegen.plan import rockmate
+from remat_codegen.planfile import order_of
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.reserve import GENERATOR_STATE_BYTES, Reserve, plan_within
+from remat_codegen.schedule import simulate, without_recomputation
+
+SMALL = """
+import torch
+from torch import nn
+
+def dropping():
+    layers = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 32)) for _ in range(6)]
+    return nn.Sequential(*layers)
+
+def dropping_inputs():
+    return (torch.randn(24, 32),)
+"""
+
+
+def dropping_chain(nbytes):
+    """Eight cheap operations after one another; what each of them writes is saved for its backward."""
+    reads = [(), *((i,) for i in range(7))]
+    return training_graph([Op(r, nbytes, 0, (i,), 1 + i, 2) for i, r in enumerate(reads)])
+
+
+def within(graph, profile, limit, reserve):
+    plain = simulate(graph, profile, without_recomputation(graph))
+    return plan_within(lambda g, b: rockmate.plan(g, profile, b), graph, profile, limit, plain.peak_bytes, reserve)
+
+
+def test_states_are_counted_for_what_runs_again():
+    reserve = Reserve(100, frozenset({1, 3, 4}))
+    assert reserve.needed_bytes([0, 1, 2, 3, 4]) == 100
+    assert reserve.needed_bytes([0, 1, 2, 3, 4, 3, 3, 2]) == 100 + 2 * GENERATOR_STATE_BYTES
+    assert reserve.most_bytes == 100 + 4 * GENERATOR_STATE_BYTES
+    assert reserve.only({3, 7}).most_bytes == 100 + 2 * GENERATOR_STATE_BYTES
+
+
+def test_large_random_results_are_planned_once():
+    """Where states are nothing beside the data, there is one plan, which leaves room for all of them."""
+    graph, profile = dropping_chain(10**8)
+    reserve, calls = Reserve(7, frozenset(range(1, 7))), []
+    plan_within(lambda g, b: calls.append((g, b)) or rockmate.plan(g, profile, b), graph, profile, 6 * 10**8, 10**9, reserve)
+    assert calls == [(graph, 6 * 10**8 - reserve.most_bytes)]
+
+
+@pytest.mark.parametrize("nbytes", [100, 4000, 6000, 12_000, 40_000])
+def test_the_smallest_limit_is_one_that_works_and_states_are_within_it(nbytes):
+    graph, profile = dropping_chain(nbytes)
+    reserve = Reserve(10, frozenset(range(1, 7)))
+    least = within(graph, profile, 0, reserve).minimum_bytes
+    at_least = within(graph, profile, least, reserve)
+    assert at_least.peak_bytes + reserve.needed_bytes(order_of(at_least.schedule)) <= least
+    assert within(graph, profile, least - 1, reserve).schedule is None
+    with_all_states = rockmate.plan(graph, profile, 0).minimum_bytes + reserve.most_bytes
+    assert least <= with_all_states
+    if nbytes < GENERATOR_STATE_BYTES:  # drawing again needs more than it saves
+        once = [replace(n, recomputable=n.recomputable and n.id not in reserve.drawing) for n in graph.nodes]
+        assert least == rockmate.plan(replace(graph, nodes=tuple(once)), profile, 0).minimum_bytes + 10
+
+
+def test_a_small_model_that_drops_is_exact_in_little_memory(write_file, tmp_path):
+    file, output = write_file(SMALL), tmp_path / "dropping_remat.py"
+    request = Request(f"{file}:dropping", "1", output, inputs=f"{file}:dropping_inputs", verify=True, cache=False)
+    with pytest.raises(BudgetError) as caught:
+        pipeline.generate(request, Progress(None))
+    least = re.search(r"\((\d+) bytes\)", caught.value.line())[1]
+    report = pipeline.generate(replace(request, budget=least), Progress(None))
+    assert report.verify.ok and report.verify.measured_peak_bytes <= int(least)
