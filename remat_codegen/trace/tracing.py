@@ -47,10 +47,23 @@ def trace(
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         separate_views(exported.graph_module)
+        _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
         return replace(found, assigned=assigned_attributes(said), numbers=numbers)
 
     return traced_alike(read)
+
+
+def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
+    """Removes constants that nothing reads, as libraries make them: a file with such a line would puzzle its readers."""
+    constant = set[torch.fx.Node]()
+    for node in graph_module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and constant.issuperset(node.all_input_nodes):
+            random = torch.Tag.nondeterministic_seeded in node.target.tags
+            constant |= set() if random or node.target._schema.is_mutable else {node}
+    for node in reversed(list(graph_module.graph.nodes)):
+        if node in constant and not node.users:
+            graph_module.graph.erase_node(node)
 
 
 def _numbers(module: torch.nn.Module) -> dict[str, int]:
