@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import rockmate
-from remat_codegen.plan.result import Plan
+from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 NEGLIGIBLE = 0.005  # of the unmodified peak: states that together take less are not worth a second plan
+QUICKLY_PLANNED = 500  # nodes; in larger graphs, the other plans are looked at only where the first does not fit
 DRAWN_AGAIN = (1, 2)  # states that the results of a node that may draw again have to be larger than
 Planner = Callable[[Graph, int], Plan]
 
@@ -62,15 +63,22 @@ def plan_within(run: Planner, graph: Graph, profile: Profile, limit_bytes: int, 
     recomputation.
     """
     variants = _variants(graph, reserve, plain_bytes)
-    if len(variants) > 1:
+    if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED:
         variants = sorted(variants, key=lambda v: _promise(v, profile, limit_bytes))
     least = []
     for variant in variants:
         plan = run(variant.graph, limit_bytes - variant.most_bytes)
         if plan.schedule is not None:
-            return plan
+            return _of_all(plan, variant, graph, reserve)
         least += [] if plan.minimum_bytes is None else [plan.minimum_bytes + variant.most_bytes]
     return replace(plan, minimum_bytes=min(least, default=None))
+
+
+def _of_all(plan: Plan, variant: _Variant, graph: Graph, reserve: Reserve) -> Plan:
+    """A variant's plan as one of the graph: what was proved of the variant, and with all states reserved, need not hold."""
+    bound_ns = plan.bound_ns if variant == _Variant(graph, reserve.fixed_bytes) else None
+    proved = variant.graph == graph or plan.status is not Status.OPTIMAL
+    return replace(plan, bound_ns=bound_ns, status=plan.status if proved else Status.FEASIBLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from graphs import Op, training_graph
 
 from remat_codegen import pipeline
 from remat_codegen.errors import BudgetError
-from remat_codegen.plan import rockmate
+from remat_codegen.plan import rockmate, whole
+from remat_codegen.plan.result import Status
 from remat_codegen.planfile import order_of
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -78,3 +79,13 @@ def test_a_small_model_that_drops_is_exact_in_little_memory(write_file, tmp_path
     least = re.search(r"\((\d+) bytes\)", caught.value.line())[1]
     report = pipeline.generate(replace(request, budget=least), Progress(None))
     assert report.verify.ok and report.verify.measured_peak_bytes <= int(least)
+
+
+@pytest.mark.parametrize(("drawing", "proved"), [((), True), ((1, 2, 3), False)])
+def test_what_is_proved_with_room_for_states_is_not_claimed_without(drawing, proved):
+    graph, profile = dropping_chain(6000)
+    plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
+    reserve = Reserve(10, frozenset(drawing))
+    found = plan_within(lambda g, b: whole.plan(g, profile, b), graph, profile, plain - 9000, plain, reserve)
+    assert found.schedule is not None and (found.bound_ns is not None) == proved
+    assert found.status is Status.OPTIMAL or not proved
