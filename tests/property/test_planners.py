@@ -6,12 +6,12 @@ import pytest
 import zoo
 from emitted import emit, load, zoo_model
 
-from remat_codegen.pipeline import GENERATOR_STATE_BYTES, SLACK_BYTES
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.planfile import order_of
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.request import PLANNERS as NAMES
+from remat_codegen.reserve import GENERATOR_STATE_BYTES, SLACK_BYTES
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.verify import compare
 
