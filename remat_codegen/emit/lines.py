@@ -148,13 +148,18 @@ def bind_forgets(lines: Sequence[Line]) -> list[Line]:
 
 
 def without_unused(lines: Sequence[Line]) -> list[Line]:
-    """Views that nobody reads are left out; other results that nobody reads get no name."""
+    """Views that nobody reads are left out; other results that nobody reads get no name.
+
+    A part of several that has a `del` of its own keeps its name: until then, it holds the memory that it looks at.
+    """
     found = list(lines)
     for index in reversed(range(len(found))):
         line, rest = found[index], found[index + 1 :]
         targets, assigns, expression = line.text.partition(" = ")
         names = targets.split(", ")
         unread = {n for n in line.defines if not _read_later(n, replace(line, defines=()), rest)}
+        if unread != {*line.defines}:
+            unread = {n for n in unread if _without_drop(rest, n) == rest}
         if not assigns or not unread or not {*line.defines} <= {*names} <= {*line.defines, "_"}:
             continue
         for name in unread:

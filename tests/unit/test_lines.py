@@ -16,7 +16,11 @@ def split(view=True):
 def test_parts_that_nobody_reads_get_no_name():
     last = Line(1, "return kept.slot(q) + v")
     assert texts(split(), last) == ["q, _, v = x.split(C, 2)", "return kept.slot(q) + v"]
-    assert texts(split(), drop(1, ("k",)), last) == ["q, _, v = x.split(C, 2)", "return kept.slot(q) + v"]
+
+
+def test_parts_that_hold_memory_are_let_go():
+    rest = [Line(1, "h(q)"), drop(1, ("k",)), Line(1, "g(q, q)"), Line(1, "return kept.slot(q) + g(v)")]
+    assert texts(split(), *rest) == ["q, k, v = x.split(C, 2)", "h(q)", "del k", "g(q, q)", rest[-1].text]
 
 
 @pytest.mark.parametrize("view", [True, False])
