@@ -58,7 +58,8 @@ def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
     """Removes constants that nothing reads, as libraries make them: a file with such a line would puzzle its readers."""
     constant = set[torch.fx.Node]()
     for node in graph_module.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and constant.issuperset(node.all_input_nodes):
+        ours = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"  # others may do anything
+        if ours and constant.issuperset(node.all_input_nodes):
             random = torch.Tag.nondeterministic_seeded in node.target.tags
             constant |= set() if random or node.target._schema.is_mutable else {node}
     for node in reversed(list(graph_module.graph.nodes)):

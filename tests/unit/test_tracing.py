@@ -1,0 +1,34 @@
+"""What a trace holds, and what it leaves out."""
+
+import torch
+from torch import nn
+
+from remat_codegen.trace.tracing import trace
+
+LIBRARY = torch.library.Library("remat_codegen_tests", "DEF")
+LIBRARY.define("tell(int number) -> ()")
+LIBRARY.impl("tell", lambda number: None, "CompositeExplicitAutograd")
+
+
+class Wasteful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        torch.arange(3).unsqueeze(0) + 1
+        torch.rand(2)
+        ones = torch.ones(4)
+        ones[:2].add_(1)
+        torch.ops.remat_codegen_tests.tell(3)
+        x.exp()
+        return self.a(x) + ones
+
+
+def test_constants_that_nothing_reads_are_left_out():
+    """And nothing that draws, changes something, or may do what no schema says; what reads an input stays as it was written."""
+    found = trace(Wasteful(), (torch.randn(2, 4),), {})
+    names = [op.target._schema.name for op in found.operations]
+    assert "aten::arange" not in names and "aten::unsqueeze" not in names
+    for kept in ("aten::rand", "aten::ones", "aten::add_", "aten::exp", "remat_codegen_tests::tell"):
+        assert kept in names
