@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"1b9dea43ffe0dd2a"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"0d641af2b221cef8"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -105,7 +105,7 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
+#     keep, take, shapes     a value that a second run starts from, its last use (`read`: not the last); shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 
 
@@ -395,7 +395,7 @@ def attention_again(m, kept):
     """Rebuilds distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89): 1.0 MiB."""
     contiguous_4 = kept.take("contiguous_4")
     attn_output_7 = contiguous_4.reshape(8, 128, -1)
-    ffn_output_3 = kept.get("ffn_output_3")
+    ffn_output_3 = kept.read("ffn_output_3")
     attn_output_8 = F.linear(attn_output_7, m[3].attention.out_lin.weight, m[3].attention.out_lin.bias)
     kept.slot("add_7", attn_output_8 + ffn_output_3)
 
@@ -525,16 +525,16 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
 
-    def get(self, name):
+    def read(self, name):
         """A kept value."""
-        return _tracked(*self.values[name])
+        return _Tracked.apply(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -649,10 +649,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

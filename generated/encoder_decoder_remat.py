@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"4af935f02f817156"}
+#: "seal":"0c9ba76cd2d04f21"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -160,7 +160,7 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
+#     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 
 
@@ -690,16 +690,12 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
-
-    def get(self, name):
-        """A kept value."""
-        return _tracked(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -814,10 +810,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"524a5aab6b5cfcf5"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"c9fcb6162901af19"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -133,7 +133,7 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
+#     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 
 
@@ -319,16 +319,12 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
-
-    def get(self, name):
-        """A kept value."""
-        return _tracked(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -443,10 +439,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"3ec4b4c06e233c92"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"0be2aae424b69590"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -94,7 +94,7 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
+#     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 
 
@@ -630,16 +630,12 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
-
-    def get(self, name):
-        """A kept value."""
-        return _tracked(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -754,10 +750,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"209148cb20d1569f"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"eb6816143bc40f12"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -109,7 +109,7 @@ AUTOCAST = {"cpu": None}
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
+#     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 
 
@@ -356,8 +356,7 @@ def up_backward(m, kept, image):
 
 def out_forward(m, x):
     """Computes unet.py:58; keeps 4.2 MiB for the way back."""
-    out = F.conv2d(F.silu(F.group_norm(x, 8, m.norm.weight, m.norm.bias)), m.out.weight, m.out.bias, [1, 1], [1, 1])
-    return out
+    return F.conv2d(F.silu(F.group_norm(x, 8, m.norm.weight, m.norm.bias)), m.out.weight, m.out.bias, [1, 1], [1, 1])
 
 
 # ---------------------------------------------------------------------------- 3. the schedule
@@ -426,16 +425,12 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
-
-    def get(self, name):
-        """A kept value."""
-        return _tracked(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -550,10 +545,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

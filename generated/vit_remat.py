@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"7b7fe0023e5a333b"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"8e6f417b08b333ff"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -114,7 +114,7 @@ MODES = {
 #     slot, forget           a value that autograd saved: freed here; its slot in a second run puts it back
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
-#     keep, take, shapes     a value that a second run starts from, its last use (`get`: not the last); shapes of others
+#     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
 #     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
 
 
@@ -386,16 +386,12 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
-
-    def get(self, name):
-        """A kept value."""
-        return _tracked(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -505,10 +501,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

@@ -93,16 +93,16 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), value.requires_grad
+        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
         return value
 
-    def get(self, name):
+    def read(self, name):
         """A kept value."""
-        return _tracked(*self.values[name])
+        return _Tracked.apply(*self.values[name])
 
     def take(self, name):
         """A kept value, for the last time."""
-        return _tracked(*self.values.pop(name))
+        return _Tracked.apply(*self.values.pop(name))
 
     def forget(self, name):
         """Frees what autograd saved of a value."""
@@ -221,10 +221,6 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
-
-
-def _tracked(value, requires_grad):
-    return _Tracked.apply(value, torch.empty(0, requires_grad=True)) if requires_grad else value
 
 
 def _key(tensor):

@@ -365,7 +365,7 @@ class _Writer:
             if r not in self.segment.positions and r > position
         ]
         name = self.scope.name(variable)
-        self._line(f"{name} = kept.{'get' if later else 'take'}({name!r})", (name,))
+        self._line(f"{name} = kept.{'read' if later else 'take'}({name!r})", (name,))
         self.local[variable] = True
 
     def _keep(self, variable: int) -> None:

@@ -180,7 +180,7 @@ def without_unused(lines: Sequence[Line]) -> list[Line]:
 
 def inline(lines: Sequence[Line]) -> list[Line]:
     """Moves `x = f(y)` into the next line where that is the only one to use x, and nothing else would be evaluated
-    earlier for it."""
+    earlier for it. A `return` takes what is returned as it is, however wide."""
     done: list[Line] = []
     rest = list(lines)
     while rest:
@@ -227,7 +227,8 @@ def _merge(first: Line, second: Line, rest: Sequence[Line]) -> Line | None:
         return None
     text = body[: place.start()] + _bare(expression, body[: place.start()], body[place.end() :]) + body[place.end() :]
     text = f"{start} = {text}" if start else text
-    return replace(second, text=text) if len(text) + 4 * second.depth <= WIDEST else None
+    wide = len(text) + 4 * second.depth > WIDEST and second.text != f"return {name}"
+    return None if wide else replace(second, text=text)
 
 
 def _bare(expression: str, before: str, after: str) -> str:

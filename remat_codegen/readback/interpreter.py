@@ -304,7 +304,7 @@ class _Interpreter(Expressions):
         if what == "before" and isinstance(name, int):
             return Block(block.number - name)
         key, machine = (block.number, str(name)), self.machine
-        if what in ("get", "take"):
+        if what in ("read", "take"):
             return machine.take(key, what == "take")
         if what == "receive":
             return machine.receive(key)
