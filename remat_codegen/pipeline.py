@@ -211,10 +211,6 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     unmodified = plain.peak_bytes + SLACK_BYTES
-    if unmodified <= limit:
-        plan = run(traced.graph, limit)
-        if plan.schedule is not None and len(planfile.order_of(plan.schedule)) == len(traced.graph.nodes):
-            return plan  # nothing runs again, so nothing has to be reserved
     plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve_of(traced))
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)

@@ -22,7 +22,7 @@ from remat_codegen.plan.result import Plan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
-from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
+from remat_codegen.reserve import Reserve, plan_within
 from remat_codegen.schedule import simulate, validate, without_recomputation
 
 
@@ -43,12 +43,7 @@ class Priced:
 
     def limit(self, budget: Budget) -> int:
         """A budget in bytes."""
-        return budget.resolve(self.plain_bytes + self.slack_bytes)
-
-    @property
-    def slack_bytes(self) -> int:
-        """What even a file that recomputes nothing needs beside the planned tensors."""
-        return min(SLACK_BYTES, self.reserve.fixed_bytes)
+        return budget.resolve(self.plain_bytes + self.reserve.slack_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +136,7 @@ def run_planner(
         return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total), **options)
 
     started = time.perf_counter()
-    plan = run(found.graph, limit) if found.plain_bytes + found.slack_bytes <= limit else None
-    if plan is None or plan.time_ns != found.plain_ns:  # the unmodified step needs no reserve; what runs again may need it
-        plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve)
+    plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, limit)
     least = _bound(found, plan, limit) if bounded else None
@@ -157,7 +150,7 @@ def _checked(found: Priced, plan: Plan, limit: int) -> Plan:
     validate(found.graph, plan.schedule)
     timeline = simulate(found.graph, found.profile, plan.schedule)
     order = planfile.order_of(plan.schedule)
-    reserve = found.slack_bytes if len(order) == len(found.graph.nodes) else found.reserve.needed_bytes(order)
+    reserve = found.reserve.slack_bytes if len(order) == len(found.graph.nodes) else found.reserve.needed_bytes(order)
     if timeline.peak_bytes + reserve > limit:
         raise ValueError(f"{plan.planner} planned {timeline.peak_bytes} bytes, and {reserve} more for {limit}")
     return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)

@@ -8,13 +8,14 @@ again are looked at, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import rockmate
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import Compute, Schedule
 
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
@@ -33,6 +34,11 @@ class Reserve:
     drawing: frozenset[int] = field(default_factory=frozenset)
 
     @property
+    def slack_bytes(self) -> int:
+        """What even a file that recomputes nothing needs."""
+        return min(SLACK_BYTES, self.fixed_bytes)
+
+    @property
     def most_bytes(self) -> int:
         """What a plan that repeats all random nodes needs."""
         return self.fixed_bytes + _states(len(self.drawing))
@@ -47,10 +53,6 @@ class Reserve:
         """What an order of node ids needs."""
         return self.fixed_bytes + self.states_bytes(order)
 
-    def only(self, drawing: Collection[int]) -> Reserve:
-        """The reserve of plans that repeat only these random nodes."""
-        return replace(self, drawing=self.drawing & frozenset(drawing))
-
 
 def _states(count: int) -> int:
     return (count + 1) * GENERATOR_STATE_BYTES if count else 0
@@ -59,9 +61,13 @@ def _states(count: int) -> int:
 def plan_within(run: Planner, graph: Graph, profile: Profile, limit_bytes: int, plain_bytes: int, reserve: Reserve) -> Plan:
     """The plan of `run(graph, bytes)` that, with what it needs from the reserve, keeps to the limit.
 
-    An infeasible plan's `minimum_bytes` is with the reserve: a limit that works. `plain_bytes` is the peak of the step without
-    recomputation.
+    The unmodified step, of `plain_bytes`, needs next to nothing from it: where `run` plans that one with the whole limit, it is
+    the plan. An infeasible plan's `minimum_bytes` is with the reserve: a limit that works.
     """
+    if plain_bytes + reserve.slack_bytes <= limit_bytes:
+        plan = run(graph, limit_bytes)
+        if plan.schedule is not None and _repeats_nothing(plan.schedule):
+            return plan
     variants = _variants(graph, reserve, plain_bytes)
     if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED:
         variants = sorted(variants, key=lambda v: _promise(v, profile, limit_bytes))
@@ -74,11 +80,17 @@ def plan_within(run: Planner, graph: Graph, profile: Profile, limit_bytes: int, 
     return replace(plan, minimum_bytes=min(least, default=None))
 
 
+def _repeats_nothing(schedule: Schedule) -> bool:
+    runs = [s.node for s in schedule.steps if isinstance(s, Compute)]
+    return len(runs) == len(set(runs))
+
+
 def _of_all(plan: Plan, variant: _Variant, graph: Graph, reserve: Reserve) -> Plan:
     """A variant's plan as one of the graph: what was proved of the variant, and with all states reserved, need not hold."""
-    bound_ns = plan.bound_ns if variant == _Variant(graph, reserve.fixed_bytes) else None
-    proved = variant.graph == graph or plan.status is not Status.OPTIMAL
-    return replace(plan, bound_ns=bound_ns, status=plan.status if proved else Status.FEASIBLE)
+    if variant == _Variant(graph, reserve.fixed_bytes):
+        return plan
+    status = Status.FEASIBLE if plan.status is Status.OPTIMAL else plan.status
+    return replace(plan, bound_ns=None, status=status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,7 @@ def _variants(graph: Graph, reserve: Reserve, plain_bytes: int) -> list[_Variant
 def _variant(graph: Graph, reserve: Reserve, drawing: frozenset[int]) -> _Variant:
     once = reserve.drawing - drawing
     nodes = tuple(replace(n, recomputable=False) if n.id in once else n for n in graph.nodes)
-    return _Variant(replace(graph, nodes=nodes), reserve.only(drawing).most_bytes)
+    return _Variant(replace(graph, nodes=nodes), replace(reserve, drawing=drawing).most_bytes)
 
 
 def _promise(variant: _Variant, profile: Profile, limit_bytes: int) -> tuple[bool, int]:

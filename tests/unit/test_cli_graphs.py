@@ -159,14 +159,14 @@ def test_plans_of_a_traced_graph_leave_room_for_generator_states(tmp_path):
     assert run("trace", *MODEL, "-o", path, "-q").exit_code == 0
     model = planning.priced_model(Request(MODEL[0], init=SMALL, inputs=SMALL_INPUTS), QUIET)
     file = planning.priced_file(path, QUIET)
-    assert file.reserve == model.reserve and file.reserve.most_bytes > file.slack_bytes > 0
+    assert file.reserve == model.reserve and file.reserve.most_bytes > file.reserve.slack_bytes > 0
     assert all(file.limit(parse_budget(b)) == model.limit(parse_budget(b)) for b in ("100%", "60%", "1MiB"))
-    just_enough = parse_budget(str(file.plain_bytes + file.slack_bytes))
+    just_enough = parse_budget(str(file.plain_bytes + file.reserve.slack_bytes))
     for planner, budget in (("dtr", parse_budget("80%")), ("all", just_enough), ("none", just_enough)):
         found = planning.run_planner(file, planner, budget, QUIET)
         assert found.fits
         order = order_of(found.plan.schedule)
-        reserve = file.slack_bytes if planner == "none" else file.reserve.needed_bytes(order)
+        reserve = file.reserve.slack_bytes if planner == "none" else file.reserve.needed_bytes(order)
         assert found.plan.peak_bytes <= found.budget_bytes - reserve
 
 

@@ -30,7 +30,7 @@ ALLOWED = {
     "profile": ("errors", "trace", "graph", "profile"),
     "schedule": ("graph", "profile.costs"),
     "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
-    "reserve": ("graph", "profile.costs", "plan"),
+    "reserve": ("graph", "profile.costs", "plan", "schedule"),
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),

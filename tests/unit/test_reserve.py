@@ -45,7 +45,6 @@ def test_states_are_counted_for_what_runs_again():
     assert reserve.needed_bytes([0, 1, 2, 3, 4]) == 100
     assert reserve.needed_bytes([0, 1, 2, 3, 4, 3, 3, 2]) == 100 + 2 * GENERATOR_STATE_BYTES
     assert reserve.most_bytes == 100 + 4 * GENERATOR_STATE_BYTES
-    assert reserve.only({3, 7}).most_bytes == 100 + 2 * GENERATOR_STATE_BYTES
 
 
 def test_large_random_results_are_planned_once():
