@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from remat_codegen.attributes import computed_attributes
@@ -266,3 +267,21 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
     return _own_model(model).double(), args, kwargs
+
+
+@contextlib.contextmanager
+def double_throughout() -> Iterator[None]:
+    """In here, what is cast to float32 becomes float64: normalisations cast, and the generated file names the type."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widening():
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+class _Widening(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map(lambda value: torch.float64 if value is torch.float32 else value, (args, kwargs or {}))
+        return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)

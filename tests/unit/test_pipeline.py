@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from remat_codegen import pipeline
 from remat_codegen.errors import PlanFileError, VerifyError
@@ -139,6 +140,68 @@ def test_verify_finds_a_broken_budget(made, tmp_path):
     wrong.write_text(text.replace(line, "BUDGET_BYTES = 1000"))
     found = verify(wrong)
     assert not found.ok and "peak within budget" in found.failures()
+
+
+CASTING = """
+import torch
+from torch import nn
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width))
+
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype) * torch.ones(x.shape[-1])
+
+class Casting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(Norm(16), nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+ROUNDED = """
+
+def rounded(*given):
+    return FACTOR * F.linear(*given) / 3 * 3
+"""
+
+
+@pytest.mark.parametrize(("factor", "ok"), [("1.0", True), ("1.0001", False)])
+def test_verify_tells_rounding_from_a_mistake_where_the_model_casts(write_file, tmp_path, factor, ok):
+    target, output = f"{write_file(CASTING)}:Casting", tmp_path / "casting_remat.py"
+    request = Request(target, "70%", output, inputs="float32[64,16]")
+    pipeline.generate(request, Progress(None))
+    classes, blocks = output.read_text().split("2. the blocks")
+    edited = blocks.replace("F.linear(", "rounded(")
+    assert edited != blocks
+    output.write_text(f"{classes}2. the blocks{edited}{ROUNDED.replace('FACTOR', factor)}")
+    found = pipeline.verify(output, target, inputs="float32[64,16]", progress=Progress(None))
+    rows = {r.what: r for r in found.rows}
+    assert rows["outputs"].ok == rows["gradients of parameters"].ok == ok
+    assert ("up to rounding" in rows["outputs"].detail) == ok
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_verify_says_where_a_difference_does_not_come_again(made, monkeypatch):
+    """A difference that only one of two comparisons finds is of the machine, or of a model that does not repeat itself."""
+    real, calls = pipeline.comparing.compare, []
+
+    def once_wrong(*given, **options):
+        found = real(*given, **options)
+        calls.append(found)
+        if len(calls) != 2:  # the first one, and the one in double precision
+            found.of("outputs")._note("output", 0.5)
+        return found
+
+    monkeypatch.setattr(pipeline.comparing, "compare", once_wrong)
+    found = verify(made / "small_remat.py")
+    assert not found.ok and "outputs: output differs by 5.0e-01" in found.failures()
+    assert "not at all in a second comparison" in found.failures()
 
 
 NOWHERE_A_NUMBER = """
