@@ -270,8 +270,14 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
 
 
 @contextlib.contextmanager
-def double_throughout() -> Iterator[None]:
-    """In here, what is cast to float32 becomes float64: normalisations cast, and the generated file names the type."""
+def double_throughout(generated: Any) -> Iterator[None]:
+    """In here, what is cast to float32 becomes float64: normalisations cast, and a generated file names the type.
+
+    `generated`, a module, is changed for good: it no longer refuses other types than it was planned for.
+    """
+    generated.check_call = lambda *given: None
+    if hasattr(generated, "Step"):
+        generated.Step.go_on = _widened(generated.Step.go_on)  # autograd calls it outside of modes
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -279,6 +285,14 @@ def double_throughout() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(usual)
+
+
+def _widened(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    def in_float64(self: Any) -> None:
+        with _Widening():
+            method(self)
+
+    return in_float64
 
 
 class _Widening(TorchFunctionMode):

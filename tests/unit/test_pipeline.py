@@ -154,7 +154,7 @@ class Norm(nn.Module):
     def forward(self, x):
         wide = x.to(torch.float32)
         wide = wide * torch.rsqrt(wide.float().pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.weight * wide.to(x.dtype) * torch.ones(x.shape[-1])
+        return (self.weight * wide * torch.ones(x.shape[-1])).to(x.dtype)
 
 class Casting(nn.Module):
     def __init__(self):
