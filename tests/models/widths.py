@@ -15,13 +15,6 @@ def _language(batch: int, length: int, high: int = 5000):
     return lambda: {"input_ids": tokens(batch, length, high=high), "labels": tokens(batch, length, high=high)}
 
 
-def _deeplab():
-    import torchvision_cpu  # noqa: F401
-    from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
-
-    return deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, aux_loss=True)
-
-
 _language_model = {**text, "vocab_size": 5000}
 _decoder = {"num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4, "attention_dropout": 0.1}
 
@@ -177,7 +170,7 @@ class Tagger(nn.Module):
 
 _catalogue.add("transformer_encoder", encoder, lambda: (torch.randn(2, 96, 768),))
 _catalogue.add("lstm_tagger", Tagger, lambda: (tokens(4, 32, high=5000),))
-_catalogue.add("deeplabv3_mobilenet", _deeplab, image(224), "torchvision")
+_catalogue.add("deeplabv3_mobilenet", catalogue.deeplabv3_mobilenet, image(224), "torchvision")
 _catalogue.add(
     "transformer",
     lambda: nn.Transformer(512, 8, 2, 2, 2048, batch_first=True),
