@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from remat_codegen.emit.about import note
 from remat_codegen.emit.lines import Line, drop, tidy
+from remat_codegen.emit.needs import Needs
 from remat_codegen.emit.plumbing import Plumbing, changed_argument
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.segments import Role, Segment
@@ -59,6 +60,7 @@ class _Writer:
         self.program, self.model = plumbing.program, plumbing.model
         self.trace, self.record = self.model.trace, self.model.record
         self.scope = plumbing.scopes[segment.block]
+        self.needs = Needs(plumbing, segment)
         self.lines: list[Line] = []
         self.shapes = self.scope.shape_names(again=segment.role is not Role.FORWARD)
         self.depth = 0
@@ -69,7 +71,7 @@ class _Writer:
         self.forgets: list[tuple[int, str]] = []
         self.waited = segment.role is not Role.BACKWARD
         self.waiting: tuple[int, int] | None = None  # the line that waits, and the bytes that are rebuilt after it
-        self.last_compute = max((p for p in segment.positions if self.program.node_at(p)), default=-1)
+        self.last_compute = self.needs.last_compute
 
     def write(self) -> Function:
         arguments = self._arguments() if self.segment.role is Role.FORWARD else []
@@ -81,7 +83,7 @@ class _Writer:
                 self.waited = False
             else:
                 self._compute(position, node)
-        returns = self._returns()
+        returns = self.needs.returned()
         values = [self._fetch(v, self.last_compute) for v in returns]
         if values:
             self._line(f"return {', '.join(values)}")
@@ -110,7 +112,7 @@ class _Writer:
         found = self.scope.outside()
         for variable in found:
             self.local[variable] = False
-            if self._freed_inside(variable):
+            if self.needs.freed_inside(variable):
                 self.handed.append(variable)
                 self.local[variable] = True
                 name = self.scope.name(variable)
@@ -123,42 +125,6 @@ class _Writer:
                 self.keeps.append(variable)
         return found
 
-    def _freed_inside(self, variable: int) -> bool:
-        """Whether the schedule frees an argument before this function ends; whoever called would hold it."""
-        data = self.model.data_of[variable]
-        if data is None:
-            return False
-        first = self.program.copies[data][0]
-        return first.forgotten < self.last_compute and self.program.segment_of[first.forgotten] is self.segment
-
-    def _returns(self) -> list[int]:
-        """What later blocks read of what this segment computes."""
-        if self.segment.role is Role.BACKWARD:
-            return []
-        later = self.plumbing.scopes[self.segment.block + 1 :]
-        if self.segment.role is Role.FORWARD:
-            wanted = [*(v for scope in later for v in scope.outside()), *refs(self.trace.outputs)]
-            return list(dict.fromkeys(v for v in wanted if self.scope.own(v)))
-        found: dict[int, None] = {}
-        for data, created in self._made():
-            for scope in later:
-                if self._read_again(data, created, scope.block):
-                    found.update(dict.fromkeys(self.plumbing.outside_of(data, scope.block)))
-        return list(found)
-
-    def _made(self) -> list[tuple[int, int]]:
-        made = []
-        for position in self.segment.positions:
-            node = self.program.node_at(position)
-            made += [] if node is None else [(d, position) for d in node.writes if self._is_value(d)]
-        return made
-
-    def _read_again(self, data: int, created: int, block: int) -> bool:
-        return bool(self.program.keepers(data, self.program.copy_made(data, created), block))
-
-    def _is_value(self, data: int) -> bool:
-        return self.program.graph.data[data].kind is Kind.VALUE
-
     # ------------------------------------------------------------------ computing
 
     def _compute(self, position: int, node: Node) -> None:
@@ -169,7 +135,8 @@ class _Writer:
         body = self.model.bodies[node.id]
         operations = body.operations
         # views are taken when somebody asks for them, but for those that autograd goes back through, in their order
-        operations = tuple(op for op in operations if not (self._only_looks(op) if again else self._looks_at_state(op)))
+        left_out = self.needs.only_looks if again else self.needs.looks_at_state
+        operations = tuple(op for op in operations if not left_out(op))
         ends = early_ends(self.model, body.operations)
         for op in operations if again else ():
             self._fetch_bases(position, self.trace.operations[op], body)
@@ -184,24 +151,9 @@ class _Writer:
             if self.program.keepers(data, copy, self.segment.block):
                 self._keep(self.plumbing.owner_of[data])
 
-    def _only_looks(self, op: int) -> bool:
-        return is_view(self.record, self.trace.operations[op])
-
-    def _looks_at_state(self, op: int) -> bool:
-        """Whether an operation is a view of a buffer, or of a view of one."""
-        operation = self.trace.operations[op]
-        read = refs((operation.args, dict(operation.kwargs)))
-        made = [v for v in operation.results if v is not None]
-        if not self._only_looks(op) or len(read) != 1 or any(self.trace.variables[v].requires_grad for v in made):
-            return False
-        looked_at = self.trace.variables[read[0]]
-        if looked_at.origin is Origin.RESULT:
-            return self._looks_at_state(self.plumbing.maker[read[0]].id)
-        return looked_at.origin is Origin.BUFFER
-
     def _drop_inner(self, body: Body) -> None:
         """A node's own intermediate results end with it, as the profile says."""
-        self._drop([v for v in self.local if self.model.data_of[v] is None and self._allocated_in(v, body)])
+        self._drop([v for v in self.local if self.model.data_of[v] is None and self.needs.allocated_in(v, body)])
 
     def _drop(self, variables: Sequence[int]) -> None:
         if variables:
@@ -209,17 +161,14 @@ class _Writer:
         for variable in variables:
             del self.local[variable]
 
-    def _allocated_in(self, variable: int, body: Body) -> bool:
-        return self.record.storages[self.record.of_variable[variable]].operation in body.operations
-
     @contextmanager
     def _context(self, position: int, node: Node, again: bool) -> Iterator[None]:
         """What has to stand around a node's statements so that they can be forgotten and run again."""
         managers = []
         name = self._node_name(node)
-        if self._group(node) and (not again or self._refills(position, node)):
+        if self.needs.is_grouped(node) and (not again or self.needs.refills(position, node)):
             managers.append(f"kept.saves({name!r})")
-        if self._runs_again(node):
+        if self.needs.runs_again(node):
             drawing = generators(self.trace, self.record, self.model.bodies[node.id])
             managers += [f"kept.draws({name!r}, {generator})" for generator in drawing]
         if not managers:
@@ -229,22 +178,6 @@ class _Writer:
         self.depth += 1
         yield
         self.depth -= 1
-
-    def _group(self, node: Node) -> bool:
-        """Whether what autograd saves for a node has to be found again: phantoms that are rebuilt, results it saves itself."""
-        if node.id in self.program.groups:
-            return True
-        body = self.model.bodies[node.id]
-        slots = set(body.values) & self.program.slots
-        data_of = self.plumbing.data_of_storage
-        return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
-
-    def _refills(self, position: int, node: Node) -> bool:
-        phantom = self.model.bodies[node.id].phantom
-        return phantom is not None and self.program.wanted_by_autograd(self.program.copy_made(phantom, position))
-
-    def _runs_again(self, node: Node) -> bool:
-        return any(self.program.node_at(p) is node for p in self.program.again)
 
     def _node_name(self, node: Node) -> str:
         body = self.model.bodies[node.id]
@@ -304,7 +237,7 @@ class _Writer:
     def _name_results(self, position: int, node: Node, op: int, again: bool) -> None:
         """After an operation: its stop, and the slots of what it allocated."""
         results = self.trace.operations[op].results
-        for backward_node in () if again else self._stops_of(node):
+        for backward_node in () if again else self.needs.stops_of(node):
             variable = self.plumbing.stop_variable(backward_node)
             if variable is not None and op == self.plumbing.last_operation(backward_node):
                 name = self.scope.name(variable)
@@ -316,9 +249,6 @@ class _Writer:
             name = self.scope.name(variable)
             if not again or self.program.wanted_by_autograd(self.program.copy_made(data, position)):
                 self._line(f"kept.slot({name!r}, {name})")
-
-    def _stops_of(self, node: Node) -> list[int]:
-        return [n for n in sorted(self.plumbing.stops) if self.program.graph.nodes[n].forward == node.id]
 
     # ------------------------------------------------------------------ where values are found
 
@@ -382,14 +312,10 @@ class _Writer:
         if kind is Kind.GRADIENT:
             return
         copy = next(c for c in self.program.copies[data] if c.forgotten == position)
-        if self._must_empty(data, copy):
+        if self.needs.must_empty(data, copy):
             self._empty(position, data, kind)
         if kind is Kind.VALUE:
             self._delete(position, data)
-
-    def _must_empty(self, data: int, copy) -> bool:
-        first = copy is self.program.copies[data][0]
-        return (first or self.program.wanted_by_autograd(copy)) and self.program.comes_back(data, copy)
 
     def _empty(self, position: int, data: int, kind: Kind) -> None:
         producer = self.program.producer[data]
