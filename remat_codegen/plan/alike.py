@@ -1,8 +1,8 @@
 """Equal blocks that run in equal ways: one function in the generated file, and a reviewer reads it once.
 
 A candidate of rockmate's is replaced by one with fewer options in use, where that costs next to nothing (ALIKE), and a chain
-of many repetitions by one in which all blocks of a kind run in one way, where that costs little (REGULAR, and PERIODIC in tight
-budgets): measured costs of two runs differ by more, and the file's length would depend on them.
+of many repetitions by one in which all blocks of a kind run in one way, or in tight budgets equal segments of the chain, where
+that costs little (REGULAR): measured costs of two runs differ by more, and the file's length would depend on them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Candidate, Chain
 
 ALIKE = 0.005  # the share of a step's time that is given for treating equal blocks alike
-REGULAR = 0.015  # and that is given, in a chain of repetitions, for treating all of them alike
-PERIODIC = 0.02  # and that is given for running equal segments again, where blocks run forward more than once
+REGULAR = 0.02  # and that is given, in a chain of repetitions, for treating all of them alike, or segments of them
 REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repetitions
 MOST_REGULAR = 20_000  # combinations of one option for each family that are looked at
 REGULAR_TRIES = 16  # of these, how many are simulated
@@ -40,9 +39,10 @@ def treat_alike(chain: Chain, operations: list[Operation], best: Candidate, budg
     function in the generated file, and a reviewer reads it once."""
     slowest = best.time_ns * (1 + ALIKE)
     repetitive = repeats(chain.graph)
-    regular = _regular(chain, budget_bytes, best.time_ns * (1 + REGULAR) if repetitive else slowest)
+    limit_ns = best.time_ns * (1 + REGULAR) if repetitive else slowest
+    regular = _regular(chain, budget_bytes, limit_ns)
     if regular is None and repetitive and _passed_over(operations):
-        regular = periodic(chain, budget_bytes, best.time_ns * (1 + PERIODIC))
+        regular = periodic(chain, budget_bytes, limit_ns)
     if regular is not None:
         return regular
     while True:

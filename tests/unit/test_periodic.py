@@ -44,7 +44,7 @@ def test_rockmate_takes_it_where_it_costs_little(monkeypatch):
     budget = PEAK * 36 // 100
     before = rockmate.plan(GRAPH, PROFILE, budget, grid=COARSE)
     assert max(ways(GRAPH, before.schedule)) > 2
-    monkeypatch.setattr(alike, "PERIODIC", 0.15)
+    monkeypatch.setattr(alike, "REGULAR", 0.15)
     found = rockmate.plan(GRAPH, PROFILE, budget, grid=COARSE)
     check(GRAPH, PROFILE, budget, found)
     assert max(ways(GRAPH, found.schedule)) <= 2

@@ -204,4 +204,4 @@ def test_noise_in_the_costs_does_not_make_repeated_blocks_differ(seed, monkeypat
     monkeypatch.setattr(alike, "REGULAR", 0.0)
     fastest = rockmate.plan(graph, noisy(profile, seed), budget, grid=COARSE)
     assert max(ways(graph, fastest.schedule)) > 1
-    assert fastest.time_ns < regular.time_ns < fastest.time_ns * 1.015
+    assert fastest.time_ns < regular.time_ns < fastest.time_ns * 1.02
