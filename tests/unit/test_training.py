@@ -16,10 +16,6 @@ from torch import nn
 from torch.distributions import Bernoulli, Categorical, Gamma, Independent, Normal, kl_divergence
 from torch.nn.utils import prune
 
-from remat_codegen import pipeline
-from remat_codegen.errors import TraceError, UnsupportedError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
 from remat_codegen.verify import compare
 
 
@@ -386,45 +382,6 @@ def test_modules_that_were_traced_in_the_other_mode_are_refused(tmp_path):
     assert original.a.weight.grad.equal(generated.a.weight.grad)
 
 
-REFUSED = {
-    "function": ("Reverse.apply(h)", "the autograd.Function Reverse has a backward of its own"),
-    "hook": ("(h.register_hook(lambda g: -g), h)[1]", r"register_hook\(\) inside of forward"),
-    "grad": ("h * torch.autograd.grad(h.sum(), x, create_graph=True)[0]", r"torch.autograd.grad\(\) inside of forward"),
-    "checkpoint": ("checkpoint(torch.tanh, h, use_reentrant=True)", "the autograd.Function CheckpointFunction"),
-}
-
-
-LINES = {
-    "h[h > 0]": "a size depends on the values of a tensor",
-    "h * h.max().item()": "the model makes a number of a tensor's value",
-    "h if h.sum() > 0 else -h": "the model decides something by the value of a tensor",
-    "torch.vmap(torch.sin)(h)": "torch.func (vmap, jvp and the like) inside of forward is not supported",
-    "h.relu().to_sparse() @ self.weight": "to_sparse is a sparse tensor",
-    "torch.nn.functional.embedding(x.long(), self.weight, sparse=True)": "aten.embedding.default has a sparse gradient",
-    "h.index_fill(0, torch.tensor([0]), h.sum())": "aten.index_fill",
-    "torch.cond(h.sum() > 0, torch.sin, torch.cos, (h,))": "operation cond is not supported",
-    "Answer(h)": "forward returns a Answer, which torch.export does not know",
-    "AnswerCache(h)": "training needs no cache: set use_cache=False",
-    "(torch.manual_seed(0), torch.rand_like(h))[1] * h": "torch.manual_seed() inside of forward sets a generator",
-    "torch.random.fork_rng().__enter__() or h": "torch.fork_rng() inside of forward sets a generator",
-    "h * random.random()": "forward draws from Python's random",
-    "h * numpy.random.rand()": "forward draws from numpy.random",
-}
-
-
-@pytest.mark.parametrize("text", LINES)
-def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
-    body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
-    answer = "class Answer:\n    def __init__(self, tensor):\n        self.tensor = tensor\n\n\n"
-    answer += "class AnswerCache(Answer):\n    pass\n"
-    (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}\n\n{answer}")
-    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1")
-    where = "" if "random" in text or "Answer" in text else "model.py:10: "
-    with pytest.raises((TraceError, UnsupportedError)) as caught:
-        pipeline.generate(request, Progress(None))
-    assert where + LINES[text] in caught.value.line()
-
-
 class Drawing(nn.Linear):
     """Draws a number that it does not use, and others from a generator that it has seeded."""
 
@@ -436,20 +393,3 @@ class Drawing(nn.Linear):
 
 def test_numbers_that_are_drawn_and_not_used_do_no_harm(tmp_path):
     assert exact(Drawing(8, 8), (torch.randn(4, 8),), tmp_path)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_gradients_that_a_trace_does_not_show_are_refused(name, tmp_path):
-    """A plan without them would be silently wrong."""
-    text, said = REFUSED[name]
-    (tmp_path / "model.py").write_text(
-        "import torch\nfrom torch.utils.checkpoint import checkpoint\n\n\n"
-        "class Reverse(torch.autograd.Function):\n"
-        "    @staticmethod\n    def forward(ctx, x):\n        return x.view_as(x)\n\n"
-        "    @staticmethod\n    def backward(ctx, g):\n        return -g\n\n\n"
-        "class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x).relu()\n"
-        f"        return {text}\n"
-    )
-    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4] requires_grad")
-    with pytest.raises(UnsupportedError, match=f"model.py:18: {said}"):
-        pipeline.generate(request, Progress(None))
