@@ -52,6 +52,8 @@ def rank(number: int, port: int, folder: str, original, **options) -> None:
         assert expected.keys() == found.keys()
         for name, gradient in expected.items():
             assert gradient.equal(found[name]), name
+        dist.barrier()
+        Path(folder, f"exact_on_{number}").touch()
 
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
@@ -69,4 +71,5 @@ def test_two_ranks(options, tmp_path):
         worker.start()
     for worker in workers:
         worker.join(120)
-    assert [worker.exitcode for worker in workers] == [0, 0]
+    # not exit codes: now and then gloo's own threads abort a process that is ending
+    assert all((tmp_path / f"exact_on_{number}").exists() for number in range(2)), [worker.exitcode for worker in workers]
