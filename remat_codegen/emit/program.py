@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen.emit.about import about
 from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.lines import uses
+from remat_codegen.emit.loops import compress, mark, number
 from remat_codegen.emit.names import Namer
 from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.scope import Scope, module_expression
@@ -16,7 +16,7 @@ from remat_codegen.emit.segments import Program, Role, Segment
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, refs
 
-LONGEST_PERIOD = 64  # statements in the body of a loop
+LOOPS = "ijkn"  # what loops count with, from the outermost on
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,11 @@ class _Main:
             gone = [self.names[v] for v in dying if self.names[v] not in targets]
             if gone and segment is not pairs[-1][0]:
                 lines.append(f"del {', '.join(gone)}")
-        return compress(lines)
+        return compress(lines, self._counters())
+
+    def _counters(self) -> list[str]:
+        """What loops count with: names that nothing else has."""
+        return [name for name in LOOPS if name not in self.namer.taken]
 
     def _dies(self, variable: int, block: int) -> bool:
         result = self.model.trace.variables[variable].origin is Origin.RESULT
@@ -190,7 +194,7 @@ class _Main:
                 lines.append(f"yield step[{number(block)}].at({name!r})")
             waited = node
             lines += self._rebuild(segment, function)
-        return compress(lines)
+        return compress(lines, self._counters())
 
     def _rebuild(self, segment: Segment, function: Function) -> list[str]:
         call = self._call(segment, function)
@@ -215,82 +219,3 @@ class _Main:
         program = self.plumbing.program
         made = [c for c in program.copies[data] if c.created in segment.positions]
         return any(self.plumbing.keepers(variable, data, c, block) for c in made)
-
-
-# ------------------------------------------------------------------ loops
-
-
-def number(value: int) -> str:
-    """A number that may become an expression in a loop's variable."""
-    return f"\x00{value}\x00"
-
-
-def mark(text: str) -> str:
-    """Marks the indices in a module's expression."""
-    return re.sub(r"\[(\d+)\]", lambda found: f"[{number(int(found[1]))}]", text)
-
-
-def compress(lines: Sequence[str]) -> list[str]:
-    """The lines, with repetitions whose numbers change evenly written as loops."""
-    split = [re.split("\x00", line) for line in lines]
-    shapes = [tuple(parts[::2]) for parts in split]
-    numbers = [tuple(map(int, parts[1::2])) for parts in split]
-    done: list[str] = []
-    at = 0
-    while at < len(lines):
-        period, count = _best_loop(shapes, numbers, at)
-        if count < 2:
-            done.append(_plain(shapes[at], numbers[at]))
-            at += 1
-            continue
-        done.append(f"for i in range({count}):")
-        for k in range(at, at + period):
-            steps = [b - a for a, b in zip(numbers[k], numbers[k + period], strict=True)]
-            done.append("    " + _join(shapes[k], [affine(a, s, count) for a, s in zip(numbers[k], steps, strict=True)]))
-        at += period * count
-    return done
-
-
-def _best_loop(shapes: Sequence[tuple], numbers: Sequence[tuple[int, ...]], at: int) -> tuple[int, int]:
-    best, saved = (1, 1), 1
-    for period in range(1, min(LONGEST_PERIOD, (len(shapes) - at) // 2) + 1):
-        count = _repeats(shapes, numbers, at, period)
-        gain = period * (count - 1) - 1
-        if count > 1 and gain >= saved:
-            best, saved = (period, count), gain + 1
-    return best
-
-
-def _repeats(shapes: Sequence[tuple], numbers: Sequence[tuple[int, ...]], at: int, period: int) -> int:
-    """How many times the next `period` statements follow each other with evenly changing numbers."""
-    count = 1
-    while at + (count + 1) * period <= len(shapes):
-        for k in range(at, at + period):
-            here, there = k + (count - 1) * period, k + count * period
-            if shapes[there] != shapes[k]:
-                return count
-            if count > 1 and any(
-                c - b != b2 - a
-                for a, b2, b, c in zip(numbers[k], numbers[k + period], numbers[here], numbers[there], strict=True)
-            ):
-                return count
-        count += 1
-    return count
-
-
-def _plain(shape: tuple, values: tuple[int, ...]) -> str:
-    return _join(shape, [str(v) for v in values])
-
-
-def _join(shape: tuple, values: Sequence[str]) -> str:
-    return "".join(part for pair in zip(shape, [*values, ""], strict=True) for part in pair)
-
-
-def affine(start: int, step: int, count: int) -> str:
-    """start + step * i, as people write it."""
-    if step == 0:
-        return str(start)
-    scaled = "i" if abs(step) == 1 else f"{abs(step)} * i"
-    if step > 0:
-        return scaled if start == 0 else f"{scaled} + {start}"
-    return f"{start} - {scaled}"
