@@ -18,6 +18,8 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.plan.options import Option
 from remat_codegen.plan.periodic import periodic
 from remat_codegen.plan.rotor import Backward, Forward, Operation
+from remat_codegen.plan.twofold import twofold
+from remat_codegen.plan.ways import price
 
 if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Candidate, Chain
@@ -42,14 +44,16 @@ def treat_alike(chain: Chain, operations: list[Operation], best: Candidate, budg
     limit_ns = best.time_ns * (1 + REGULAR) if repetitive else slowest
     regular = _regular(chain, budget_bytes, limit_ns)
     if regular is None and repetitive and _passed_over(operations):
-        regular = periodic(chain, budget_bytes, limit_ns)
+        regular = periodic(chain, budget_bytes, limit_ns, best.time_ns)
     if regular is not None:
         return regular
-    while True:
-        found = _first_simpler(chain, operations, best, budget_bytes, slowest)
-        if found is None:
-            return best
+    step_ns = best.time_ns
+    while (found := _first_simpler(chain, operations, best, budget_bytes, slowest)) is not None:
         best, operations = found
+    if not repetitive:
+        return best
+    dearest = price(chain, operations, best.time_ns, step_ns)
+    return twofold(chain, budget_bytes, limit_ns, step_ns, dearest) or best
 
 
 def _passed_over(operations: Sequence[Operation]) -> bool:

@@ -1,0 +1,96 @@
+"""Combinations of one option for each family of equal blocks: what they take, and how long their functions are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from remat_codegen.plan.options import Family
+from remat_codegen.plan.rotor import Backward, Forward, Operation
+
+if TYPE_CHECKING:
+    from remat_codegen.plan.rockmate import Chain
+
+PRICE = 0.0005  # the share of a step's time that is given for one node less in the functions, which is two or three lines
+FUNCTION = 2  # how many nodes a function's first and last lines count for
+MOST_WAYS = 2_000  # combinations of one option for each family that are looked at
+Bounds = tuple[int, ...]  # where segments begin, and the number of blocks
+
+
+def price(chain: Chain, operations: Sequence[Operation], time_ns: float, step_ns: float) -> float:
+    """What a plan takes, and what a reviewer has to read for it, in nanoseconds."""
+    used = {(id(f := chain.families[o.block]), o.option): f for o in operations if isinstance(o, Backward)}
+    return time_ns + PRICE * step_ns * sum(length(family, option) for (_, option), family in used.items())
+
+
+def length(family: Family, option: int) -> int:
+    """Of a block's functions, in nodes. What runs again has a function of its own, and says so in the first one."""
+    loss = family.piece.graph.loss
+    again = sum(n < loss for n in family.options[option].backward)
+    return FUNCTION + (loss + FUNCTION + again if again else 0)
+
+
+def _with_again(family: Family, option: int) -> int:
+    """The same for blocks that run forward once more as a whole: they have functions for that, and those of their option beside
+    them, unless it lets all of the block run again."""
+    loss = family.piece.graph.loss
+    again = sum(n < loss for n in family.options[option].backward)
+    return 2 * (FUNCTION + loss) + (length(family, option) if again < loss else 0)
+
+
+class Ways:
+    """All combinations of one option for each family; what they take, as arrays over the combinations."""
+
+    def __init__(self, chain: Chain) -> None:
+        places = {id(f): place for place, f in enumerate(chain.distinct)}
+        self.place = [places[id(f)] for f in chain.families]  # by block
+        self.chosen = np.indices([len(f.options) for f in chain.distinct]).reshape(len(chain.distinct), -1)
+        self.output_bytes = [f.piece.output_bytes for f in chain.distinct]
+        options = [f.options for f in chain.distinct]
+        self.forward_ns = self._each([[o.forward_ns for o in many] for many in options])
+        self.backward_ns = self._each([[o.backward_ns for o in many] for many in options])
+        self.saved_bytes = self._each([[o.saved_bytes for o in many] for many in options])
+        self.lengths = [[length(f, o) for o in range(len(f.options))] for f in chain.distinct]
+        self.again_too = [[_with_again(f, o) for o in range(len(f.options))] for f in chain.distinct]
+        self.peak_bytes = self._each([[max(o.forward_peak_bytes, o.backward_peak_bytes) for o in many] for many in options])
+
+    def _each(self, of_options: list[list[int]]) -> list[np.ndarray]:
+        return [np.array(values)[chosen] for values, chosen in zip(of_options, self.chosen, strict=True)]
+
+    def estimates(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+        """Time (ns) and peak (bytes), but for what surrounds the chain."""
+        time_ns = sum(self.forward_ns[p] + self.backward_ns[p] for p in self.place)
+        peak, before = np.zeros_like(self.peak_bytes[0]), np.zeros_like(self.peak_bytes[0])
+        for begin, end in pairwise(bounds):
+            kept = before.copy()
+            for place in self.place[begin:end]:
+                peak = np.maximum(peak, kept + self.peak_bytes[place])
+                kept += self.saved_bytes[place] + self.output_bytes[place]
+            if runs_again(begin, end, bounds):
+                time_ns = time_ns + sum(self.forward_ns[p] for p in self.place[begin:end])
+                before += self.output_bytes[self.place[end - 1]]
+            else:
+                before = kept
+        return time_ns, peak
+
+    def length(self, bounds: Bounds) -> np.ndarray:
+        """Of all functions, in nodes."""
+        again = {p for begin, end in pairwise(bounds) if runs_again(begin, end, bounds) for p in self.place[begin:end]}
+        lengths = [self.again_too[p] if p in again else self.lengths[p] for p in range(len(self.chosen))]
+        return sum(self._each(lengths), np.zeros_like(self.chosen[0]))
+
+    def operations(self, way: int, bounds: Bounds) -> list[Operation]:
+        """Everything forward; then each segment backward, from the last on, after it ran forward again where it does."""
+        found: list[Operation] = [*map(Forward, range(bounds[-1]))]
+        for begin, end in reversed([*pairwise(bounds)]):
+            found += map(Forward, range(begin, end)) if runs_again(begin, end, bounds) else ()
+            found += [Backward(b, int(self.chosen[self.place[b], way])) for b in reversed(range(begin, end))]
+        return found
+
+
+def runs_again(begin: int, end: int, bounds: Bounds) -> bool:
+    """Whether a segment runs forward once more. The last does not; of a block alone, the option says what is kept."""
+    return end - begin > 1 and end < bounds[-1]
