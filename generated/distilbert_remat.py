@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"0d641af2b221cef8"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"c154a19179141498"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -167,8 +167,7 @@ def attention_forward(m, kept, x):
         attn_output = contiguous.reshape(8, 128, -1)
     del scaled_dot_product_attention, transpose, view, query_layer, view_3, value_layer
     add = kept.slot("add", F.linear(attn_output, m[0].attention.out_lin.weight, m[0].attention.out_lin.bias) + x)
-    kept.forget("contiguous")
-    del contiguous, attn_output
+    contiguous = attn_output = kept.forget("contiguous")
     attention_output = kept.stop(
         "attention_output", F.layer_norm(add, [256], m[0].sa_layer_norm.weight, m[0].sa_layer_norm.bias, 1e-12)
     )
@@ -200,8 +199,7 @@ def attention_forward(m, kept, x):
     attn_output_4 = F.linear(attn_output_3, m[1].attention.out_lin.weight, m[1].attention.out_lin.bias)
     add_3 = kept.stop("add_3", attn_output_4 + ffn_output)
     del attn_output_4
-    kept.forget("contiguous_2")
-    del contiguous_2, attn_output_3
+    contiguous_2 = attn_output_3 = kept.forget("contiguous_2")
     attention_output_2 = kept.stop(
         "attention_output_2", F.layer_norm(add_3, [256], m[1].sa_layer_norm.weight, m[1].sa_layer_norm.bias, 1e-12)
     )
@@ -234,8 +232,7 @@ def attention_forward(m, kept, x):
     attn_output_6 = F.linear(attn_output_5, m[2].attention.out_lin.weight, m[2].attention.out_lin.bias)
     add_5 = kept.stop("add_5", attn_output_6 + ffn_output_2)
     del attn_output_6
-    kept.forget("contiguous_3")
-    del contiguous_3, attn_output_5
+    contiguous_3 = attn_output_5 = kept.forget("contiguous_3")
     attention_output_3 = F.layer_norm(add_5, [256], m[2].sa_layer_norm.weight, m[2].sa_layer_norm.bias, 1e-12)
     lin1_3 = F.linear(attention_output_3, m[2].ffn.lin1.weight, m[2].ffn.lin1.bias)
     kept.keep("lin1_3", lin1_3)
@@ -482,9 +479,8 @@ class Kept:
             return value
         if stop:
             self.stop(name, value)
-        slot = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        self.step.live[_key(value)] = slot
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
@@ -497,10 +493,8 @@ class Kept:
             self.step.refills = iter(self.groups[name])
         else:
             self.step.group = self.groups[name] = []
-        try:
-            yield
-        finally:
-            self.step.group = self.step.refills = ()
+        yield
+        self.step.group = self.step.refills = ()
         if forget:
             self.forget_saved(name)
 
@@ -590,8 +584,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and _key(saved) not in self.theirs
-        part = Slot(tensor if forgettable else held)
+        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
         self.group.append(weakref.ref(part))
         return part
 
@@ -623,7 +616,8 @@ class Step:
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        while not stop.passed and not self.finished:
+        stop.passed = True  # somebody may wait for it, or nobody
+        if not self.finished and (self.awaited is None or self.awaited.passed):
             self.go_on()
 
     def go_on(self):

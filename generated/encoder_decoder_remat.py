@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"0c9ba76cd2d04f21"}
+#: "seal":"a23386b3fb758c8a"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -173,9 +173,9 @@ def dropout_forward(m, source):
 
 
 def attention_forward(m, kept, x, mask):
-    """Computes encoder.0 (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
+    """Computes encoder.* (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
     with kept.saves("h", forget=True):
-        h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
+        h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias), stop=True)
     q_proj = F.linear(h, m.attention.q_proj.weight, m.attention.q_proj.bias)
     kept.keep("q_proj", q_proj)
     k_proj = F.linear(h, m.attention.k_proj.weight, m.attention.k_proj.bias)
@@ -188,11 +188,10 @@ def attention_forward(m, kept, x, mask):
     h = kept.forget("h")
     with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
         y = kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
-        flatten = y.transpose(1, 2).flatten(2)
-    out_proj = F.linear(flatten, m.attention.out_proj.weight, m.attention.out_proj.bias)
-    kept.forget("y")
-    del y, flatten
-    return x + F.dropout(out_proj, 0.1, m.dropout.training)
+        flatten = kept.stop("flatten", y.transpose(1, 2).flatten(2))
+    out_proj = kept.stop("out_proj", F.linear(flatten, m.attention.out_proj.weight, m.attention.out_proj.bias))
+    y = flatten = kept.forget("y")
+    return kept.stop("x_2", x + F.dropout(out_proj, 0.1, m.dropout.training))
 
 
 def attention_backward(m, kept):
@@ -242,29 +241,6 @@ def feed_backward(m, kept):
         kept.slot("dropout", F.dropout(relu, 0.1, m.feed.dropout.training))
 
 
-def attention_forward_2(m, kept, x, mask):
-    """Computes encoder.1 (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
-    with kept.saves("h", forget=True):
-        h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
-    q_proj = F.linear(h, m.attention.q_proj.weight, m.attention.q_proj.bias)
-    kept.keep("q_proj", q_proj)
-    k_proj = F.linear(h, m.attention.k_proj.weight, m.attention.k_proj.bias)
-    kept.keep("k_proj", k_proj)
-    v_proj = F.linear(h, m.attention.v_proj.weight, m.attention.v_proj.bias)
-    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
-    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
-    transpose_3 = kept.stop("transpose_3", v_proj.unflatten(-1, [4, -1]).transpose(1, 2))
-    kept.keep("v_proj", v_proj)
-    h = kept.forget("h")
-    with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
-        y = kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
-        flatten = y.transpose(1, 2).flatten(2)
-    out_proj = kept.stop("out_proj", F.linear(flatten, m.attention.out_proj.weight, m.attention.out_proj.bias))
-    kept.forget("y")
-    del y, flatten
-    return x + F.dropout(out_proj, 0.1, m.dropout.training)
-
-
 def attention_backward_2(m, kept):
     """Goes back through encoder.1 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
     yield kept.at("out_proj")  # 0.5 MiB, not held since the forward pass
@@ -299,29 +275,6 @@ def feed_again(m, kept):
         norm2 = kept.slot("norm2", F.layer_norm(x, [256], m.norm2.weight, m.norm2.bias))
     relu = kept.slot("relu", F.relu(F.linear(norm2, m.feed.up.weight, m.feed.up.bias)))
     kept.keep("relu", relu)
-
-
-def attention_forward_3(m, kept, x, mask):
-    """Computes encoder.2 (encoder_decoder.py:20-22, 48-49); keeps 2.5 MiB for the way back, forgets 1.0 MiB."""
-    with kept.saves("h", forget=True):
-        h = kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias), stop=True)
-    q_proj = F.linear(h, m.attention.q_proj.weight, m.attention.q_proj.bias)
-    kept.keep("q_proj", q_proj)
-    k_proj = F.linear(h, m.attention.k_proj.weight, m.attention.k_proj.bias)
-    kept.keep("k_proj", k_proj)
-    v_proj = F.linear(h, m.attention.v_proj.weight, m.attention.v_proj.bias)
-    transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
-    transpose_2 = k_proj.unflatten(-1, [4, -1]).transpose(1, 2)
-    transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
-    kept.keep("v_proj", v_proj)
-    h = kept.forget("h")
-    with kept.saves("y", forget=True), kept.draws("y", torch.default_generator):
-        y = kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
-        flatten = kept.stop("flatten", y.transpose(1, 2).flatten(2))
-    out_proj = F.linear(flatten, m.attention.out_proj.weight, m.attention.out_proj.bias)
-    kept.forget("y")
-    del y, flatten
-    return kept.stop("x_2", x + F.dropout(out_proj, 0.1, m.dropout.training))
 
 
 def attention_backward_3(m, kept):
@@ -371,8 +324,7 @@ def decoder_forward(m, kept, target, arange, x, mask):
         y = kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, is_causal=True))
         flatten = kept.stop("flatten", y.transpose(1, 2).flatten(2))
     out_proj = F.linear(flatten, m.decoder[0].attention.out_proj.weight, m.decoder[0].attention.out_proj.bias)
-    kept.forget("y")
-    del y, flatten
+    y = flatten = kept.forget("y")
     x_3 = kept.stop("x_3", x_2 + F.dropout(out_proj, 0.1, m.decoder[0].dropout.training))
     kept.keep("x_3", x_3)
     del out_proj
@@ -392,8 +344,7 @@ def decoder_forward(m, kept, target, arange, x, mask):
         y_2 = kept.slot("y_2", F.scaled_dot_product_attention(transpose_5, transpose_6, transpose_7, attn_mask=mask))
         flatten_2 = y_2.transpose(1, 2).flatten(2)
     out_proj_2 = F.linear(flatten_2, m.decoder[0].cross.out_proj.weight, m.decoder[0].cross.out_proj.bias)
-    kept.forget("y_2")
-    del y_2, flatten_2
+    y_2 = flatten_2 = kept.forget("y_2")
     x_4 = x_3 + F.dropout(out_proj_2, 0.1, m.decoder[0].dropout.training)
     kept.keep("x_4", x_4)
     del out_proj_2
@@ -423,8 +374,7 @@ def decoder_forward(m, kept, target, arange, x, mask):
         y_3 = kept.slot("y_3", F.scaled_dot_product_attention(transpose_9, transpose_10, transpose_11, is_causal=True))
         flatten_3 = kept.stop("flatten_3", y_3.transpose(1, 2).flatten(2))
     out_proj_3 = F.linear(flatten_3, m.decoder[1].attention.out_proj.weight, m.decoder[1].attention.out_proj.bias)
-    kept.forget("y_3")
-    del y_3, flatten_3
+    y_3 = flatten_3 = kept.forget("y_3")
     x_5 = add_2 + F.dropout(out_proj_3, 0.1, m.decoder[1].dropout.training)
     del out_proj_3
     norm2_2 = F.layer_norm(x_5, [256], m.decoder[1].norm2.weight, m.decoder[1].norm2.bias)
@@ -475,8 +425,7 @@ def decoder_forward(m, kept, target, arange, x, mask):
     out_proj_5 = kept.stop(
         "out_proj_5", F.linear(flatten_5, m.decoder[2].attention.out_proj.weight, m.decoder[2].attention.out_proj.bias)
     )
-    kept.forget("y_5")
-    del y_5, flatten_5
+    y_5 = flatten_5 = kept.forget("y_5")
     x_7 = add_3 + F.dropout(out_proj_5, 0.1, m.decoder[2].dropout.training)
     del out_proj_5
     norm2_3 = F.layer_norm(x_7, [256], m.decoder[2].norm2.weight, m.decoder[2].norm2.bias)
@@ -597,12 +546,11 @@ def out_forward(m, kept, x):
 def run_forward(m, step, source, target):
     """The forward pass, block by block. At its end, 42.9 MiB are held for the way back."""
     memory, mask = dropout_forward(m, source)
-    memory = attention_forward(m.encoder[0], step[1], step[1].keep("x", memory), step[1].keep("mask", mask))
-    memory = feed_forward(m.encoder[0], step[2], step[2].keep("x", memory))
-    memory = attention_forward_2(m.encoder[1], step[3], step[3].keep("x", memory), step[3].keep("mask", mask))
-    memory = feed_forward(m.encoder[1], step[4], step[4].keep("x", memory))
-    memory = attention_forward_3(m.encoder[2], step[5], step[5].keep("x", memory), step[5].keep("mask", mask))
-    memory = feed_forward(m.encoder[2], step[6], step[6].keep("x", memory))
+    for i in range(3):
+        memory = attention_forward(
+            m.encoder[i], step[2 * i + 1], step[2 * i + 1].keep("x", memory), step[2 * i + 1].keep("mask", mask)
+        )
+        memory = feed_forward(m.encoder[i], step[2 * i + 2], step[2 * i + 2].keep("x", memory))
     arange, memory_2 = memory_norm_forward(m.memory_norm, memory)
     del memory
     arange = decoder_forward(m, step[8], target, arange, memory_2, step[8].keep("mask", mask))
@@ -655,9 +603,8 @@ class Kept:
             return value
         if stop:
             self.stop(name, value)
-        slot = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        self.step.live[_key(value)] = slot
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
@@ -670,10 +617,8 @@ class Kept:
             self.step.refills = iter(self.groups[name])
         else:
             self.step.group = self.groups[name] = []
-        try:
-            yield
-        finally:
-            self.step.group = self.step.refills = ()
+        yield
+        self.step.group = self.step.refills = ()
         if forget:
             self.forget_saved(name)
 
@@ -751,8 +696,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and _key(saved) not in self.theirs
-        part = Slot(tensor if forgettable else held)
+        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
         self.group.append(weakref.ref(part))
         return part
 
@@ -784,7 +728,8 @@ class Step:
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        while not stop.passed and not self.finished:
+        stop.passed = True  # somebody may wait for it, or nobody
+        if not self.finished and (self.awaited is None or self.awaited.passed):
             self.go_on()
 
     def go_on(self):

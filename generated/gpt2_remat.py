@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"c9fcb6162901af19"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"230736f29db6f089"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -171,8 +171,7 @@ def attn_forward(m, kept, x):
         y = contiguous.view(B, T, C)
     probs = kept.forget("probs")
     c_proj = F.linear(y, m.attn.c_proj.weight, m.attn.c_proj.bias)
-    kept.forget("contiguous")
-    del contiguous, y
+    contiguous = y = kept.forget("contiguous")
     with kept.saves("x_2", forget=True), kept.draws("x_2", torch.default_generator):
         return kept.stop("x_2", x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training))
 
@@ -284,9 +283,8 @@ class Kept:
             return value
         if stop:
             self.stop(name, value)
-        slot = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        self.step.live[_key(value)] = slot
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
@@ -299,10 +297,8 @@ class Kept:
             self.step.refills = iter(self.groups[name])
         else:
             self.step.group = self.groups[name] = []
-        try:
-            yield
-        finally:
-            self.step.group = self.step.refills = ()
+        yield
+        self.step.group = self.step.refills = ()
         if forget:
             self.forget_saved(name)
 
@@ -380,8 +376,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and _key(saved) not in self.theirs
-        part = Slot(tensor if forgettable else held)
+        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
         self.group.append(weakref.ref(part))
         return part
 
@@ -413,7 +408,8 @@ class Step:
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        while not stop.passed and not self.finished:
+        stop.passed = True  # somebody may wait for it, or nobody
+        if not self.finished and (self.awaited is None or self.awaited.passed):
             self.go_on()
 
     def go_on(self):

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"0be2aae424b69590"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"16161735210b57e2"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -150,8 +150,7 @@ def bn2_forward(m, kept, x):
         out = bn1_2.relu_()
     conv1 = kept.forget("conv1")
     conv2 = kept.slot("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
-    kept.forget("bn1_2")
-    del bn1_2, out
+    bn1_2 = out = kept.forget("bn1_2")
     if m.bn2.training:
         m.bn2.num_batches_tracked.add_(1)
     out_2 = F.batch_norm(
@@ -200,8 +199,7 @@ def bn2_forward_2(m, kept, x):
         out = bn1_2.relu_()
     conv1 = kept.forget("conv1")
     conv2 = kept.slot("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
-    kept.forget("bn1_2")
-    del bn1_2, out
+    bn1_2 = out = kept.forget("bn1_2")
     if m.bn2.training:
         m.bn2.num_batches_tracked.add_(1)
     with kept.saves("out_2", forget=True):
@@ -254,7 +252,7 @@ def bn2_again(m, kept):
 
 
 def shortcut_forward(m, kept, x):
-    """Computes blocks.2 (resnet.py:23-26); keeps 8.0 MiB for the way back, forgets 2.0 MiB."""
+    """Computes blocks.* (resnet.py:23-26); keeps 8.0 MiB for the way back, forgets 2.0 MiB."""
     conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
     kept.keep("conv1", conv1)
     if m.bn1.training:
@@ -267,9 +265,8 @@ def shortcut_forward(m, kept, x):
             ),
         )
         out = bn1_2.relu_()
-    conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
-    kept.forget("bn1_2")
-    del bn1_2, out
+    conv2 = kept.stop("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
+    bn1_2 = out = kept.forget("bn1_2")
     if m.bn2.training:
         m.bn2.num_batches_tracked.add_(1)
     if m.shortcut[1].training:
@@ -315,7 +312,7 @@ def shortcut_backward(m, kept):
 
 
 def bn2_forward_3(m, kept, x):
-    """Computes blocks.3 (resnet.py:23-26); keeps 4.0 MiB for the way back, forgets 4.0 MiB."""
+    """Computes blocks.* (resnet.py:23-26); keeps 4.0 MiB for the way back, forgets 4.0 MiB."""
     conv1 = kept.stop("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     kept.keep("conv1", conv1)
     if m.bn1.training:
@@ -330,8 +327,7 @@ def bn2_forward_3(m, kept, x):
         out = bn1_2.relu_()
     conv2 = kept.stop("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
     kept.keep("conv2", conv2)
-    kept.forget("bn1_2")
-    del bn1_2, out
+    bn1_2 = out = kept.forget("bn1_2")
     if m.bn2.training:
         m.bn2.num_batches_tracked.add_(1)
     with kept.saves("out_2", forget=True):
@@ -341,7 +337,7 @@ def bn2_forward_3(m, kept, x):
                 conv2, m.bn2.running_mean, m.bn2.running_var, m.bn2.weight, m.bn2.bias, m.bn2.training, 0.1, 1e-05
             ),
         )
-        return out_2.add_(x).relu_()
+        return kept.stop("relu", out_2.add_(x).relu_())
 
 
 def bn2_backward_2(m, kept):
@@ -386,46 +382,6 @@ def bn2_again_2(m, kept):
         out_2.add_(x).relu_()
 
 
-def shortcut_forward_2(m, kept, x):
-    """Computes blocks.* (resnet.py:23-26); keeps 4.0 MiB for the way back, forgets 1.0 MiB."""
-    conv1 = F.conv2d(x, m.conv1.weight, None, [2, 2], [1, 1])
-    kept.keep("conv1", conv1)
-    if m.bn1.training:
-        m.bn1.num_batches_tracked.add_(1)
-    with kept.saves("bn1_2", forget=True):
-        bn1_2 = kept.slot(
-            "bn1_2",
-            F.batch_norm(
-                conv1, m.bn1.running_mean, m.bn1.running_var, m.bn1.weight, m.bn1.bias, m.bn1.training, 0.1, 1e-05
-            ),
-        )
-        out = bn1_2.relu_()
-    conv2 = kept.stop("conv2", F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1]))
-    kept.forget("bn1_2")
-    del bn1_2, out
-    if m.bn2.training:
-        m.bn2.num_batches_tracked.add_(1)
-    if m.shortcut[1].training:
-        m.shortcut[1].num_batches_tracked.add_(1)
-    out_2 = F.batch_norm(
-        conv2, m.bn2.running_mean, m.bn2.running_var, m.bn2.weight, m.bn2.bias, m.bn2.training, 0.1, 1e-05
-    )
-    conv2d = F.conv2d(x, m.shortcut[0].weight, None, [2, 2])
-    out_3 = F.batch_norm(
-        conv2d,
-        m.shortcut[1].running_mean,
-        m.shortcut[1].running_var,
-        m.shortcut[1].weight,
-        m.shortcut[1].bias,
-        m.shortcut[1].training,
-        0.1,
-        1e-05,
-    )
-    relu = out_2.add_(out_3).relu_()
-    del out_3
-    return relu
-
-
 def shortcut_backward_2(m, kept):
     """Goes back through blocks.4 (resnet.py:23-26); rebuilds 1.0 MiB."""
     yield kept.at("conv2")  # 1.0 MiB, not held since the forward pass
@@ -445,36 +401,6 @@ def shortcut_backward_2(m, kept):
             ),
         )
         bn1_2.relu_()
-
-
-def bn2_forward_4(m, kept, x):
-    """Computes blocks.5 (resnet.py:23-26); keeps 2.0 MiB for the way back, forgets 2.0 MiB."""
-    conv1 = kept.stop("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
-    kept.keep("conv1", conv1)
-    if m.bn1.training:
-        m.bn1.num_batches_tracked.add_(1)
-    with kept.saves("bn1_2", forget=True):
-        bn1_2 = kept.slot(
-            "bn1_2",
-            F.batch_norm(
-                conv1, m.bn1.running_mean, m.bn1.running_var, m.bn1.weight, m.bn1.bias, m.bn1.training, 0.1, 1e-05
-            ),
-        )
-        out = bn1_2.relu_()
-    conv2 = F.conv2d(out, m.conv2.weight, None, [1, 1], [1, 1])
-    kept.keep("conv2", conv2)
-    kept.forget("bn1_2")
-    del bn1_2, out
-    if m.bn2.training:
-        m.bn2.num_batches_tracked.add_(1)
-    with kept.saves("out_2", forget=True):
-        out_2 = kept.slot(
-            "out_2",
-            F.batch_norm(
-                conv2, m.bn2.running_mean, m.bn2.running_var, m.bn2.weight, m.bn2.bias, m.bn2.training, 0.1, 1e-05
-            ),
-        )
-        return kept.stop("relu", out_2.add_(x).relu_())
 
 
 def bn2_backward_3(m, kept):
@@ -519,7 +445,7 @@ def shortcut_backward_3(m, kept):
         bn1_2.relu_()
 
 
-def bn2_forward_5(m, kept, x):
+def bn2_forward_4(m, kept, x):
     """Computes blocks.7 (resnet.py:23-26); keeps 2.0 MiB for the way back."""
     conv1 = kept.stop("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     if m.bn1.training:
@@ -552,13 +478,11 @@ def run_forward(m, step, image):
     x = bn2_forward_2(m.blocks[1], step[2], step[2].keep("x", x))
     x = shortcut_forward(m.blocks[2], step[3], x)
     step[2].forget("out_2")
-    x = bn2_forward_3(m.blocks[3], step[4], step[4].keep("x", x))
-    x = shortcut_forward_2(m.blocks[4], step[5], x)
-    step[4].forget("out_2")
-    x = bn2_forward_4(m.blocks[5], step[6], step[6].keep("x", x))
-    x = shortcut_forward_2(m.blocks[6], step[7], x)
-    step[6].forget("out_2")
-    x = bn2_forward_5(m.blocks[7], step[8], x)
+    for i in range(2):
+        x = bn2_forward_3(m.blocks[2 * i + 3], step[2 * i + 4], step[2 * i + 4].keep("x", x))
+        x = shortcut_forward(m.blocks[2 * i + 4], step[2 * i + 5], x)
+        step[2 * i + 4].forget("out_2")
+    x = bn2_forward_4(m.blocks[7], step[8], x)
     return fc_forward(m.fc, x)
 
 
@@ -606,9 +530,8 @@ class Kept:
             return value
         if stop:
             self.stop(name, value)
-        slot = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        self.step.live[_key(value)] = slot
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
@@ -621,10 +544,8 @@ class Kept:
             self.step.refills = iter(self.groups[name])
         else:
             self.step.group = self.groups[name] = []
-        try:
-            yield
-        finally:
-            self.step.group = self.step.refills = ()
+        yield
+        self.step.group = self.step.refills = ()
         if forget:
             self.forget_saved(name)
 
@@ -691,8 +612,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and _key(saved) not in self.theirs
-        part = Slot(tensor if forgettable else held)
+        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
         self.group.append(weakref.ref(part))
         return part
 
@@ -724,7 +644,8 @@ class Step:
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        while not stop.passed and not self.finished:
+        stop.passed = True  # somebody may wait for it, or nobody
+        if not self.finished and (self.awaited is None or self.awaited.passed):
             self.go_on()
 
     def go_on(self):

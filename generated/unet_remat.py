@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"eb6816143bc40f12"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"89aee2aacdeb5e03"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -168,8 +168,7 @@ def up_forward(m, kept, image, x):
     silu_4 = kept.forget("silu_4")
     add_2 = kept.stop("add_2", h_6 + F.conv2d(conv2d, m.down[1].skip.weight, m.down[1].skip.bias))
     kept.keep("add_2", add_2)
-    kept.forget("conv2d")
-    del conv2d, h_6
+    conv2d = h_6 = kept.forget("conv2d")
     x_2 = kept.slot("x_2", F.conv2d(add_2, m.shrink[1].weight, m.shrink[1].bias, [2, 2], [1, 1]))
     with kept.saves("norm1_3", forget=True):
         norm1_3 = kept.slot("norm1_3", F.group_norm(x_2, 8, m.down[2].norm1.weight, m.down[2].norm1.bias))
@@ -188,8 +187,7 @@ def up_forward(m, kept, image, x):
     silu_6 = kept.forget("silu_6")
     add_3 = h_9 + F.conv2d(x_2, m.down[2].skip.weight, m.down[2].skip.bias)
     kept.keep("add_3", add_3)
-    kept.forget("x_2")
-    del x_2, h_9
+    x_2 = h_9 = kept.forget("x_2")
     with kept.saves("norm1_4", forget=True):
         norm1_4 = kept.slot("norm1_4", F.group_norm(add_3, 8, m.middle.norm1.weight, m.middle.norm1.bias))
     silu_7 = kept.slot("silu_7", F.silu(norm1_4))
@@ -401,9 +399,8 @@ class Kept:
             return value
         if stop:
             self.stop(name, value)
-        slot = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        self.step.live[_key(value)] = slot
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
@@ -416,10 +413,8 @@ class Kept:
             self.step.refills = iter(self.groups[name])
         else:
             self.step.group = self.groups[name] = []
-        try:
-            yield
-        finally:
-            self.step.group = self.step.refills = ()
+        yield
+        self.step.group = self.step.refills = ()
         if forget:
             self.forget_saved(name)
 
@@ -486,8 +481,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and _key(saved) not in self.theirs
-        part = Slot(tensor if forgettable else held)
+        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
         self.group.append(weakref.ref(part))
         return part
 
@@ -519,7 +513,8 @@ class Step:
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        while not stop.passed and not self.finished:
+        stop.passed = True  # somebody may wait for it, or nobody
+        if not self.finished and (self.awaited is None or self.awaited.passed):
             self.go_on()
 
     def go_on(self):

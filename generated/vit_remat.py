@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"8e6f417b08b333ff"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"5eba39c445892d3d"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -128,15 +128,16 @@ def drop_forward(m, image):
 
 def attn_forward(m, kept, x):
     """Computes blocks.* (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
-    norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
+    norm1 = kept.stop("norm1", F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias))
     B, N, C = norm1.shape
     kept.keep("norm1", norm1)
     qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
     q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
+    kept.stop("q", q)
+    reshape_2 = kept.stop("reshape_2", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C))
     kept.forget("qkv")
     del qkv, q, k, v
-    return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
+    return kept.stop("x_2", x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias))
 
 
 def attn_again(m, kept):
@@ -146,40 +147,7 @@ def attn_again(m, kept):
 
 
 def mlp_forward(m, kept, x):
-    """Computes blocks.0 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
-    norm2 = F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias)
-    kept.keep("norm2", norm2)
-    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
-    gelu = kept.slot("gelu", F.gelu(linear))
-    linear = kept.forget("linear")
-    linear_2 = F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias)
-    gelu = kept.forget("gelu")
-    return x + F.dropout(linear_2, 0.1, m.mlp[3].training)
-
-
-def mlp_again(m, kept):
-    """Rebuilds blocks.0 (vit.py:33): 6.8 MiB."""
-    norm2 = kept.take("norm2")
-    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
-    kept.slot("gelu", F.gelu(linear))
-
-
-def attn_forward_2(m, kept, x):
-    """Computes blocks.1 (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
-    norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
-    B, N, C = norm1.shape
-    kept.keep("norm1", norm1)
-    qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
-    kept.stop("q", q)
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
-    kept.forget("qkv")
-    del qkv, q, k, v
-    return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
-
-
-def mlp_forward_2(m, kept, x):
-    """Computes blocks.1 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
+    """Computes blocks.* (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
     norm2 = kept.stop("norm2", F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias))
     kept.keep("norm2", norm2)
     linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
@@ -187,7 +155,14 @@ def mlp_forward_2(m, kept, x):
     linear = kept.forget("linear")
     linear_2 = kept.stop("linear_2", F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias))
     gelu = kept.forget("gelu")
-    return x + F.dropout(linear_2, 0.1, m.mlp[3].training)
+    return kept.stop("add", x + F.dropout(linear_2, 0.1, m.mlp[3].training))
+
+
+def mlp_again(m, kept):
+    """Rebuilds blocks.* (vit.py:33): 6.8 MiB."""
+    norm2 = kept.take("norm2")
+    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
+    kept.slot("gelu", F.gelu(linear))
 
 
 def mlp_backward(m, kept):
@@ -204,19 +179,6 @@ def mlp_again_2(m, kept):
     kept.keep("linear", linear)
 
 
-def attn_forward_3(m, kept, x):
-    """Computes blocks.2 (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
-    norm1 = kept.stop("norm1", F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias))
-    B, N, C = norm1.shape
-    kept.keep("norm1", norm1)
-    qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = kept.stop("reshape_2", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C))
-    kept.forget("qkv")
-    del qkv, q, k, v
-    return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
-
-
 def attn_backward(m, kept):
     """Goes back through blocks.2 (vit.py:17-20, 32); rebuilds 2.5 MiB."""
     yield kept.at("reshape_2")  # 2.5 MiB, not held since the forward pass
@@ -224,71 +186,7 @@ def attn_backward(m, kept):
     kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
 
 
-def mlp_forward_3(m, kept, x):
-    """Computes blocks.2 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
-    norm2 = F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias)
-    kept.keep("norm2", norm2)
-    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
-    gelu = kept.slot("gelu", F.gelu(linear))
-    linear = kept.forget("linear")
-    linear_2 = kept.stop("linear_2", F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias))
-    gelu = kept.forget("gelu")
-    return x + F.dropout(linear_2, 0.1, m.mlp[3].training)
-
-
-def mlp_forward_4(m, kept, x):
-    """Computes blocks.3 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
-    norm2 = kept.stop("norm2", F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias))
-    kept.keep("norm2", norm2)
-    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
-    gelu = kept.slot("gelu", F.gelu(linear))
-    linear = kept.forget("linear")
-    linear_2 = F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias)
-    gelu = kept.forget("gelu")
-    return kept.stop("add", x + F.dropout(linear_2, 0.1, m.mlp[3].training))
-
-
-def mlp_backward_2(m, kept):
-    """Goes back through blocks.* (vit.py:33); rebuilds 6.8 MiB."""
-    yield kept.at("add")  # 6.8 MiB, not held since the forward pass
-    norm2 = kept.take("norm2")
-    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
-    kept.slot("gelu", F.gelu(linear))
-
-
-def attn_forward_4(m, kept, x):
-    """Computes blocks.4 (vit.py:17-20, 32); keeps 2.6 MiB for the way back, forgets 2.5 MiB."""
-    norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
-    B, N, C = norm1.shape
-    kept.keep("norm1", norm1)
-    qkv = kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-    q, k, v = qkv.reshape(B, N, 3, m.attn.heads, C // m.attn.heads).permute(2, 0, 3, 1, 4).unbind()
-    reshape_2 = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, N, C)
-    kept.forget("qkv")
-    del qkv, q, k, v
-    return kept.stop("x_2", x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias))
-
-
-def attn_backward_2(m, kept):
-    """Goes back through blocks.4 (vit.py:17-20, 32); rebuilds 2.5 MiB."""
-    yield kept.at("x_2")  # 2.5 MiB, not held since the forward pass
-    norm1 = kept.take("norm1")
-    kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
-
-
-def mlp_forward_5(m, kept, x):
-    """Computes blocks.4 (vit.py:33); keeps 2.6 MiB for the way back, forgets 6.8 MiB."""
-    norm2 = F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias)
-    kept.keep("norm2", norm2)
-    linear = kept.slot("linear", F.linear(norm2, m.mlp[0].weight, m.mlp[0].bias))
-    gelu = kept.slot("gelu", F.gelu(linear))
-    linear = kept.forget("linear")
-    linear_2 = F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias)
-    gelu = kept.forget("gelu")
-    return kept.stop("add", x + F.dropout(linear_2, 0.1, m.mlp[3].training))
-
-
-def attn_forward_5(m, x):
+def attn_forward_2(m, x):
     """Computes blocks.5 (vit.py:17-20, 32); keeps 5.1 MiB for the way back."""
     norm1 = F.layer_norm(x, [192], m.norm1.weight, m.norm1.bias)
     B, N, C = norm1.shape
@@ -298,7 +196,7 @@ def attn_forward_5(m, x):
     return x + F.linear(reshape_2, m.attn.proj.weight, m.attn.proj.bias)
 
 
-def mlp_forward_6(m, x):
+def mlp_forward_2(m, x):
     """Computes blocks.5 (vit.py:33); keeps 9.4 MiB for the way back."""
     gelu = F.gelu(F.linear(F.layer_norm(x, [192], m.norm2.weight, m.norm2.bias), m.mlp[0].weight, m.mlp[0].bias))
     return x + F.dropout(F.linear(gelu, m.mlp[2].weight, m.mlp[2].bias), 0.1, m.mlp[3].training)
@@ -315,26 +213,22 @@ def head_forward(m, x):
 def run_forward(m, step, image):
     """The forward pass, block by block. At its end, 42.7 MiB are held for the way back."""
     x_3 = drop_forward(m, image)
-    x_3 = attn_forward(m.blocks[0], step[1], x_3)
-    x_3 = mlp_forward(m.blocks[0], step[2], x_3)
-    x_3 = attn_forward_2(m.blocks[1], step[3], x_3)
-    x_3 = mlp_forward_2(m.blocks[1], step[4], x_3)
-    x_3 = attn_forward_3(m.blocks[2], step[5], x_3)
-    x_3 = mlp_forward_3(m.blocks[2], step[6], x_3)
-    x_3 = attn_forward(m.blocks[3], step[7], x_3)
-    x_3 = mlp_forward_4(m.blocks[3], step[8], x_3)
-    x_3 = attn_forward_4(m.blocks[4], step[9], x_3)
-    x_3 = mlp_forward_5(m.blocks[4], step[10], x_3)
-    x_3 = attn_forward_5(m.blocks[5], x_3)
-    x_3 = mlp_forward_6(m.blocks[5], x_3)
+    for i in range(5):
+        x_3 = attn_forward(m.blocks[i], step[2 * i + 1], x_3)
+        x_3 = mlp_forward(m.blocks[i], step[2 * i + 2], x_3)
+    x_3 = attn_forward_2(m.blocks[5], x_3)
+    x_3 = mlp_forward_2(m.blocks[5], x_3)
     return head_forward(m, x_3)
 
 
 def run_backward(step, m, image):
     """Runs beside autograd: waits at each `yield`, rebuilds what autograd is about to need, forgets what it does not."""
-    yield from mlp_backward_2(m.blocks[4], step[10])
-    yield from attn_backward_2(m.blocks[4], step[9])
-    yield from mlp_backward_2(m.blocks[3], step[8])
+    yield step[10].at("add")
+    mlp_again(m.blocks[4], step[10])
+    yield step[9].at("x_2")
+    attn_again(m.blocks[4], step[9])
+    yield step[8].at("add")
+    mlp_again(m.blocks[3], step[8])
     yield step[8].at("norm2")
     mlp_again_2(m.blocks[2], step[6])
     attn_again(m.blocks[3], step[7])
@@ -376,9 +270,8 @@ class Kept:
             return value
         if stop:
             self.stop(name, value)
-        slot = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
-        self.step.live[_key(value)] = slot
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value) and _key(part.value) == _key(value):
                 part.value = _reference(slot, part.value)
@@ -442,8 +335,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        forgettable = slot is None and _key(saved) not in self.theirs
-        part = Slot(tensor if forgettable else held)
+        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
         self.group.append(weakref.ref(part))
         return part
 
@@ -475,7 +367,8 @@ class Step:
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        while not stop.passed and not self.finished:
+        stop.passed = True  # somebody may wait for it, or nobody
+        if not self.finished and (self.awaited is None or self.awaited.passed):
             self.go_on()
 
     def go_on(self):

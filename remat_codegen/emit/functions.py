@@ -45,6 +45,11 @@ class Function:
     uses_kept: bool
     argument_names: tuple[str, ...]
 
+    @property
+    def text(self) -> tuple[object, ...]:
+        """What is equal for functions that need to be written only once."""
+        return self.role, self.lines, self.argument_names, self.uses_kept
+
 
 def write_function(plumbing: Plumbing, segment: Segment) -> Function:
     """The function of a segment. A backward segment in which nothing happens has no lines."""
@@ -247,7 +252,7 @@ class _Writer:
             if variable not in results or data not in self.program.slots:
                 continue
             name = self.scope.name(variable)
-            if not again or self.program.wanted_by_autograd(self.program.copy_made(data, position)):
+            if not again or self.needs.puts_back(data, position):
                 self._line(f"kept.slot({name!r}, {name})")
 
     # ------------------------------------------------------------------ where values are found
@@ -312,6 +317,8 @@ class _Writer:
         if kind is Kind.GRADIENT:
             return
         copy = next(c for c in self.program.copies[data] if c.forgotten == position)
+        if (data, copy.created) in self.program.unread:
+            return
         if self.needs.must_empty(data, copy):
             self._empty(position, data, kind)
         if kind is Kind.VALUE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 COLUMNS = 120
 WIDEST = 112  # columns; an expression is not moved into a line that it would make longer than this
+MOST_AT_ONCE = 3  # names in x = y = kept.forget("x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +135,14 @@ def return_at_once(lines: Sequence[Line]) -> list[Line]:
 
 
 def bind_forgets(lines: Sequence[Line]) -> list[Line]:
-    """`x = kept.forget("x")`, which gives None, rather than a `del` of its own."""
+    """`x = y = kept.forget("x")`, which gives None, rather than a `del` of its own for x and its view y."""
     done: list[Line] = []
     for line in lines:
         before = done[-1] if done else None
-        if before is not None and len(line.drops) == 1 and before.depth == line.depth:
-            name = line.drops[0]
-            if before.text == f"kept.forget({name!r})":
-                done[-1] = replace(before, text=f"{name} = {before.text}", defines=(name,))
-                continue
+        forgets = f"kept.forget({line.drops[0]!r})" if 0 < len(line.drops) <= MOST_AT_ONCE else None
+        if before is not None and before.text == forgets and before.depth == line.depth:
+            done[-1] = replace(before, text=" = ".join([*line.drops, forgets]), defines=line.drops)
+            continue
         done.append(line)
     return done
 

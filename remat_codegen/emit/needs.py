@@ -37,6 +37,7 @@ class Needs:
             return list(dict.fromkeys(v for v in wanted if self.scope.own(v)))
         found: dict[int, None] = {}
         for data, created in self._made():
+            found |= {self.plumbing.owner_of[data]: None} if (data, created) in self.program.unread else {}
             for scope in later:
                 if self._read_again(data, created, scope.block):
                     found.update(dict.fromkeys(self.plumbing.outside_of(data, scope.block)))
@@ -70,6 +71,11 @@ class Needs:
         slots = set(body.values) & self.program.slots
         data_of = self.plumbing.data_of_storage
         return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
+
+    def puts_back(self, data: int, position: int) -> bool:
+        """Whether a second run puts a value back: for autograd, or as other rebuilds do."""
+        copy = self.program.copy_made(data, position)
+        return (data, position) in self.program.unread or self.program.wanted_by_autograd(copy)
 
     def refills(self, position: int, node: Node) -> bool:
         """Whether a run of a node puts back what autograd saves for it beside its results."""

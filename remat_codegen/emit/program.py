@@ -13,6 +13,7 @@ from remat_codegen.emit.names import Namer
 from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
+from remat_codegen.emit.uniting import share_rebuilds, unite
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, refs
 
@@ -45,8 +46,9 @@ def write_program(program: Program, model: Model, wishes: dict[int, str], namer:
     """Writes every segment. `given` names the model's inputs and constants, `namer` owns the module's names."""
     plumbing = Plumbing.of(program, model, wishes)
     backwards = [(s, write_function(plumbing, s)) for s in program.segments if _is_late(s, program)]
+    backwards = share_rebuilds(plumbing, backwards)
     _plan_waits(plumbing, backwards)
-    forwards = [(s, write_function(plumbing, s)) for s in program.segments if s.role is Role.FORWARD]
+    forwards = unite(plumbing, [(s, write_function(plumbing, s)) for s in program.segments if s.role is Role.FORWARD])
     names = _Library(plumbing, namer)
     pairs = sorted([*forwards, *backwards], key=lambda p: (p[0].block, list(Role).index(p[0].role)))
     for segment, function in pairs:
@@ -73,20 +75,19 @@ class _Library:
 
     def __init__(self, plumbing: Plumbing, namer: Namer) -> None:
         self.plumbing, self.namer = plumbing, namer
-        self.by_text: dict[tuple, Named] = {}
+        self.by_text: dict[object, Named] = {}
         self.of_segment: dict[int, Named] = {}
         self.uses: dict[str, list[Segment]] = {}
 
     def add(self, segment: Segment, function: Function) -> None:
         if not function.lines:
             return
-        key = (function.role, function.lines, function.argument_names, function.uses_kept)
-        if key not in self.by_text:
+        if function.text not in self.by_text:
             title = self.plumbing.scopes[segment.block].title()
             name = self.namer.fresh(f"{title}_{segment.role}")
-            self.by_text[key] = Named(name, function, segment.block)
-        self.of_segment[id(segment)] = self.by_text[key]
-        self.uses.setdefault(self.by_text[key].name, []).append(segment)
+            self.by_text[function.text] = Named(name, function, segment.block)
+        self.of_segment[id(segment)] = self.by_text[function.text]
+        self.uses.setdefault(self.by_text[function.text].name, []).append(segment)
 
     def ordered(self) -> list[Named]:
         return [replace(named, about=self._about(named)) for named in self.by_text.values()]
@@ -205,6 +206,8 @@ class _Main:
             for block in range(segment.block + 1, len(self.plumbing.scopes)):
                 if variable in self.plumbing.scopes[block].outside() and self._keeps(segment, variable, block):
                     keeps.append((block, variable))
+        if not keeps:
+            return [call]
         if len(keeps) == 1 == len(function.returns):
             block, variable = keeps[0]
             return [self._keep(self.plumbing.scopes[block], variable, call)]

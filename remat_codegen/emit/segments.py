@@ -48,7 +48,7 @@ class Program:
     """A schedule, divided into segments, with what must be named.
 
     `slots` are values that autograd must find again after they were rebuilt, `groups` the forward nodes whose saved
-    tensors are.
+    tensors are. Of `unread`, copies by their data and where they are created, rebuilds give back what nobody reads.
     `again` are the positions at which a forward node runs once more, `next_back` gives the backward node that
     follows a position, `producer` the node that writes a data node first, `loss_at` the position of the loss.
     """
@@ -64,6 +64,7 @@ class Program:
     loss_at: int
     slots: set[int] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
+    unread: set[tuple[int, int]] = field(default_factory=set)
     segment_of: dict[int, Segment] = field(default_factory=dict)
 
     def node_at(self, position: int) -> Node | None:
