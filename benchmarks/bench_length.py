@@ -23,7 +23,7 @@ from remat_codegen.request import Request
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "length.md"
-BUDGETS = ("1GiB", "35%", "40%", "50%", "60%", "70%", "80%", "90%")
+BUDGETS = ("1GiB", *(f"{percent}%" for percent in (35, 36, 37, 38, 40, 45, 50, 55, 60, 65, 70, 80, 90)))
 QUIET = Progress(None)
 
 
