@@ -43,16 +43,24 @@ def treat_alike(chain: Chain, operations: list[Operation], best: Candidate, budg
     repetitive = repeats(chain.graph)
     limit_ns = best.time_ns * (1 + REGULAR) if repetitive else slowest
     regular = _regular(chain, budget_bytes, limit_ns)
-    if regular is None and repetitive and _passed_over(operations):
-        regular = periodic(chain, budget_bytes, limit_ns, best.time_ns)
     if regular is not None:
         return regular
     step_ns = best.time_ns
     while (found := _first_simpler(chain, operations, best, budget_bytes, slowest)) is not None:
         best, operations = found
-    if not repetitive:
-        return best
+    return _form(chain, operations, best, budget_bytes, limit_ns, step_ns) if repetitive else best
+
+
+def _form(
+    chain: Chain, operations: list[Operation], best: Candidate, budget_bytes: int, limit_ns: float, step_ns: float
+) -> Candidate:
+    """Of a candidate and those of simple forms, the one with the lowest price; rather none that lets blocks run forward in any
+    pattern."""
+    passed_over = _passed_over(operations)
+    segments = periodic(chain, budget_bytes, limit_ns, step_ns) if passed_over else None
     dearest = price(chain, operations, best.time_ns, step_ns)
+    if segments is not None:
+        dearest, best = segments
     return twofold(chain, budget_bytes, limit_ns, step_ns, dearest) or best
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remat_codegen.plan.ways import MOST_WAYS, PRICE, Bounds, Ways, runs_again
+from remat_codegen.plan.ways import MOST_WAYS, PRICE, Bounds, Ways, price, runs_again
 
 if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Candidate, Chain
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 TRIES = 60  # how many candidates are simulated
 
 
-def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float) -> Candidate | None:
-    """The candidate of this form with the lowest price that fits the budget and takes at most `slowest_ns`; None if none is
-    found. PRICE is a share of `step_ns`.
+def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float) -> tuple[float, Candidate] | None:
+    """The candidate of this form with the lowest price that fits the budget and takes at most `slowest_ns`, and its price; None
+    if none is found. PRICE is a share of `step_ns`.
 
     Times and peaks are estimated for all of them; the simulator judges at most TRIES.
     """
@@ -41,9 +41,10 @@ def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float)
     for _, peak, way, bounds in sorted(promising):
         if peak + errors.get(bounds, min(errors.values(), default=0)) > budget_bytes:
             continue
-        found = chain.candidate(ways.operations(way, bounds))
+        operations = ways.operations(way, bounds)
+        found = chain.candidate(operations)
         if found.peak_bytes <= budget_bytes and found.time_ns <= slowest_ns:
-            return found
+            return price(chain, operations, found.time_ns, step_ns), found
         errors[bounds] = max(errors.get(bounds, 0), found.peak_bytes - peak)
         tries += 1
         if tries == TRIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -22,8 +23,14 @@ Bounds = tuple[int, ...]  # where segments begin, and the number of blocks
 
 def price(chain: Chain, operations: Sequence[Operation], time_ns: float, step_ns: float) -> float:
     """What a plan takes, and what a reviewer has to read for it, in nanoseconds."""
-    used = {(id(f := chain.families[o.block]), o.option): f for o in operations if isinstance(o, Backward)}
-    return time_ns + PRICE * step_ns * sum(length(family, option) for (_, option), family in used.items())
+    forward = Counter(o.block for o in operations if isinstance(o, Forward))
+    families = {id(f): f for f in chain.distinct}
+    used = {(id(chain.families[o.block]), o.option, forward[o.block] > 1) for o in operations if isinstance(o, Backward)}
+    again = {family for family, _, passed_over in used if passed_over}
+    nodes = sum(length(families[f], option) for f, option, passed_over in used if not passed_over)
+    nodes += sum(length_again(families[f], option) for f, option, passed_over in used if passed_over)
+    nodes += sum(2 * (FUNCTION + families[f].piece.graph.loss) for f in again)
+    return time_ns + PRICE * step_ns * nodes
 
 
 def length(family: Family, option: int) -> int:
@@ -33,12 +40,12 @@ def length(family: Family, option: int) -> int:
     return FUNCTION + (loss + FUNCTION + again if again else 0)
 
 
-def _with_again(family: Family, option: int) -> int:
-    """The same for blocks that run forward once more as a whole: they have functions for that, and those of their option beside
-    them, unless it lets all of the block run again."""
+def length_again(family: Family, option: int) -> int:
+    """The same for blocks that run forward once more as a whole, beside the two functions for that: those for what then runs a
+    third time, or keeps more than the first run did."""
     loss = family.piece.graph.loss
     again = sum(n < loss for n in family.options[option].backward)
-    return 2 * (FUNCTION + loss) + (length(family, option) if again < loss else 0)
+    return length(family, option) if again < loss else 0
 
 
 class Ways:
@@ -54,7 +61,9 @@ class Ways:
         self.backward_ns = self._each([[o.backward_ns for o in many] for many in options])
         self.saved_bytes = self._each([[o.saved_bytes for o in many] for many in options])
         self.lengths = [[length(f, o) for o in range(len(f.options))] for f in chain.distinct]
-        self.again_too = [[_with_again(f, o) for o in range(len(f.options))] for f in chain.distinct]
+        self.lengths_again = [
+            [2 * (FUNCTION + f.piece.graph.loss) + length_again(f, o) for o in range(len(f.options))] for f in chain.distinct
+        ]
         self.peak_bytes = self._each([[max(o.forward_peak_bytes, o.backward_peak_bytes) for o in many] for many in options])
 
     def _each(self, of_options: list[list[int]]) -> list[np.ndarray]:
@@ -79,7 +88,7 @@ class Ways:
     def length(self, bounds: Bounds) -> np.ndarray:
         """Of all functions, in nodes."""
         again = {p for begin, end in pairwise(bounds) if runs_again(begin, end, bounds) for p in self.place[begin:end]}
-        lengths = [self.again_too[p] if p in again else self.lengths[p] for p in range(len(self.chosen))]
+        lengths = [self.lengths_again[p] if p in again else self.lengths[p] for p in range(len(self.chosen))]
         return sum(self._each(lengths), np.zeros_like(self.chosen[0]))
 
     def operations(self, way: int, bounds: Bounds) -> list[Operation]:

@@ -101,7 +101,7 @@ def planned(name, graph, profile, budget):
     if name == "periodic":
         chain = rockmate.Chain(graph, profile, rockmate.Grid(), None) if rockmate.is_chain(graph) else None
         found = None if chain is None else periodic(chain, budget, math.inf, 0)
-        return None if found is None else rockmate.judge(graph, profile, found.schedule).schedule
+        return None if found is None else rockmate.judge(graph, profile, found[1].schedule).schedule
     plan = PLANNERS[name](graph, profile, budget)
     if plan.schedule is None and plan.minimum_bytes is not None:
         plan = PLANNERS[name](graph, profile, plan.minimum_bytes)
