@@ -37,6 +37,23 @@ def test_what_is_saved_anew_goes_to_the_parts_that_are_still_wanted():
     assert [step.unpack(h).tolist() for h in held] == [[7.0], [7.0] * 3]
 
 
+def test_a_place_that_nobody_waits_for_does_not_hurry_the_program():
+    step, ran, seen = Step(), [], []
+
+    def program(step, model, x):
+        yield step[0].at("first")
+        ran.append("first")
+
+    x = torch.ones(3, requires_grad=True)
+    with step.forward(program, torch.nn.Identity(), x):
+        first = step[0].stop("first", x * 2)
+        middle = first * 3
+        last = step[0].stop("last", middle * 4)
+    middle.register_hook(lambda gradient: seen.extend(ran))
+    last.sum().backward()
+    assert (seen, ran) == ([], ["first"])
+
+
 def test_a_file_carries_what_it_uses_and_no_more():
     code = "\n".join(needed_helpers(Uses(frozenset({"Step"}), frozenset({"forward", "slot", "forget"}))))
     assert "def forget(" in code and "def pack(" in code and "class Slot" in code
