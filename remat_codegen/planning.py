@@ -149,8 +149,7 @@ def _checked(found: Priced, plan: Plan, limit: int) -> Plan:
         return plan
     validate(found.graph, plan.schedule)
     timeline = simulate(found.graph, found.profile, plan.schedule)
-    order = planfile.order_of(plan.schedule)
-    reserve = found.reserve.slack_bytes if len(order) == len(found.graph.nodes) else found.reserve.needed_bytes(order)
+    reserve = found.reserve.needed_bytes(planfile.order_of(plan.schedule))
     if timeline.peak_bytes + reserve > limit:
         raise ValueError(f"{plan.planner} planned {timeline.peak_bytes} bytes, and {reserve} more for {limit}")
     return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)

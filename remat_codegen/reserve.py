@@ -15,7 +15,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.plan import rockmate
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute, Schedule
+from remat_codegen.schedule import Compute
 
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
@@ -50,8 +50,8 @@ class Reserve:
         return _states(sum(runs[n] > 1 for n in self.drawing))
 
     def needed_bytes(self, order: Sequence[int]) -> int:
-        """What an order of node ids needs."""
-        return self.fixed_bytes + self.states_bytes(order)
+        """What an order of node ids needs: next to nothing where no node runs again."""
+        return self.fixed_bytes + self.states_bytes(order) if repeats(order) else self.slack_bytes
 
 
 def _states(count: int) -> int:
@@ -66,7 +66,7 @@ def plan_within(run: Planner, graph: Graph, profile: Profile, limit_bytes: int, 
     """
     if plain_bytes + reserve.slack_bytes <= limit_bytes:
         plan = run(graph, limit_bytes)
-        if plan.schedule is not None and _repeats_nothing(plan.schedule):
+        if plan.schedule is not None and not repeats([s.node for s in plan.schedule.steps if isinstance(s, Compute)]):
             return plan
     variants = _variants(graph, reserve, plain_bytes)
     if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED:
@@ -80,9 +80,9 @@ def plan_within(run: Planner, graph: Graph, profile: Profile, limit_bytes: int, 
     return replace(plan, minimum_bytes=min(least, default=None))
 
 
-def _repeats_nothing(schedule: Schedule) -> bool:
-    runs = [s.node for s in schedule.steps if isinstance(s, Compute)]
-    return len(runs) == len(set(runs))
+def repeats(order: Sequence[int]) -> bool:
+    """Whether any node runs again in an order of node ids."""
+    return len(order) > len(set(order))
 
 
 def _of_all(plan: Plan, variant: _Variant, graph: Graph, reserve: Reserve) -> Plan:

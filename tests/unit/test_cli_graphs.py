@@ -166,7 +166,7 @@ def test_plans_of_a_traced_graph_leave_room_for_generator_states(tmp_path):
         found = planning.run_planner(file, planner, budget, QUIET)
         assert found.fits
         order = order_of(found.plan.schedule)
-        reserve = file.reserve.slack_bytes if planner == "none" else file.reserve.needed_bytes(order)
+        reserve = file.reserve.needed_bytes(order)
         assert found.plan.peak_bytes <= found.budget_bytes - reserve
 
 
