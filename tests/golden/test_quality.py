@@ -14,7 +14,10 @@ import pytest
 import torch
 from conftest import ROOT
 
+from remat_codegen import pipeline
 from remat_codegen import verify as comparing
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
 from remat_codegen.target import load_target
 
 FILES = sorted((ROOT / "generated").glob("*_remat.py"))
@@ -57,6 +60,18 @@ def test_there_is_little_to_review():
     last = next(i for i, line in enumerate(lines) if line.startswith("def rematerialize"))
     assert len(lines) < 600
     assert len(lines) - (last - first) < 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["36%", "50%", "65%"])
+def test_four_times_the_layers_are_hardly_more_to_read(budget, tmp_path):
+    lines = []
+    for layers in (12, 48):
+        output = tmp_path / f"gpt2_{layers}.py"
+        request = Request(f"{ROOT}/examples/gpt2.py:GPT2", output=output, budget=budget, init=f"layers={layers}")
+        pipeline.generate(request, Progress(None))
+        lines.append(len(output.read_text().splitlines()))
+    assert max(lines) < 600 and lines[1] <= 1.2 * lines[0]
 
 
 @pytest.fixture(params=MODELS)
