@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"c154a19179141498"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"202875abf49484b1"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -482,8 +482,8 @@ class Kept:
         slot = self.step.live[_key(value)] = Slot(value.detach())
         self.slots[name] = weakref.ref(slot)
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
-            if torch.is_tensor(part.value) and _key(part.value) == _key(value):
-                part.value = _reference(slot, part.value)
+            if torch.is_tensor(part.value[0]) and _key(part.value[0]) == _key(value):
+                part.value = _reference(slot, part.value[0])
         return value
 
     @contextlib.contextmanager
@@ -519,7 +519,7 @@ class Kept:
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
-        self.values[name] = value.detach(), torch.empty(0, requires_grad=value.requires_grad)
+        self.values[name] = value.detach(), value._version, torch.empty(0, requires_grad=value.requires_grad)
         return value
 
     def read(self, name):
@@ -540,7 +540,7 @@ class Kept:
     def forget_saved(self, name):
         """Frees what autograd saved in `saves(name)`."""
         for part in filter(None, (ref() for ref in self.groups[name])):
-            part.value = None if torch.is_tensor(part.value) else part.value
+            part.value = part.value if part.value and isinstance(part.value[0], Slot) else None
 
     def stop(self, name, value):
         """Marks a place that the backward program can wait for."""
@@ -584,21 +584,16 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        part = Slot(held if slot is not None or _key(saved) in self.theirs else tensor)
-        self.group.append(weakref.ref(part))
+        part = Slot(held)
+        forgettable = slot is None and _key(saved) not in self.theirs
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)
         return part
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
         found = self.wait_for(held) if isinstance(held, Slot) else held
-        if torch.is_tensor(found):
-            return found
         source, *how = found
-        if isinstance(source, Slot):
-            return _view(self.wait_for(source), *how)
-        if [source._version] != how:
-            raise RuntimeError("a tensor that backward needs was changed in place")
-        return source
+        return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
         """The value of a slot, once it is there."""
@@ -609,15 +604,15 @@ class Step:
     def refill(self, saved):
         """Puts back the next thing of those that an operation saves, always in one order."""
         part = next(self.refills, lambda: None)() if self.refills else None
-        if part is not None and (part.value is None or torch.is_tensor(part.value)):
-            part.value = saved.detach()
+        if part is not None and (part.value is None or torch.is_tensor(part.value[0])):
+            part.value = saved.detach(), saved._version
 
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
             raise RuntimeError("double backward (create_graph=True) is not supported")
-        stop.passed = True  # somebody may wait for it, or nobody
-        if not self.finished and (self.awaited is None or self.awaited.passed):
+        stop.passed = True
+        if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
 
     def go_on(self):
@@ -641,8 +636,14 @@ class _Tracked(torch.autograd.Function):
     """Makes autograd record what happens to a value, as it did the first time."""
 
     @staticmethod
-    def forward(ctx, value, anchor):
-        return value.detach()
+    def forward(ctx, value, version, anchor):
+        return _unchanged(value, version).detach()
+
+
+def _unchanged(tensor, version):
+    if tensor._version != version:
+        raise RuntimeError("a tensor that backward needs was changed in place")
+    return tensor
 
 
 def _key(tensor):

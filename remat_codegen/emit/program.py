@@ -144,7 +144,9 @@ class _Main:
 
     def _counters(self) -> list[str]:
         """What loops count with: names that nothing else has."""
-        return [name for name in LOOPS if name not in self.namer.taken]
+        free = Namer()
+        free.taken |= self.namer.taken
+        return [free.fresh(name) for name in LOOPS]
 
     def _dies(self, variable: int, block: int) -> bool:
         result = self.model.trace.variables[variable].origin is Origin.RESULT

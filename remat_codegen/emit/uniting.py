@@ -107,23 +107,27 @@ def _unread(plumbing: Plumbing, rebuild: Segment, other: Segment, wanted: Functi
     """What a rebuild makes that another one returns, and where; None where autograd may not be done with it."""
     program, bodies = plumbing.program, plumbing.model.bodies
     first, there = (program.graph.blocks[s.block].first for s in (rebuild, other))
+    computed = [p for p in rebuild.positions if program.node_at(p) is not None]
     found = set()
     for variable in wanted.returns:
         returned = plumbing.model.data_of[variable]
         if returned is None or plumbing.owner_of[returned] != variable:
             return None
         producer = program.producer[returned]
-        data = bodies[producer - there + first].values[bodies[producer].values.index(returned)]
+        values, others = bodies[producer - there + first].values, bodies[producer].values
+        if len(values) != len(others) or not _may_be_slot(plumbing, data := values[others.index(returned)]):
+            return None
         copies = program.copies[data]
         copy = next((c for c in copies if c.created in rebuild.positions), None)
-        if copy is None or not _may_be_slot(plumbing, data) or any(r > copy.created for c in copies for r in c.readers):
+        if copy is None or copy.forgotten < computed[-1] or any(r > copy.created for c in copies for r in c.readers):
             return None
         found.add((data, copy.created))
     return found
 
 
 def _may_be_slot(plumbing: Plumbing, data: int) -> bool:
-    """Whether a slot for a value changes nothing: it holds the value until the forward pass ends."""
+    """Whether a value has a slot, or one would change nothing: it would hold the value until the forward pass ends. Of outputs,
+    PyTorch shall go on to notice changes."""
     program = plumbing.program
     alive = program.copies[data][0].forgotten > program.loss_at
     return data in program.slots or (alive and data not in program.graph.outputs)
@@ -175,7 +179,8 @@ class _Marks:
         missing = []
         for mark in wanted - self._marks(segment):
             which = markable.get(mark)
-            if which is None or {*graph.outputs} & {*graph.nodes[first + mark[1]].writes}:
+            node = graph.nodes[min(first + mark[1], graph.loss)]
+            if which is None or {*graph.outputs} & {*node.reads, *node.writes}:
                 return None
             if mark[0] == "slot" and not _may_be_slot(self.plumbing, which):
                 return None

@@ -31,11 +31,12 @@ def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float)
         return None
     ways = Ways(chain)
     promising = []
-    for bounds in _segmentations(chain):
+    for bounds in dict.fromkeys(_segmentations(chain)):
         time_ns, peak_bytes = ways.estimates(bounds)
         wanted = np.flatnonzero((time_ns <= slowest_ns) & (peak_bytes <= budget_bytes))
         prices = time_ns + PRICE * step_ns * ways.length(bounds)
-        promising += [(prices[way], peak_bytes[way], int(way), bounds) for way in wanted]
+        cheapest = wanted[np.argsort(prices[wanted], kind="stable")[:TRIES]]
+        promising += [(prices[way], peak_bytes[way], int(way), bounds) for way in cheapest]
     errors: dict[Bounds, int] = {}  # of the estimated peaks: much the same for all ways, less so for all bounds
     tries = 0
     for _, peak, way, bounds in sorted(promising):

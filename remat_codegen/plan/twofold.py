@@ -34,7 +34,9 @@ def twofold(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float, 
     for way, place, option, count in search.cheapest(slowest_ns, step_ns, dearest):
         for more in range(3):  # peaks are estimates
             operations = search.operations(way, place, option, count + more)
-            if operations is None or tried == TRIES:
+            if tried == TRIES:
+                return None
+            if operations is None:
                 break
             tried += 1
             found = chain.candidate(operations)

@@ -78,4 +78,4 @@ def test_fewer_functions_that_compute_the_same(planned, tmp_path, monkeypatch):
 def test_loops_count_with_a_name_that_is_free(planned):
     module, args, model, schedule, _ = planned
     text = emit(module, args, {}, model, schedule, None)
-    assert "for j in range(" in text and "for i in range(" not in text
+    assert "for i_2 in range(" in text and "for i in range(" not in text
