@@ -6,6 +6,7 @@ chain of repetitions, checkpoints at equal distances cost hardly more, and the s
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Candidate, Chain
 
 TRIES = 60  # how many candidates are simulated
+MOST_FIRST = 12  # blocks of the first segment that are tried
 
 
 def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float) -> tuple[float, Candidate] | None:
@@ -29,17 +31,15 @@ def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float)
     """
     if math.prod(len(f.options) for f in chain.distinct) > MOST_WAYS:
         return None
-    ways = Ways(chain)
-    promising = []
+    ways, promising = Ways(chain), []
     for bounds in dict.fromkeys(_segmentations(chain)):
         time_ns, peak_bytes = ways.estimates(bounds)
         wanted = np.flatnonzero((time_ns <= slowest_ns) & (peak_bytes <= budget_bytes))
         prices = time_ns + PRICE * step_ns * ways.length(bounds)
-        cheapest = wanted[np.argsort(prices[wanted], kind="stable")[:TRIES]]
-        promising += [(prices[way], peak_bytes[way], int(way), bounds) for way in cheapest]
+        promising.append(_by_price(bounds, wanted, prices, peak_bytes))
     errors: dict[Bounds, int] = {}  # of the estimated peaks: much the same for all ways, less so for all bounds
     tries = 0
-    for _, peak, way, bounds in sorted(promising):
+    for _, peak, way, bounds in heapq.merge(*promising):
         if peak + errors.get(bounds, min(errors.values(), default=0)) > budget_bytes:
             continue
         operations = ways.operations(way, bounds)
@@ -53,6 +53,14 @@ def periodic(chain: Chain, budget_bytes: int, slowest_ns: float, step_ns: float)
     return None
 
 
+def _by_price(
+    bounds: Bounds, wanted: np.ndarray, prices: np.ndarray, peak_bytes: np.ndarray
+) -> Iterator[tuple[float, int, int, Bounds]]:
+    """Those ways that are wanted: their prices, ascending, their estimated peaks in bytes, and what they are."""
+    for way in wanted[np.argsort(prices[wanted], kind="stable")]:
+        yield prices[way], peak_bytes[way], int(way), bounds
+
+
 def _segmentations(chain: Chain) -> Iterator[Bounds]:
     """Bounds at equal distances, but for those that would run a block again that must not.
 
@@ -64,7 +72,7 @@ def _segmentations(chain: Chain) -> Iterator[Bounds]:
     period = _period(chain)
     head = 1 if chain.families.count(chain.families[0]) == 1 else 0
     for length in range(period, blocks // 2 + 1, period):
-        for first in range(1, length + 1):
+        for first in range(1, min(length, MOST_FIRST) + 1):
             starts = [*range(first + head, blocks, length)]
             for segments in range(1, len(starts) + 1):
                 bounds = 0, *starts[:segments], blocks
