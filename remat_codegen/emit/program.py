@@ -144,9 +144,8 @@ class _Main:
 
     def _counters(self) -> list[str]:
         """What loops count with: names that nothing else has."""
-        free = Namer()
-        free.taken |= self.namer.taken
-        return [free.fresh(name) for name in LOOPS]
+        free = [name for name in LOOPS if name not in self.namer.taken]
+        return free or [f"{LOOPS[0]}_in_loop"]
 
     def _dies(self, variable: int, block: int) -> bool:
         result = self.model.trace.variables[variable].origin is Origin.RESULT
