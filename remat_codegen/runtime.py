@@ -130,6 +130,18 @@ class Kept:
         return self.step[self.number - blocks]
 
 
+class Again(Kept):
+    """The same for a second run of a block's first function, which forgets nothing then. Nobody waits in it."""
+
+    def __init__(self, kept):
+        self.__dict__ = {**kept.__dict__, "stops": {}}
+
+    def forget(self, name):
+        """Not in a second run."""
+
+    forget_saved = forget
+
+
 class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 

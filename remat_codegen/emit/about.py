@@ -15,10 +15,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes / MIB:,.1f} MiB" if nbytes >= MIB / 20 else f"{nbytes / 2**10:,.1f} KiB"
 
 
-def about(program: Program, segment: Segment, scopes: Sequence[Scope]) -> str:
+def about(program: Program, segment: Segment, scopes: Sequence[Scope], rebuild: Segment | None = None) -> str:
     """What a function does, for its docstring: modules, the user's lines, and what that means for memory.
 
-    `scopes` are those of all blocks that it is for; `segment` is what it does in one of them.
+    `scopes` are those of all blocks that it is for; `segment` is what it does in one of them, and `rebuild` where a first
+    function runs again.
     """
     path = pattern([scope.root for scope in scopes])
     lines = f"{path} ({scopes[0].lines()})" if path else scopes[0].lines()
@@ -29,7 +30,8 @@ def about(program: Program, segment: Segment, scopes: Sequence[Scope]) -> str:
     kept, forgotten = program.kept_bytes(segment)
     stays = f"keeps {size(kept)} for the way back" if kept else "keeps nothing for the way back"
     away = f", forgets {size(forgotten)}" if forgotten else ""
-    return f"Computes {lines}; {stays}{away}"
+    back = f"; run again, it rebuilds {size(program.rebuilt_bytes(rebuild))}" if rebuild is not None else ""
+    return f"Computes {lines}; {stays}{away}{back}"
 
 
 def pattern(paths: Sequence[str]) -> str:

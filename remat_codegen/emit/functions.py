@@ -32,7 +32,8 @@ class Function:
     """A function's text, but for its name. `arguments` are the variables it takes and `returns` those it gives back.
 
     Whoever calls it keeps the variables `keeps` for a rebuild, hands over those of `handed`, and forgets `forgets`
-    afterwards: values of other blocks, each by its block and its name there.
+    afterwards: values of other blocks, each by its block and its name there. A rebuild `takes` what the block keeps, each by
+    how: `take`, or `read` if it is not the last time.
     """
 
     role: Role
@@ -44,6 +45,7 @@ class Function:
     forgets: tuple[tuple[int, str], ...]
     uses_kept: bool
     argument_names: tuple[str, ...]
+    takes: tuple[tuple[int, str], ...] = ()
 
     @property
     def text(self) -> tuple[object, ...]:
@@ -74,6 +76,7 @@ class _Writer:
         self.handed: list[int] = []
         self.keeps: list[int] = []
         self.forgets: list[tuple[int, str]] = []
+        self.takes: list[tuple[int, str]] = []
         self.waited = segment.role is not Role.BACKWARD
         self.waiting: tuple[int, int] | None = None  # the line that waits, and the bytes that are rebuilt after it
         self.last_compute = self.needs.last_compute
@@ -108,6 +111,7 @@ class _Writer:
             tuple(self.forgets),
             uses_kept,
             names,
+            tuple(self.takes),
         )
 
     # ------------------------------------------------------------------ what goes in and out
@@ -300,7 +304,9 @@ class _Writer:
             if r not in self.segment.positions and r > position
         ]
         name = self.scope.name(variable)
-        self._line(f"{name} = kept.{'read' if later else 'take'}({name!r})", (name,))
+        verb = "read" if later else "take"
+        self.takes.append((variable, verb))
+        self._line(f"{name} = kept.{verb}({name!r})", (name,))
         self.local[variable] = True
 
     def _keep(self, variable: int) -> None:

@@ -11,6 +11,7 @@ from remat_codegen.emit.lines import uses
 from remat_codegen.emit.loops import compress, mark, number
 from remat_codegen.emit.names import Namer
 from remat_codegen.emit.plumbing import Plumbing
+from remat_codegen.emit.reruns import run_again
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
 from remat_codegen.emit.uniting import share_rebuilds, unite
@@ -49,6 +50,7 @@ def write_program(program: Program, model: Model, wishes: dict[int, str], namer:
     backwards = share_rebuilds(plumbing, backwards)
     _plan_waits(plumbing, backwards)
     forwards = unite(plumbing, [(s, write_function(plumbing, s)) for s in program.segments if s.role is Role.FORWARD])
+    backwards = run_again(plumbing, forwards, backwards)
     names = _Library(plumbing, namer)
     pairs = sorted([*forwards, *backwards], key=lambda p: (p[0].block, list(Role).index(p[0].role)))
     for segment, function in pairs:
@@ -94,7 +96,8 @@ class _Library:
 
     def _about(self, named: Named) -> str:
         segments = self.uses[named.name]
-        return about(self.plumbing.program, segments[0], [self.plumbing.scopes[s.block] for s in segments])
+        rerun = next((s for s in segments if s.role is not named.function.role), None)
+        return about(self.plumbing.program, segments[0], [self.plumbing.scopes[s.block] for s in segments], rerun)
 
 
 class _Main:
@@ -121,6 +124,14 @@ class _Main:
         kept = function.keeps
         arguments += [self._keep(scope, v, self.names[v]) if v in kept else self.names[v] for v in function.arguments]
         return f"{named.name}({', '.join(arguments)})"
+
+    def _call_again(self, segment: Segment, function: Function, given: int | None) -> str:
+        """A second run of a first function, with what the first run was given; `given` was just made again."""
+        named, scope = self.library.of_segment[id(segment)], self.plumbing.scopes[segment.block]
+        kept, takes = f"step[{number(segment.block)}]", dict(function.takes)
+        taken = {v: f"{kept}.{verb}({scope.name(v)!r})" for v, verb in takes.items() if v != given}
+        arguments = [taken.get(v, self.names[v]) for v in function.arguments]
+        return f"{named.name}({', '.join([mark(self._module(scope)), f'Again({kept})', *arguments])})"
 
     def _module(self, scope: Scope) -> str:
         return module_expression("m", scope.root, self.model.trace.containers)
@@ -183,10 +194,9 @@ class _Main:
 
     def backward(self, pairs: Sequence[tuple[Segment, Function]]) -> list[str]:
         lines: list[str] = []
-        waited = None
-        for segment, function in pairs:
-            if not function.lines:
-                continue
+        waited = given = None
+        pairs = [(s, f) for s, f in pairs if f.lines]
+        for (segment, function), following in zip(pairs, [*pairs[1:], None], strict=True):
             if segment.role is Role.BACKWARD:
                 lines.append(f"yield from {self._call(segment, function)}")
                 continue
@@ -195,18 +205,32 @@ class _Main:
                 block, name = self.plumbing.stop_name(node)
                 lines.append(f"yield step[{number(block)}].at({name!r})")
             waited = node
-            lines += self._rebuild(segment, function)
+            before, given = given, self._given_on(segment, function, following)
+            again = function.role is not Role.REBUILD
+            call = self._call_again(segment, function, before) if again else self._call(segment, function)
+            lines += [f"{self.names[given]} = {call}"] if given is not None else self._rebuild(segment, function, call)
+            if before is not None and following is not None and (given is None or self.names[given] != self.names[before]):
+                lines.append(f"del {self.names[before]}")
         return compress(lines, self._counters())
 
-    def _rebuild(self, segment: Segment, function: Function) -> list[str]:
-        call = self._call(segment, function)
-        if not function.returns:
-            return [call]
-        keeps = []
-        for variable in function.returns:
-            for block in range(segment.block + 1, len(self.plumbing.scopes)):
-                if variable in self.plumbing.scopes[block].outside() and self._keeps(segment, variable, block):
-                    keeps.append((block, variable))
+    def _given_on(self, segment: Segment, function: Function, following: tuple[Segment, Function] | None) -> int | None:
+        """What a rebuild makes for the next one alone, which is to take it at once."""
+        if following is None or len(function.returns) != 1 or following[1].role is Role.REBUILD:
+            return None
+        (variable,), (then, takes) = function.returns, following
+        at_once = dict(takes.takes).get(variable) == "take" and self._keepers(segment, function) == [(then.block, variable)]
+        waits = self.plumbing.waiting_point(then.positions[0]) != self.plumbing.waiting_point(segment.positions[0])
+        return variable if at_once and then.role is Role.REBUILD and not waits else None
+
+    def _keepers(self, segment: Segment, function: Function) -> list[tuple[int, int]]:
+        """The blocks that run again with what a rebuild returns, and which variable that is."""
+        later = range(segment.block + 1, len(self.plumbing.scopes))
+        found = [(block, v) for v in function.returns for block in later if v in self.plumbing.scopes[block].outside()]
+        return [(block, v) for block, v in found if self._keeps(segment, v, block)]
+
+    def _rebuild(self, segment: Segment, function: Function, call: str) -> list[str]:
+        """A call, and what is kept of what it returns."""
+        keeps = self._keepers(segment, function)
         if not keeps:
             return [call]
         if len(keeps) == 1 == len(function.returns):

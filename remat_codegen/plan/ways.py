@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -24,28 +24,43 @@ Bounds = tuple[int, ...]  # where segments begin, and the number of blocks
 def price(chain: Chain, operations: Sequence[Operation], time_ns: float, step_ns: float) -> float:
     """What a plan takes, and what a reviewer has to read for it, in nanoseconds."""
     forward = Counter(o.block for o in operations if isinstance(o, Forward))
-    families = {id(f): f for f in chain.distinct}
-    used = {(id(chain.families[o.block]), o.option, forward[o.block] > 1) for o in operations if isinstance(o, Backward)}
-    again = {family for family, _, passed_over in used if passed_over}
-    nodes = sum(length(families[f], option) for f, option, passed_over in used if not passed_over)
-    nodes += sum(length_again(families[f], option) for f, option, passed_over in used if passed_over)
-    nodes += sum(2 * (FUNCTION + families[f].piece.graph.loss) for f in again)
-    return time_ns + PRICE * step_ns * nodes
+    used: dict[int, set[tuple[int, bool]]] = {}
+    for o in operations:
+        if isinstance(o, Backward):
+            used.setdefault(id(chain.families[o.block]), set()).add((o.option, forward[o.block] > 1))
+    return time_ns + PRICE * step_ns * sum(length(f, used[id(f)]) for f in chain.distinct)
 
 
-def length(family: Family, option: int) -> int:
-    """Of a block's functions, in nodes. What runs again has a function of its own, and says so in the first one."""
+def length(family: Family, used: Collection[tuple[int, bool]]) -> int:
+    """Of a family's functions, in nodes: `used` are its options in use, and whether blocks run forward once more before.
+
+    What runs again has a function of its own, and says so in the first one; but a whole block runs its first one again
+    (emit/reruns.py).
+    """
     loss = family.piece.graph.loss
-    again = sum(n < loss for n in family.options[option].backward)
-    return FUNCTION + (loss + FUNCTION + again if again else 0)
+    first = FUNCTION + loss
+    nodes = 0
+    for option, passed_over in used:
+        again = sum(n < loss for n in family.options[option].backward)
+        if not passed_over:
+            nodes += FUNCTION + (loss if again else 0) + (FUNCTION + again if again and not _is_whole(family, option) else 0)
+        elif again < loss:  # a third run, or one that keeps more than the first did
+            nodes += first + FUNCTION + again if again else FUNCTION
+    if any(passed_over for _, passed_over in used):
+        nodes += first if _runs_twice(family) else 2 * first
+    return nodes
 
 
-def length_again(family: Family, option: int) -> int:
-    """The same for blocks that run forward once more as a whole, beside the two functions for that: those for what then runs a
-    third time, or keeps more than the first run did."""
+def _is_whole(family: Family, option: int) -> bool:
+    """Whether an option runs the whole block again before its way back, as the first time."""
     loss = family.piece.graph.loss
-    again = sum(n < loss for n in family.options[option].backward)
-    return length(family, option) if again < loss else 0
+    order = [n for n in family.options[option].backward if n != loss]
+    return order[:loss] == [*range(loss)] and _runs_twice(family)
+
+
+def _runs_twice(family: Family) -> bool:
+    """Whether a block's first function may run again: it changes nothing that stays."""
+    return all(n.recomputable for n in family.piece.graph.forward_nodes)
 
 
 class Ways:
@@ -60,10 +75,8 @@ class Ways:
         self.forward_ns = self._each([[o.forward_ns for o in many] for many in options])
         self.backward_ns = self._each([[o.backward_ns for o in many] for many in options])
         self.saved_bytes = self._each([[o.saved_bytes for o in many] for many in options])
-        self.lengths = [[length(f, o) for o in range(len(f.options))] for f in chain.distinct]
-        self.lengths_again = [
-            [2 * (FUNCTION + f.piece.graph.loss) + length_again(f, o) for o in range(len(f.options))] for f in chain.distinct
-        ]
+        self.lengths = [[length(f, {(o, False)}) for o in range(len(f.options))] for f in chain.distinct]
+        self.lengths_again = [[length(f, {(o, True)}) for o in range(len(f.options))] for f in chain.distinct]
         self.peak_bytes = self._each([[max(o.forward_peak_bytes, o.backward_peak_bytes) for o in many] for many in options])
 
     def _each(self, of_options: list[list[int]]) -> list[np.ndarray]:

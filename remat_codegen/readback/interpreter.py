@@ -243,7 +243,8 @@ class _Interpreter(Expressions):
         key = block.number, values[0]
         self.machine.group = key if what == "saves" else self.machine.group
         self.machine.draws += [key] if what == "draws" else []
-        return key if any(k.arg == "forget" and self.evaluate(k.value) is True for k in node.keywords) else None
+        forgets = any(k.arg == "forget" and self.evaluate(k.value) is True for k in node.keywords)
+        return key if forgets and not block.again else None
 
     # ------------------------------------------------------------------ calls
 
@@ -261,6 +262,8 @@ class _Interpreter(Expressions):
         name = dotted(node.func)
         if name in self.functions and name not in self.env:
             return self._own_function(node, self.functions[name])
+        if name == "Again" and len(node.args) == 1 and isinstance(block := self.evaluate(node.args[0]), Block):
+            return Block(block.number, again=True)
         if name == "getattr" and len(node.args) == 2:
             base, attribute = (self.evaluate(a) for a in node.args)
             return self._in_model(base.child(str(attribute))) if isinstance(base, Place) else Other()
@@ -315,12 +318,14 @@ class _Interpreter(Expressions):
             return None
         if what == "slot":
             (machine.rebuild if machine.backward else machine.slot)(key, value)
-        if what == "stop" or any(k.arg == "stop" for k in node.keywords):
+        if not block.again and (what == "stop" or any(k.arg == "stop" for k in node.keywords)):
             machine.stop(key, value)
         if what == "keep":
             machine.keep(key, value)
         if what in ("slot", "stop", "keep"):
             return value
+        if what in ("forget", "forget_saved") and block.again:
+            return None
         if what in ("forget", "forget_saved"):
             (machine.forget if what == "forget" else machine.forget_saved)(key)
         else:

@@ -27,9 +27,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one block keeps: `kept`, `step[3]`, `kept.before(1)`."""
+    """What one block keeps: `kept`, `step[3]`, `kept.before(1)`; `Again(step[3])` forgets nothing."""
 
     number: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def test_the_price_counts_each_function_once(chain):
     blocks = range(len(chain.families))
     last = [len(f.options) - 1 for f in chain.families]
     operations = [*map(Forward, blocks), *(Backward(b, last[b]) for b in reversed(blocks))]
-    nodes = sum(length(f, len(f.options) - 1) for f in chain.distinct)
+    nodes = sum(length(f, {(len(f.options) - 1, False)}) for f in chain.distinct)
     assert price(chain, operations, 100, STEP) == pytest.approx(100 + PRICE * STEP * nodes)
 
 
