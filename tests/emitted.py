@@ -16,6 +16,8 @@ from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.graph.ir import Graph, Kind
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.planfile import order_of
+from remat_codegen.readback.interpreter import read_back
 from remat_codegen.schedule import Schedule, validate, with_forgets
 from remat_codegen.verify import Comparison, compare
 
@@ -40,6 +42,15 @@ def zoo_model(name: str):
 def droppable(graph: Graph) -> list[int]:
     """Values and phantoms that can be rebuilt."""
     return [d for n in graph.forward_nodes if n.recomputable for d in n.writes if d not in graph.outputs]
+
+
+def reads_back(model, schedule, text, earlier: bool = False) -> None:
+    """Asserts that a file does what a schedule says; `earlier` allows rebuilds where autograd lets the file wait for them."""
+    found = read_back(text, model)
+    assert found.complete and found.problems == ()
+    validate(model.graph, found.schedule)
+    have, want = order_of(found.schedule), order_of(schedule)
+    assert (sorted(have) == sorted(want)) if earlier else (have == want)
 
 
 def rebuilding(graph: Graph, dropped: set[int]) -> Schedule:

@@ -194,9 +194,10 @@ class _Main:
 
     def backward(self, pairs: Sequence[tuple[Segment, Function]]) -> list[str]:
         lines: list[str] = []
-        waited = given = None
+        waited: int | None = None
+        given: int | None = None
         pairs = [(s, f) for s, f in pairs if f.lines]
-        for (segment, function), following in zip(pairs, [*pairs[1:], None], strict=True):
+        for (segment, function), following in zip(pairs, [*pairs[1:], None], strict=False):
             if segment.role is Role.BACKWARD:
                 lines.append(f"yield from {self._call(segment, function)}")
                 continue

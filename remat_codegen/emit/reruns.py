@@ -1,5 +1,5 @@
-"""Blocks that are rebuilt as a whole run their first function once more, with `Again(kept)`: that puts back what autograd needs,
-and forgets nothing. A reviewer reads what the block computes once.
+"""Blocks that are rebuilt as a whole run their first function once more, with `Again(kept)`: that puts back what autograd
+needs, and forgets nothing. A reviewer reads what the block computes once.
 
 That is so where a second run does nothing that the rebuild would not do, and holds nothing for longer than it would.
 """
@@ -15,7 +15,7 @@ from remat_codegen.emit.needs import Needs
 from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.segments import Copy, Role, Segment
 from remat_codegen.emit.spell import spellings
-from remat_codegen.graph.ir import Kind, Node, Phase
+from remat_codegen.graph.ir import Kind, Node
 from remat_codegen.trace import Origin
 
 ONCE = tuple(f"kept.{verb}(" for verb in ("keep", "read", "take", "receive", "before"))  # what a second run must not do
@@ -39,23 +39,20 @@ def _rerun(plumbing: Plumbing, first: Segment, forward: Function, segment: Segme
     if not forward.uses_kept or any(verb in line for line in forward.lines for verb in ONCE):
         return None
     if segment.role is Role.REBUILD:
-        return [(segment, replace(forward, takes=function.takes))] if _Rerun(plumbing, first, segment).does(forward, function) else None
+        may = _Rerun(plumbing, first, segment).does(forward, function)
+        return [(segment, replace(forward, takes=function.takes))] if may else None
     program = plumbing.program
-    phases = [None if (n := program.node_at(p)) is None else n.phase for p in segment.positions]
-    if Phase.BACKWARD not in phases or Phase.FORWARD not in phases[: (end := phases.index(Phase.BACKWARD))]:
+    parts = program.divided(segment)
+    if parts is None:
         return None
-    rebuild = Segment(Role.REBUILD, segment.block, segment.positions[:end])
-    rest = Segment(Role.BACKWARD, segment.block, segment.positions[end:])
+    rebuild, rest = parts
     if not _Rerun(plumbing, first, rebuild).computes_the_same() or write_function(plumbing, rest).lines:
         return None
-    before = dict(program.segment_of)
-    program.segment_of |= {p: part for part in (rebuild, rest) for p in part.positions}
+    program.exchange([segment], parts)
     part = write_function(plumbing, rebuild)
     if not _Rerun(plumbing, first, rebuild).does(forward, part):
-        program.segment_of = before
+        program.exchange(parts, [segment])
         return None
-    place = next(i for i, s in enumerate(program.segments) if s is segment)
-    program.segments[place : place + 1] = [rebuild, rest]
     return [(rebuild, replace(forward, takes=part.takes)), (rest, replace(function, lines=()))]
 
 

@@ -10,6 +10,7 @@ Only what the schedule forgets and rebuilds gets a name at run time. Everything 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -81,6 +82,21 @@ class Program:
     def copy_made(self, data: int, position: int) -> Copy:
         """The copy of a data node that the step at `position` creates."""
         return next(c for c in self.copies[data] if c.created == position)
+
+    def divided(self, segment: Segment) -> list[Segment] | None:
+        """A way back as a rebuild of its own and the rest; None where it does not begin with one."""
+        phases = [None if (n := self.node_at(p)) is None else n.phase for p in segment.positions]
+        end = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else 0
+        if segment.role is not Role.BACKWARD or Phase.FORWARD not in phases[:end]:
+            return None
+        rebuild = Segment(Role.REBUILD, segment.block, segment.positions[:end])
+        return [rebuild, Segment(Role.BACKWARD, segment.block, segment.positions[end:])]
+
+    def exchange(self, present: Sequence[Segment], others: Sequence[Segment]) -> None:
+        """Takes neighbouring segments out, and puts others with the same positions in."""
+        place = next(i for i, s in enumerate(self.segments) if s is present[0])
+        self.segments[place : place + len(present)] = others
+        self.segment_of |= {p: s for s in others for p in s.positions}
 
     def block_at(self, position: int) -> int:
         """The block of the node that a step runs."""

@@ -15,7 +15,6 @@ from dataclasses import replace
 from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.segments import Role, Segment
-from remat_codegen.graph.ir import Phase
 
 MOST_TEXTS = 12  # different functions of one kind of block, up to which pairs are tried
 Written = tuple[Segment, Function]
@@ -74,26 +73,24 @@ def share_rebuilds(plumbing: Plumbing, backwards: Sequence[Written]) -> list[Wri
 def _as_rebuild(plumbing: Plumbing, segment: Segment, other: Segment, wanted: Function) -> list[Written] | None:
     """A way back in two segments, of which the first is a rebuild with a function that is known; None where it is not."""
     program = plumbing.program
-    phases = [None if (n := program.node_at(p)) is None else n.phase for p in segment.positions]
-    if Phase.BACKWARD not in phases or Phase.FORWARD not in phases[: (end := phases.index(Phase.BACKWARD))]:
+    parts = program.divided(segment)
+    if parts is None:
         return None
-    rebuild = Segment(Role.REBUILD, segment.block, segment.positions[:end])
-    rest = Segment(Role.BACKWARD, segment.block, segment.positions[end:])
+    rebuild, rest = parts
     if _computed(plumbing, rebuild) != _computed(plumbing, other) or write_function(plumbing, rest).lines:
         return None
     unread = _unread(plumbing, rebuild, other, wanted)
     if unread is None:
         return None
-    before = dict(program.segment_of), set(program.unread), set(program.slots)
-    program.segment_of |= {p: part for part in (rebuild, rest) for p in part.positions}
+    before = set(program.unread), set(program.slots)
+    program.exchange([segment], parts)
     program.unread |= unread
     program.slots |= {data for data, _ in unread}
     function = write_function(plumbing, rebuild)
     if function.text != wanted.text:
-        program.segment_of, program.unread, program.slots = before
+        program.exchange(parts, [segment])
+        program.unread, program.slots = before
         return None
-    place = next(i for i, s in enumerate(program.segments) if s is segment)
-    program.segments[place : place + 1] = [rebuild, rest]
     return [(rebuild, function), (rest, replace(function, lines=()))]
 
 

@@ -8,21 +8,9 @@ from pathlib import Path
 import pytest
 import random_models
 import zoo
-from emitted import droppable, emit, model_of, rebuilding, zoo_model
+from emitted import droppable, emit, model_of, reads_back, rebuilding, zoo_model
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.planfile import order_of
-from remat_codegen.readback.interpreter import read_back
-from remat_codegen.schedule import validate
-
-
-def reads_back(model, schedule, text, earlier: bool = False) -> None:
-    """Asserts that a file does what a schedule says; `earlier` allows rebuilds where autograd lets the file wait for them."""
-    found = read_back(text, model)
-    assert found.complete and found.problems == ()
-    validate(model.graph, found.schedule)
-    have, want = order_of(found.schedule), order_of(schedule)
-    assert (sorted(have) == sorted(want)) if earlier else (have == want)
 
 
 def choices(model, seed: int) -> list[set[int]]:

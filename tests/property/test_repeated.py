@@ -11,7 +11,7 @@ import random
 
 import pytest
 import torch
-from emitted import emit, load, model_of
+from emitted import emit, load, model_of, reads_back
 from torch import nn
 from torch.nn import functional as F
 
@@ -123,7 +123,9 @@ def check(seed: int, folder) -> str:
         return f"{name}: infeasible"
     validate(model.graph, schedule)
     timeline = simulate(model.graph, profile, schedule)
-    made = load(emit(module, args, {}, model, schedule, None), folder)
+    text = emit(module, args, {}, model, schedule, None)
+    reads_back(model, schedule, text, earlier=True)
+    made = load(text, folder)
     found = compare(module, made.rematerialize, args, {}, seed=seed)
     wrong = {what: (d.where, d.worst) for what, d in found.differences.items() if d.worst is not None}
     assert wrong == {}, f"seed {seed}, {name}: {wrong}"
