@@ -244,7 +244,6 @@ class _Main:
 
     def _keeps(self, segment: Segment, variable: int, block: int) -> bool:
         data = self.model.data_of[variable]
-        assert data is not None
-        program = self.plumbing.program
-        made = [c for c in program.copies[data] if c.created in segment.positions]
-        return any(self.plumbing.keepers(variable, data, c, block) for c in made)
+        copies = () if data is None else self.plumbing.program.copies[data]  # none of what is a view of a parameter
+        made = [c for c in copies if c.created in segment.positions]
+        return data is not None and any(self.plumbing.keepers(variable, data, c, block) for c in made)

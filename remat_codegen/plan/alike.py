@@ -1,8 +1,8 @@
 """Equal blocks that run in equal ways: one function in the generated file, and a reviewer reads it once.
 
 A candidate of rockmate's is replaced by one with fewer options in use, where that costs next to nothing (ALIKE), and a chain
-of many repetitions by one in which all blocks of a kind run in one way, or in tight budgets equal segments of the chain, where
-that costs little (REGULAR): measured costs of two runs differ by more, and the file's length would depend on them.
+of many repetitions by one in which all blocks of a kind run in one way, or equal segments of the chain do, where that costs little
+(REGULAR, FORM): measured costs of two runs differ by more, and the file's length would depend on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Candidate, Chain
 
 ALIKE = 0.005  # the share of a step's time that is given for treating equal blocks alike
-REGULAR = 0.02  # and that is given, in a chain of repetitions, for treating all of them alike, or segments of them
+REGULAR = 0.02  # and that is given, in a chain of repetitions, for treating all of them alike
+FORM = 0.03  # and at most for a simple form, where its functions are as much shorter as that is worth (ways.PRICE)
 REPETITIONS = 4  # blocks of each kind, from which on a graph is one of repetitions
 MOST_REGULAR = 20_000  # combinations of one option for each family that are looked at
 REGULAR_TRIES = 16  # of these, how many are simulated
@@ -41,11 +42,10 @@ def treat_alike(chain: Chain, operations: list[Operation], best: Candidate, budg
     function in the generated file, and a reviewer reads it once."""
     slowest = best.time_ns * (1 + ALIKE)
     repetitive = repeats(chain.graph)
-    limit_ns = best.time_ns * (1 + REGULAR) if repetitive else slowest
-    regular = _regular(chain, budget_bytes, limit_ns)
+    regular = _regular(chain, budget_bytes, best.time_ns * (1 + REGULAR) if repetitive else slowest)
     if regular is not None:
         return regular
-    step_ns = best.time_ns
+    step_ns, limit_ns = best.time_ns, best.time_ns * (1 + FORM)
     while (found := _first_simpler(chain, operations, best, budget_bytes, slowest)) is not None:
         best, operations = found
     return _form(chain, operations, best, budget_bytes, limit_ns, step_ns) if repetitive else best

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Chain
 
 PRICE = 0.0005  # the share of a step's time that is given for one node less in the functions, which is two or three lines
-FUNCTION = 2  # how many nodes a function's first and last lines count for
+FUNCTION = 6  # how many nodes a function counts for beside its own: its first and last lines, and what it takes in the schedule
 MOST_WAYS = 2_000  # combinations of one option for each family that are looked at
 Bounds = tuple[int, ...]  # where segments begin, and the number of blocks
 
@@ -34,21 +34,23 @@ def price(chain: Chain, operations: Sequence[Operation], time_ns: float, step_ns
 def length(family: Family, used: Collection[tuple[int, bool]]) -> int:
     """Of a family's functions, in nodes: `used` are its options in use, and whether blocks run forward once more before.
 
-    What runs again has a function of its own, and says so in the first one; but a whole block runs its first one again
-    (emit/reruns.py).
+    First functions say what is forgotten, and so differ by that. What runs again has a function of its own, but for whole blocks:
+    they run their first one again (emit/reruns.py).
     """
     loss = family.piece.graph.loss
-    first = FUNCTION + loss
-    nodes = 0
+    functions: dict[object, int] = {}  # how many nodes each has
     for option, passed_over in used:
         again = sum(n < loss for n in family.options[option].backward)
-        if not passed_over:
-            nodes += FUNCTION + (loss if again else 0) + (FUNCTION + again if again and not _is_whole(family, option) else 0)
-        elif again < loss:  # a third run, or one that keeps more than the first did
-            nodes += first + FUNCTION + again if again else FUNCTION
-    if any(passed_over for _, passed_over in used):
-        nodes += first if _runs_twice(family) else 2 * first
-    return nodes
+        whole = _is_whole(family, option)
+        if passed_over or whole:
+            functions["all is forgotten"] = loss
+        else:
+            functions[option if again else "all is kept"] = loss if again else 0
+        if passed_over and (again or not _runs_twice(family)):
+            functions["again", option if again else None] = loss
+        if again and not whole:
+            functions["back", option] = again
+    return sum(FUNCTION + nodes for nodes in functions.values())
 
 
 def _is_whole(family: Family, option: int) -> bool:
