@@ -1,8 +1,8 @@
 """Equal blocks that run in equal ways: one function in the generated file, and a reviewer reads it once.
 
 A candidate of rockmate's is replaced by one with fewer options in use, where that costs next to nothing (ALIKE), and a chain
-of many repetitions by one in which all blocks of a kind run in one way, or equal segments of the chain do, where that costs little
-(REGULAR, FORM): measured costs of two runs differ by more, and the file's length would depend on them.
+of many repetitions by one in which all blocks of a kind run in one way, or equal segments of the chain do, where that costs
+little (REGULAR, FORM): measured costs of two runs differ by more, and the file's length would depend on them.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def price(chain: Chain, operations: Sequence[Operation], time_ns: float, step_ns
 def length(family: Family, used: Collection[tuple[int, bool]]) -> int:
     """Of a family's functions, in nodes: `used` are its options in use, and whether blocks run forward once more before.
 
-    First functions say what is forgotten, and so differ by that. What runs again has a function of its own, but for whole blocks:
-    they run their first one again (emit/reruns.py).
+    First functions say what is forgotten, and so differ by that. What runs again has a function of its own, but for whole
+    blocks: they run their first one again (emit/reruns.py).
     """
     loss = family.piece.graph.loss
     functions: dict[object, int] = {}  # how many nodes each has
