@@ -191,6 +191,8 @@ def solve_family(piece: Piece, grid: Grid, heuristic: Heuristic) -> Family:
     graph, profile = piece.graph, piece.profile
     search = _Search(piece, grid)
     search.add(tuple(range(len(graph.nodes))))
+    if graph.backward_nodes and all(n.recomputable for n in graph.forward_nodes):  # as torch.utils.checkpoint does
+        search.add((*range(graph.loss + 1), *range(graph.loss), *range(graph.loss + 1, len(graph.nodes))))
     if graph.backward_nodes and graph.loss <= grid.largest:
         search.run()
     if graph.backward_nodes and (graph.loss > grid.largest or search.out_of_time):

@@ -16,7 +16,7 @@ import numpy as np
 
 from remat_codegen.plan.options import Option
 from remat_codegen.plan.rotor import Backward, Forward, Operation
-from remat_codegen.plan.ways import MOST_WAYS, PRICE, Ways, price
+from remat_codegen.plan.ways import MOST_WAYS, ONCE, PRICE, Ways, price
 
 if TYPE_CHECKING:
     from remat_codegen.plan.rockmate import Candidate, Chain
@@ -65,7 +65,7 @@ class _Search:
         for place, blocks in self.count.items():
             for option, other in enumerate(self.chain.distinct[place].options if blocks > 1 else ()):
                 count, time_ns = self._blended(place, other)
-                prices = time_ns + PRICE * step_ns * (length + self.ways.lengths[place][option])
+                prices = time_ns + PRICE * step_ns * (length + self.ways.lengths[ONCE][place][option])
                 good = (count >= 1) & (count < blocks) & (time_ns <= slowest_ns) & (prices < dearest)
                 found += [(prices[way], int(way), place, option, int(count[way])) for way in np.flatnonzero(good)]
         yield from (row[1:] for row in sorted(found))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PRICE = 0.0005  # the share of a step's time that is given for one node less in the functions, which is two or three lines
 FUNCTION = 6  # how many nodes a function counts for beside its own: its first and last lines, and what it takes in the schedule
 MOST_WAYS = 2_000  # combinations of one option for each family that are looked at
+ONCE, TWICE = frozenset({False}), frozenset({True})  # whether blocks run forward once more before their way back
 Bounds = tuple[int, ...]  # where segments begin, and the number of blocks
 
 
@@ -57,7 +58,7 @@ def _is_whole(family: Family, option: int) -> bool:
     """Whether an option runs the whole block again before its way back, as the first time."""
     loss = family.piece.graph.loss
     order = [n for n in family.options[option].backward if n != loss]
-    return order[:loss] == [*range(loss)] and _runs_twice(family)
+    return [n for n in order if n < loss] == order[:loss] == [*range(loss)] and _runs_twice(family)
 
 
 def _runs_twice(family: Family) -> bool:
@@ -77,8 +78,10 @@ class Ways:
         self.forward_ns = self._each([[o.forward_ns for o in many] for many in options])
         self.backward_ns = self._each([[o.backward_ns for o in many] for many in options])
         self.saved_bytes = self._each([[o.saved_bytes for o in many] for many in options])
-        self.lengths = [[length(f, {(o, False)}) for o in range(len(f.options))] for f in chain.distinct]
-        self.lengths_again = [[length(f, {(o, True)}) for o in range(len(f.options))] for f in chain.distinct]
+        self.lengths = {
+            again: [[length(f, {(o, a) for a in again}) for o in range(len(f.options))] for f in chain.distinct]
+            for again in (ONCE, TWICE, ONCE | TWICE)
+        }
         self.peak_bytes = self._each([[max(o.forward_peak_bytes, o.backward_peak_bytes) for o in many] for many in options])
 
     def _each(self, of_options: list[list[int]]) -> list[np.ndarray]:
@@ -102,8 +105,11 @@ class Ways:
 
     def length(self, bounds: Bounds) -> np.ndarray:
         """Of all functions, in nodes."""
-        again = {p for begin, end in pairwise(bounds) if runs_again(begin, end, bounds) for p in self.place[begin:end]}
-        lengths = [self.lengths_again[p] if p in again else self.lengths[p] for p in range(len(self.chosen))]
+        again = {p: set[bool]() for p in range(len(self.chosen))}  # whether blocks of a family do, or do not, or both
+        for begin, end in pairwise(bounds):
+            for place in self.place[begin:end]:
+                again[place].add(runs_again(begin, end, bounds))
+        lengths = [self.lengths[frozenset(again[p])][p] for p in range(len(self.chosen))]
         return sum(self._each(lengths), np.zeros_like(self.chosen[0]))
 
     def operations(self, way: int, bounds: Bounds) -> list[Operation]:
