@@ -145,7 +145,7 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
     """Time and peak of a forward node and of its backward node, by signature. If the gradients that the latter reads are `held`
     by others, it cannot free them on its way."""
     if node.phase is Phase.LOSS:
-        key = "loss:" + repr([_layout(model, d) for d in node.reads])
+        key = "loss of " + repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
         stored = cache.get(key)
         if stored is None:
             stored = _measure_loss(model, device)
@@ -175,10 +175,6 @@ def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:
     raise TraceError(f"PyTorch itself cannot run {node.name} forward and backward: {said}", where=where) from refused[0]
 
 
-def _layout(model: Model, data: int) -> Any:
-    return [(v.shape, v.dtype) for v, d in zip(model.trace.variables, model.data_of, strict=True) if d == data]
-
-
 def median_ns(work: Callable[[], Any], device: str) -> int:
     """The median time of several runs of `work`, after one to warm up, in nanoseconds."""
     runs: list[int] = []
@@ -199,8 +195,7 @@ def _synchronize(device: str) -> None:
 
 def _measure_loss(model: Model, device: str) -> list[int]:
     """The example loss on tensors like the model's outputs: time and peak, gradient of the outputs included."""
-    outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
-    leaves = [random_tensor(v, device).requires_grad_() for v in outputs if model.record.requires_grad[v.id]]
+    leaves = [random_tensor(v, device).requires_grad_() for v in _differentiable_outputs(model)]
     if not leaves:
         return [0, 0]
 
@@ -209,6 +204,12 @@ def _measure_loss(model: Model, device: str) -> list[int]:
         example_loss([_Swallow.apply(t, held) for t in leaves]).backward()
 
     return [median_ns(work, device), peak_bytes(work, device)]
+
+
+def _differentiable_outputs(model: Model) -> list[Variable]:
+    """What the loss reads, each as often as it is returned: every time adds to the gradient."""
+    outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
+    return [v for v in outputs if model.record.requires_grad[v.id]]
 
 
 def random_tensor(variable: Variable, device: str, floats: Callable[..., torch.Tensor] = torch.randn) -> torch.Tensor:

@@ -233,3 +233,23 @@ def test_layers_that_are_not_trained_hold_one_result_at_a_time(tmp_path, monkeyp
     profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
     peak = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
     assert peak <= 6 * x.nbytes
+
+
+class Returns(nn.Module):
+    """One output, `times` times."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.linear, self.times = nn.Linear(16, 16), times
+
+    def forward(self, x):
+        y = self.linear(x)
+        return (y,) * self.times
+
+
+def test_the_loss_of_an_output_returned_twice_has_costs_of_its_own(monkeypatch):
+    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    cache = Cache("cpu", enabled=False)
+    once, twice = (model_of(Returns(times), (torch.randn(1024, 16),), {}) for times in (1, 2))
+    costs = [measuring.measure(m, "cpu", cache).workspace_bytes[m.graph.loss] for m in (once, twice)]
+    assert costs[0] + 1024 * 16 * 4 == costs[1]  # gradients add up
