@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"202875abf49484b1"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"3b9a24074ba8e563"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -586,7 +586,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):

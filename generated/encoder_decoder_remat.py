@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"400d781b65b64cd0"}
+#: "seal":"28cef86d80922731"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -698,7 +698,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):

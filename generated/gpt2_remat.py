@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"6600ef57376960dc"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"1423822043ab49f7"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -378,7 +378,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"666d54c28324dc5d"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"4456902212e75a79"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -614,7 +614,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):

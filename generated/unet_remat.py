@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"a980e767552b8aa5"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"d1ac9d943bcee5d0"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -483,7 +483,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):

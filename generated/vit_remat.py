@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"b4351145e3e0df11"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"029f55c897602c46"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -337,7 +337,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):

@@ -173,7 +173,7 @@ class Step:
             return held
         part = Slot(held)
         forgettable = slot is None and _key(saved) not in self.theirs
-        self.group.append(weakref.ref(part) if forgettable else lambda: None)
+        self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
 
     def unpack(self, held):
