@@ -18,7 +18,8 @@ from remat_codegen.emit.spell import spellings
 from remat_codegen.graph.ir import Kind, Node
 from remat_codegen.trace import Origin
 
-ONCE = tuple(f"kept.{verb}(" for verb in ("keep", "read", "take", "receive", "before"))  # what a second run must not do
+ONCE = ("kept.keep(", "kept.read(", "kept.take(", "kept.receive(", "kept.before(")  # what a second run must not do
+LOST = ("kept.keep(", "kept.forget(", "kept.forget_saved(", "kept.before(", "forget=True")  # what one would not do
 Written = tuple[Segment, Function]
 
 
@@ -36,7 +37,7 @@ def run_again(plumbing: Plumbing, forwards: Sequence[Written], backwards: Sequen
 
 def _rerun(plumbing: Plumbing, first: Segment, forward: Function, segment: Segment, function: Function) -> list[Written] | None:
     """A way back as a second run of a first function, and nothing more; None where that will not do."""
-    if not forward.uses_kept or any(verb in line for line in forward.lines for verb in ONCE):
+    if not forward.uses_kept or _mentions(forward, ONCE):
         return None
     if segment.role is Role.REBUILD:
         may = _Rerun(plumbing, first, segment).does(forward, function)
@@ -56,6 +57,10 @@ def _rerun(plumbing: Plumbing, first: Segment, forward: Function, segment: Segme
     return [(rebuild, replace(forward, takes=part.takes)), (rest, replace(function, lines=()))]
 
 
+def _mentions(function: Function, what: Sequence[str]) -> bool:
+    return any(text in line for line in function.lines for text in what)
+
+
 class _Rerun:
     """A rebuild of a block beside the block's first run."""
 
@@ -70,6 +75,7 @@ class _Rerun:
         results = {v for v in forward.arguments if self.plumbing.model.trace.variables[v].origin is Origin.RESULT}
         return (
             self.computes_the_same()
+            and not _mentions(function, LOST)
             and results == {v for v, _ in function.takes}
             and {*function.returns} <= {*forward.returns}
             and not self._frees_what_it_takes()

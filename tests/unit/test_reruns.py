@@ -13,7 +13,7 @@ from remat_codegen.pipeline import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.readback.interpreter import read_back
-from remat_codegen.schedule import simulate, validate, without_recomputation
+from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
 from remat_codegen.verify import compare
 
 SLACK = 4096 + 30 * 5056  # bytes: seeds of the backward pass, states of generators
@@ -53,6 +53,27 @@ class InPlace(nn.Module):
         for linear in self.linear:
             x = (linear(x.tanh()).relu_() + 1.0).mul_(0.5)
         return x
+
+
+class Layers(nn.Module):
+    def __init__(self, *makers):
+        super().__init__()
+        self.layers = nn.ModuleList([make() for make in makers])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Adds(nn.Linear):
+    def forward(self, x):
+        return x + torch.tanh(super().forward(x))
+
+
+class Multiplies(nn.Linear):
+    def forward(self, x):
+        return torch.sin(torch.exp(-super().forward(x).square())) * x
 
 
 class Draws(nn.Module):
@@ -129,3 +150,43 @@ def test_random_choices_of_what_is_rebuilt_read_back(tmp_path):
         reads_back(model, schedule, text, earlier=True)
         found = compare(module, load(text, tmp_path, f"made_{number}").rematerialize, args, {})
         assert {what: d.where for what, d in found.differences.items() if d.worst is not None} == {}
+
+
+def runs_as_planned(module, order, folder):
+    """Exact, read back, and within the simulated peak: what computes everything in this order. `order` is given the graph."""
+    torch.manual_seed(0)
+    args = (torch.randn(1024, 32),)
+    model = model_of(module.train(), args, {})
+    schedule = with_forgets(model.graph, order(model.graph))
+    validate(model.graph, schedule)
+    peak = simulate(model.graph, measure(model, "cpu", Cache("cpu", enabled=False)), schedule).peak_bytes
+    text = emit(module, args, {}, model, schedule, None)
+    reads_back(model, schedule, text, earlier=True)
+    found = compare(module, load(text, folder).rematerialize, args, {})
+    assert {what: d.where for what, d in found.differences.items() if d.worst is not None} == {}
+    assert found.measured_peak_bytes <= peak + 4096
+
+
+def forward_of(graph, block):
+    """The nodes of a block's forward pass."""
+    return [*range(graph.blocks[block].first, graph.blocks[block].last + 1)]
+
+
+@pytest.mark.parametrize("when", [2, 4, 6])
+def test_a_rebuild_that_keeps_something_for_another_one(when, tmp_path):
+    def order(graph):
+        back = [n.id for n in graph.backward_nodes]
+        again = forward_of(graph, 0)
+        return (*range(graph.loss + 1), *again, *back[:when], again[-1], *back[when:])
+
+    layers = [lambda: Adds(32, 32), lambda: Adds(32, 32), lambda: Multiplies(32, 32), lambda: Multiplies(32, 32)]
+    runs_as_planned(Layers(*layers), order, tmp_path)
+
+
+def test_a_rebuild_that_forgets_what_another_block_made(tmp_path):
+    def order(graph):
+        back = [n.id for n in graph.backward_nodes]
+        return (*range(graph.loss + 1), *forward_of(graph, 1), back[0], *forward_of(graph, 0), *back[1:])
+
+    layers = [lambda: Multiplies(32, 32), lambda: Multiplies(32, 32), lambda: Adds(32, 32), lambda: Adds(32, 32)]
+    runs_as_planned(Layers(*layers), order, tmp_path)
