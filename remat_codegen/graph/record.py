@@ -202,7 +202,8 @@ class _Recorder:
         makers = {s.operation for s in self.storages}
         found = []
         for op, row in zip(self.trace.operations, rows, strict=True):
-            idle = op.id in makers and op.id not in self.reached and not is_opaque(op)
+            computes = op.id in makers or bool(row["mutated"])
+            idle = computes and op.id not in self.reached and not is_opaque(op)
             found.append(idle and bool(row["saved"] or row["phantoms"]))
             row |= {"saved": (), "phantoms": ()} if idle else {}
         return tuple(found)
