@@ -30,7 +30,7 @@ def about(program: Program, segment: Segment, scopes: Sequence[Scope], rebuild: 
     kept, forgotten = program.kept_bytes(segment)
     stays = f"keeps {size(kept)} for the way back" if kept else "keeps nothing for the way back"
     away = f", forgets {size(forgotten)}" if forgotten else ""
-    back = f"; run again, it rebuilds {size(program.rebuilt_bytes(rebuild))}" if rebuild is not None else ""
+    back = f"; run again, for {size(program.rebuilt_bytes(rebuild))}" if rebuild is not None else ""
     return f"Computes {lines}; {stays}{away}{back}"
 
 
