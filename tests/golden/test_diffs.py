@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, 
     model.write_text(source.replace(old, new))
     assert lifecycle.update(file, QUIET, cache=False).changed
     rows = list(difflib.unified_diff(before.splitlines(), file.read_text().splitlines(), "before", "after", lineterm="", n=0))
-    text = "\n".join(rows) + "\n"
+    text = re.sub(r'"seal":"\w+"', '"seal":"..."', "\n".join(rows)) + "\n"  # it follows every word of the file, changed or not
     golden = DIFFS / f"{name}.diff"
     if update_golden:
         golden.write_text(text)
