@@ -206,6 +206,7 @@ class Expressions:
         kept = self.env.get("kept")
         names = {self.operations.named(kept.number, name) for name in self.wish} if isinstance(kept, Block) else ()
         wishes = (
+            lambda op: self.operations.modes(op) == set(machine.modes),
             lambda op: machine.backward or op not in self.first,
             lambda op: not isinstance(kept, Block) or self.operations.block_of(op) == kept.number,
             lambda op: not machine.backward or self.operations.node_of[op] in nodes,

@@ -222,10 +222,10 @@ class _Interpreter(Expressions):
         return self._block(statement.orelse if test is False or test is None else statement.body)
 
     def _do_with(self, statement: ast.With) -> tuple[Any] | None:
-        before = self.machine.group, list(self.machine.draws)
+        before = self.machine.group, list(self.machine.draws), list(self.machine.modes)
         forgotten = [key for item in statement.items if (key := self._manager(item.context_expr)) is not None]
         result = self._block(statement.body)
-        self.machine.group, self.machine.draws = before
+        self.machine.group, self.machine.draws, self.machine.modes = before
         for key in forgotten:
             self.machine.forget_saved(key)
         return result
@@ -235,6 +235,7 @@ class _Interpreter(Expressions):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             raise self.machine.give_up(f"`with {ast.unparse(node)}` is nothing that remat-codegen writes")
         if dotted(node.func).startswith("torch."):
+            self.machine.modes.append(ast.unparse(node))
             return None
         block, what = self.evaluate(node.func.value), node.func.attr
         values = [self.evaluate(a) for a in node.args]

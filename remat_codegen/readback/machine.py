@@ -51,6 +51,7 @@ class Machine:
         self.went_back = self.graph.loss - 1  # the last node of the loss and the backward pass that ran
         self.group: Key | None = None
         self.draws: list[Key] = []
+        self.modes: list[str] = []  # what the file runs under: `torch.no_grad()`
         self.values: dict[Key, Any] = {}
         self.handed: dict[Key, Any] = {}
         self.slots: dict[Key, int | None] = {}

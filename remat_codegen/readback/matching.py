@@ -6,11 +6,13 @@ what the generator writes (compare.py).
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from typing import Any
 
 from remat_codegen.emit.names import wishes
 from remat_codegen.emit.scope import Scope
+from remat_codegen.emit.surroundings import modes
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.sizes import Size
 from remat_codegen.trace import Operation, Origin, Ref, refs, substitute
@@ -75,6 +77,11 @@ class Operations:
     def only_views(self, node: int) -> bool:
         """Whether a node computes nothing: what it looks at may be looked at any time."""
         return all(self.is_view(op) for op in self.model.bodies[node].operations)
+
+    def modes(self, op: int) -> set[str]:
+        """What stands around an operation: `torch.no_grad()`."""
+        operation = self.model.trace.operations[op]
+        return {ast.unparse(ast.parse(m)) for m in modes(self.model.trace, self.model.record, operation)}
 
     def block_of(self, op: int) -> int:
         """The block that an operation stands in."""

@@ -10,7 +10,7 @@ import random_models
 import zoo
 from emitted import droppable, emit, model_of, reads_back, rebuilding, zoo_model
 
-from remat_codegen.errors import UnsupportedError
+from remat_codegen.errors import TraceError, UnsupportedError
 
 
 def choices(model, seed: int) -> list[set[int]]:
@@ -32,7 +32,7 @@ def tries_random_model(seed: int) -> None:
     args = random_models.inputs(module, seed)
     try:
         model = model_of(module, args, {})
-    except (UnsupportedError, ValueError):  # nothing to train, or nothing that is supported
+    except (TraceError, UnsupportedError, ValueError):  # nothing to train, or nothing that is supported
         return
     for dropped in choices(model, seed)[1:4]:
         schedule = rebuilding(model.graph, dropped)

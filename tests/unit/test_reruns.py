@@ -42,6 +42,28 @@ class Deep(nn.Module):
         return self.end(x)
 
 
+class Gate(nn.Module):
+    """Computes the same twice: without a gradient for the gate, and with one."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        with torch.no_grad():
+            gate = torch.sigmoid(self.a(x)).mean(-1, keepdim=True)
+        return x + self.b(torch.relu(self.a(x)).tanh()) * gate
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[Gate() for _ in range(8)])
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
 class InPlace(nn.Module):
     """Blocks that change in place what they made."""
 
@@ -99,6 +121,14 @@ def planned(module, planner, share=0.3):
         plan = PLANNERS[planner](model.graph, profile, plan.minimum_bytes)
     validate(model.graph, plan.schedule)
     return args, model, plan.schedule, simulate(model.graph, profile, plan.schedule).peak_bytes
+
+
+def test_what_runs_without_a_gradient_is_told_from_the_same_with_one():
+    model = model_of(module := Gated(), args := (torch.randn(64, 32),), {})
+    draw = random.Random(0)
+    for _ in range(6):
+        schedule = rebuilding(model.graph, {d for d in droppable(model.graph) if draw.random() < 0.5})
+        reads_back(model, schedule, emit(module, args, {}, model, schedule, None), earlier=True)
 
 
 @pytest.mark.parametrize("planner", ["chen", "rotor"])
