@@ -46,11 +46,16 @@ def _states() -> dict[str, Any]:
     return states
 
 
-def assigned_attributes(said: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
-    """The attributes that forward sets to tensors, by what torch.export says of them: it puts back what was there before."""
+def assigned_attributes(said: Iterable[warnings.WarningMessage], module: torch.nn.Module) -> tuple[str, ...]:
+    """The attributes that forward sets to tensors, by what torch.export says of them: it puts back what was there before.
+
+    Not the lists of weights that recurrent networks keep: tracing swaps the parameters, and the lists follow them.
+    """
     texts = [re.search(r"The tensor attributes? (.*) (?:was|were) assigned during export", str(w.message)) for w in said]
     names = [name.strip().removeprefix("self.") for found in texts if found for name in found[1].split(",")]
-    return tuple(dict.fromkeys(names))
+    recurrent = [path for path, part in module.named_modules() if isinstance(part, torch.nn.RNNBase)]
+    lists = tuple(f"{path}._flat_weights[".lstrip(".") for path in recurrent)
+    return tuple(name for name in dict.fromkeys(names) if not name.startswith(lists))
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def trace(
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(found, assigned=assigned_attributes(said), numbers=numbers)
+        return replace(found, assigned=assigned_attributes(said, module), numbers=numbers)
 
     return traced_alike(read)
 

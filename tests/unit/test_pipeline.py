@@ -238,6 +238,11 @@ def test_attributes_that_training_steps_do_not_set_are_named(write_file, tmp_pat
     assert "forward sets part.penalty; training steps of this file leave that as it is" in notes
 
 
+def test_the_weights_of_recurrent_networks_are_not_named(tmp_path):
+    request = Request("torch.nn:GRU", "100%", tmp_path / "gru.py", init="4, 4, 2", inputs="float32[3,2,4]")
+    assert not any("forward sets" in note for note in pipeline.generate(request, Progress(None)).notes)
+
+
 def test_verify_says_where_the_original_itself_fails(write_file, tmp_path):
     """Here torch.distributions checks what it is given; training can lead other models to such a place."""
     made = "torch.distributions.Normal(0.0, -super().forward(x).exp()).log_prob(x)"
