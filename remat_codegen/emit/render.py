@@ -142,10 +142,7 @@ class _Renderer:
 
     def _plain(self) -> str:
         """The forward whose parameters the new one takes."""
-        if not self.carries:
-            return "self.original.forward"
-        inherits = usersource.inherits_forward(self.original.source or "", self.original.class_name)
-        return "super().forward" if inherits else "self.plain_forward"
+        return "self.plain_forward" if self.carries else "self.original.forward"
 
     # ------------------------------------------------------------------ names of what is given
 

@@ -29,6 +29,7 @@ OURS = {
     **{name: name for name in ("torch base64 math contextlib functools inspect sys types warnings weakref zlib".split())},
     **{"nn": "torch.nn", "F": "torch.nn.functional"},
 }
+TAKEN = ("plain_forward", "__init_subclass__")  # our name for the original forward; and rematerialize() makes a subclass
 OWN_NAMES = frozenset("rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split())
 IN_FORWARD = frozenset(
     (
@@ -102,12 +103,6 @@ def parameters_of(source: str, class_name: str) -> str | None:
     return None if first != "self" or IN_FORWARD & set(others) else code
 
 
-def inherits_forward(source: str, class_name: str) -> bool:
-    """Whether a class that is carried over has no forward of its own."""
-    found = _chosen(source, class_name)
-    return found is not None and _own_forward(found[1].node) is None
-
-
 def rename_names(code: str, names: Mapping[str, str]) -> str:
     """Code, or a part of an expression, with names replaced; attributes, keywords' names and strings stay."""
     if not names:
@@ -132,7 +127,7 @@ def _chosen(source: str, class_name: str) -> tuple[cst.Module, Statement, list[S
 
 
 def _choose(source: str, class_name: str) -> tuple[cst.Module, Statement, list[Statement], frozenset[str]] | None:
-    if "plain_forward" in source:  # the name that we give the original
+    if any(name in source for name in TAKEN):
         return None
     try:
         module, statements = _read(source)
@@ -200,7 +195,7 @@ def _with_forward(module: cst.Module, node: cst.BaseStatement, new_forward: str)
         else:
             body.append(statement)
     if own is None:
-        inherited = "def plain_forward(self, *args, **kwargs):\n    return super().forward(*args, **kwargs)\n"
+        inherited = "@property\ndef plain_forward(self):\n    return super().forward\n"
         body += [cst.parse_statement(inherited, config=module.config_for_parsing), added]
     block = node.body if isinstance(node.body, cst.IndentedBlock) else cst.IndentedBlock([])
     return node.with_changes(body=block.with_changes(body=body))

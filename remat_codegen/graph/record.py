@@ -231,9 +231,9 @@ class _Recorder:
     def _given(self, variable: Variable) -> None:
         tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device=variable.device)
         tensor.requires_grad_(variable.requires_grad)
-        if variable.requires_grad:
+        if variable.requires_grad and variable.origin is not Origin.INPUT:
             tensor.grad = torch.zeros_like(tensor)  # so that gradients of leaves are accumulated in place, as in a long run
-        self._adopt(variable.id, tensor, None)
+        self._adopt(variable.id, tensor, None)  # an input is another one in every step, and has none before
 
     def _adopt(self, variable: int, tensor: torch.Tensor, operation: int | None) -> None:
         key = tensor.untyped_storage()._cdata
@@ -319,9 +319,18 @@ class _Recorder:
         for handle in handles:
             handle.remove()
         del kept_forward
+        self._keep_gradients_of_inputs()
         # What is never freed is a leaf's own .grad; single numbers are the seeds of the backward pass.
         self.finished = [b for b in self.finished if b.died is not None and b.died != b.born and b.nbytes > 16]
         self.finished.sort(key=lambda b: -b.born)
+
+    def _keep_gradients_of_inputs(self) -> None:
+        """They live from where they come until the step ends: as if what is undone last read them."""
+        inputs = [self.tensors[v.id] for v in self.trace.variables if v.origin is Origin.INPUT]
+        keys = {t.grad.untyped_storage()._cdata for t in inputs if t.grad is not None}
+        for birth in [self.births[key] for key in keys if key in self.births]:
+            birth.died = min(self.reached, default=birth.born)
+            self.finished.append(birth)
 
     def _watch(self, op: Operation) -> Iterator[Any]:
         """Notes the strides of the gradient that each result of a step receives."""
