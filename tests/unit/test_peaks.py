@@ -170,6 +170,23 @@ def test_two_gradients_are_there_while_they_are_added(tmp_path, monkeypatch):
     assert_simulated_peak(Narrow(), torch.randn(16, 32, 4), tmp_path, monkeypatch)
 
 
+class Critic(nn.Module):
+    """What is generated first is undone last: meanwhile, the gradient of the real input is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
+        self.judge = nn.Linear(256, 1)
+
+    def forward(self, real):
+        made = self.generator(torch.ones(256, 8))
+        return self.judge(real) - self.judge(made)
+
+
+def test_the_gradient_of_an_input_stays_until_the_step_ends(tmp_path, monkeypatch):
+    assert_simulated_peak(Critic(), torch.randn(256, 256, requires_grad=True), tmp_path, monkeypatch)
+
+
 class Losses(nn.Module):
     """Returns numbers that stand at the beginning of the losses of all elements, and of the columns that were added up."""
 
