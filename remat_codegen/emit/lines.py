@@ -59,6 +59,7 @@ def _name(name: str) -> re.Pattern[str]:
 def tidy(lines: Sequence[Line]) -> list[Line]:
     """All passes, in order."""
     plain = prune(merge_drops(release(index_at_once(inline(without_unused(join_withs(bind(lines))))))))
+    plain = without_unused(plain)  # again, for names that only a `del` at the end of the function read
     return return_at_once(bind_forgets(forget_at_once(merge_withs(plain))))
 
 

@@ -23,6 +23,11 @@ def test_parts_that_hold_memory_are_let_go():
     assert texts(split(), *rest) == ["q, k, v = x.split(C, 2)", "h(q)", "del k", "g(q, q)", rest[-1].text]
 
 
+def test_parts_that_nobody_lets_go_before_the_end_get_no_name():
+    rest = [Line(1, "h(q, q)"), Line(1, "g(k, k)"), drop(1, ("q", "k", "v"))]
+    assert texts(split(), *rest) == ["q, k, _ = x.split(C, 2)", "h(q, q)", "g(k, k)"]
+
+
 @pytest.mark.parametrize("view", [True, False])
 def test_what_nobody_reads_at_all_is_run_where_it_does_something(view):
     others = [Line(1, "y = f(x)", ("y",)), Line(1, "g(y)"), Line(1, "return y")]
