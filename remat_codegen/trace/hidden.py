@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,18 +20,31 @@ from remat_codegen.trace.refusals import is_library, refused
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
 
-def traced_alike(read: Callable[[], Trace]) -> Trace:
-    """What `read` traces. Raises UnsupportedError where that depends on random numbers of Python or NumPy: a trace holds them.
+def traced_alike(read: Callable[[], Trace], module: torch.nn.Module) -> Trace:
+    """What `read` traces. Raises UnsupportedError where that depends on random numbers of Python or NumPy, or on what forward
+    itself sets (a counter of its calls): a trace holds them.
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
-    before = _states()
+    before, held = _states(), _plain_attributes(module)
     found = read()
     drawn = [name for name, state in _states().items() if state != before.get(name, state)]
-    if drawn and not all(_alike(found, read()) for _ in range(AGAIN)):
+    counted = [name for name, value in _plain_attributes(module).items() if value != held.get(name)]
+    if (drawn or counted) and not all(_alike(found, read()) for _ in range(AGAIN)):
         hint = "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in"
+        if not drawn:
+            hint = "hold it in a buffer, or pass it in as a tensor"
+            raise UnsupportedError(
+                f"forward changes {counted[0]}, and computes with it: a trace would hold its value", hint=hint
+            )
         raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
-    return found
+    return replace(found, assigned=tuple(dict.fromkeys((*found.assigned, *counted))))
+
+
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """The numbers and texts that modules hold."""
+    held = ((f"{path}.{name}".lstrip("."), value) for path, m in module.named_modules() for name, value in vars(m).items())
+    return {name: value for name, value in held if isinstance(value, (bool, int, float, str))}
 
 
 def _alike(one: Trace, other: Trace) -> bool:
@@ -83,6 +97,31 @@ def no_seeding() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_switching() -> Iterator[None]:
+    """Refuses what switches a tensor's gradient on or off inside of forward, which a trace does not show."""
+    own: Any = torch._C.TensorBase.requires_grad  # type: ignore[attr-defined]
+
+    def check(tensor: Any, value: bool) -> None:
+        if own.__get__(tensor) != value and not _asked_by_library(3):
+            raise refused(f"requires_grad is set to {value} inside of forward, which no trace shows")
+
+    def put(tensor: Any, value: bool) -> None:
+        check(tensor, value)
+        own.__set__(tensor, value)
+
+    def switch(tensor: Any, requires_grad: bool = True) -> Any:
+        check(tensor, requires_grad)
+        return torch._C.TensorBase.requires_grad_(tensor, requires_grad)
+
+    torch.Tensor.requires_grad = property(own.__get__, put)  # type: ignore[assignment]
+    torch.Tensor.requires_grad_ = switch  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del torch.Tensor.requires_grad, torch.Tensor.requires_grad_
+
+
+@contextlib.contextmanager
 def unchecked_distributions() -> Iterator[None]:
     """Lets torch.distributions take its arguments as they are: to check them is to decide something by a tensor's value, and
     changes nothing but whether an error is raised."""
@@ -122,6 +161,6 @@ def traced_data() -> Iterator[None]:
         del torch.Tensor.data
 
 
-def _asked_by_library() -> bool:
-    """Whether the code that asks for a tensor's data is PyTorch's: two calls up."""
-    return is_library(sys._getframe(2).f_code.co_filename)
+def _asked_by_library(calls: int = 2) -> bool:
+    """Whether the code that asks for something of a tensor is PyTorch's: so many calls up."""
+    return is_library(sys._getframe(calls).f_code.co_filename)

@@ -14,7 +14,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
-from remat_codegen.trace.hidden import assigned_attributes, no_seeding, traced_alike, traced_data, unchecked_distributions
+from remat_codegen.trace.hidden import (
+    assigned_attributes,
+    no_seeding,
+    no_switching,
+    traced_alike,
+    traced_data,
+    unchecked_distributions,
+)
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
@@ -51,7 +58,7 @@ def trace(
         found = Reader(exported, module, autocast, asked, together).read()
         return replace(found, assigned=assigned_attributes(said, module), numbers=numbers)
 
-    return traced_alike(read)
+    return traced_alike(read, module)
 
 
 def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
@@ -85,7 +92,7 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding()):
+            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_switching()):
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())

@@ -30,6 +30,9 @@ LINES = {
     "AnswerCache(h)": "training needs no cache: set use_cache=False",
     "(torch.manual_seed(0), torch.rand_like(h))[1] * h": "torch.manual_seed() inside of forward sets a generator",
     "torch.random.fork_rng().__enter__() or h": "torch.fork_rng() inside of forward sets a generator",
+    "h + h.detach().requires_grad_()": "requires_grad is set to True inside of forward",
+    "[setattr(p, 'requires_grad', False) for p in self.parameters()] and h": "requires_grad is set to False inside of forward",
+    "h * self.counted()": "forward changes calls, and computes with it",
     "h * random.random()": "forward draws from Python's random",
     "h * numpy.random.rand()": "forward draws from numpy.random",
 }
@@ -38,11 +41,12 @@ LINES = {
 @pytest.mark.parametrize("text", LINES)
 def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
+    body += "\n    calls = 0\n\n    def counted(self):\n        self.calls += 1\n        return self.calls\n"
     answer = "class Answer:\n    def __init__(self, tensor):\n        self.tensor = tensor\n\n\n"
     answer += "class AnswerCache(Answer):\n    pass\n"
     (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}\n\n{answer}")
     request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1")
-    where = "" if "random" in text or "Answer" in text else "model.py:10: "
+    where = "" if any(word in text for word in ("random", "Answer", "counted")) else "model.py:10: "
     with pytest.raises((TraceError, UnsupportedError)) as caught:
         pipeline.generate(request, Progress(None))
     assert where + LINES[text] in caught.value.line()
