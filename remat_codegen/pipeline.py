@@ -34,7 +34,7 @@ from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
-from remat_codegen.target import Target, load_target
+from remat_codegen.target import Target, TargetKind, load_target
 from remat_codegen.trace import Autocast, Origin
 
 VERIFY_STEPS = 2
@@ -69,11 +69,12 @@ def generate(request: Request, progress: Progress) -> Report:
         write_atomically(output, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, plan.dumps())
-    verification = None
+    graph, verification = traced.graph, None
     if request.verify:
+        del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"):
-            verification = _verify(output, traced.target, request.device, request.seed, VERIFY_STEPS, progress)
-    return _report(plan, traced.graph, output, verification, progress)
+            verification = _verify(output, lambda: _target(request), request.device, request.seed, VERIFY_STEPS, progress)
+    return _report(plan, graph, output, verification, progress)
 
 
 def verify(
@@ -88,10 +89,12 @@ def verify(
     progress: Progress,
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer."""
-    with progress.stage("load"):
-        found = load_target(target, init=init, inputs=inputs, device=device, seed=seed)
+
+    def load() -> Target:
+        return load_target(target, init=init, inputs=inputs, device=device, seed=seed)
+
     with progress.stage("verify"):
-        return _verify(file, found, device, seed, steps, progress)
+        return _verify(file, load, device, seed, steps, progress)
 
 
 # ---------------------------------------------------------------------------------------------- stages
@@ -100,7 +103,7 @@ def verify(
 def trace_target(request: Request, progress: Progress) -> Traced:
     """Loads the request's target and finds its graph. Raises RematError where it cannot."""
     with progress.stage("load"):
-        target = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
+        target = _target(request)
     with progress.stage("trace"):
         asked = parse_dynamic(request.dynamic, target.module.forward, target.args, target.kwargs)
         traced = trace_sizes(target.module, target.args, target.kwargs, _autocast(request), asked)
@@ -112,6 +115,10 @@ def trace_target(request: Request, progress: Progress) -> Traced:
         except ValueError as error:
             raise TargetError(str(error), where=target.label, hint="nothing here can be trained") from error
     return Traced(target, model)
+
+
+def _target(request: Request) -> Target:
+    return load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
 
 
 def _autocast(request: Request) -> Autocast:
@@ -318,26 +325,35 @@ def command(request: Request, plan: SavedPlan) -> str:
 # ---------------------------------------------------------------------------------------------- verification
 
 
-def _verify(file: Path, target: Target, device: str, seed: int, steps: int, progress: Progress) -> Verification:
-    generated = comparing.load_generated(file)
+def _verify(file: Path, load: Callable[[], Target], device: str, seed: int, steps: int, progress: Progress) -> Verification:
+    target, generated = load(), comparing.load_generated(file)
     options: dict[str, Any] = {"steps": steps, "seed": seed, "device": device}
+    hooked = _is_hooked(target)
+    make = (lambda: load().module) if hooked else None
+    make_wide = (lambda: load().module.double()) if hooked else None
 
     def compare(advance: Callable[[int, int], None] | None = None) -> comparing.Comparison:
         given = target.module, generated.rematerialize, target.args, target.kwargs
-        return comparing.compare(*given, autocast=_casts(generated), advance=advance, **options)
+        return comparing.compare(*given, autocast=_casts(generated), advance=advance, make=make, **options)
 
     result = exact = again = compare(progress.update)
     if not result.identical:
         again = compare()
         module, args, kwargs = comparing.in_float64(target.module, target.args, target.kwargs)
         with comparing.double_throughout(generated):
-            exact = comparing.compare(module, generated.rematerialize, args, kwargs, **options)
+            exact = comparing.compare(module, generated.rematerialize, args, kwargs, make=make_wide, **options)
     rows = [_row(what, found, exact.of(what), again.of(what)) for what, found in result.differences.items()]
     measured, budget = result.measured_peak_bytes, generated.BUDGET_BYTES
     if hasattr(generated, "SIZES"):
         rows.append(_at_other_sizes(generated, target, device, seed))
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
     return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows), _notes(result))
+
+
+def _is_hooked(target: Target) -> bool:
+    """Whether the model may be known to functions that a copy of it would share; and could be made a second time."""
+    hooks = (h for m in target.module.modules() for h in (m._forward_hooks, m._forward_pre_hooks))
+    return target.kind is not TargetKind.INSTANCE and any(map(len, hooks))
 
 
 def _notes(found: comparing.Comparison) -> tuple[str, ...]:

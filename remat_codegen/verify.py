@@ -136,13 +136,15 @@ def compare(
     device: str = "cpu",
     autocast: Autocast = (),
     advance: Callable[[int, int], None] | None = None,
+    make: Callable[[], torch.nn.Module] | None = None,
 ) -> Comparison:
     """Trains a copy of `model` and a rematerialized copy side by side for some steps; the last one's peak is measured.
 
-    Both are called under `autocast`.
+    Both are called under `autocast`. `make` makes the model anew where copies would not do.
     """
-    original = _Run(_own_model(model), args, kwargs, autocast)
-    generated = _Run(rematerialize(_own_model(model)), args, kwargs, autocast)
+    own = make or (lambda: _own_model(model))
+    original = _Run(own(), args, kwargs, autocast)
+    generated = _Run(rematerialize(own()), args, kwargs, autocast)
     result = Comparison()
     if list(original.model.state_dict()) != list(generated.model.state_dict()):
         raise VerifyError("the generated model's state_dict has other keys than the original's")
@@ -254,8 +256,10 @@ def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, An
 
 
 def _pairs(ours: Iterator, theirs: Iterator) -> Iterator[tuple[str, str, Any, Any]]:
-    for (what, name, a), (other, _, b) in zip(ours, theirs, strict=True):
-        yield what, name, a, (b if what == other else None)
+    """What both steps left behind; None for what one of them did not: a gradient of an input, an entry of a given dict."""
+    first, second = ({(what, name): value for what, name, value in found} for found in (ours, theirs))
+    for what, name in dict.fromkeys((*first, *second)):
+        yield what, name, first.get((what, name)), second.get((what, name))
 
 
 def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn.Module, Any, Any]:

@@ -238,6 +238,55 @@ def test_attributes_that_training_steps_do_not_set_are_named(write_file, tmp_pat
     assert "forward sets part.penalty; training steps of this file leave that as it is" in notes
 
 
+CACHES = """
+import functools
+
+import torch
+
+KNOWN = {}
+
+
+def positions(length):
+    if length not in KNOWN:
+        KNOWN[length] = torch.linspace(0, 1, length)
+    return KNOWN[length]
+
+
+class Net(torch.nn.Linear):
+    @functools.cached_property
+    def scale(self):
+        return torch.arange(self.in_features) / 4
+
+    def forward(self, x):
+        return torch.relu(super().forward(x) + positions(x.shape[1])) * self.scale
+"""
+HOOKS = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale, self.seen = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.ones(1)), {}
+        self.layer.register_forward_hook(self.note)
+
+    def note(self, layer, given, found):
+        self.seen["layer"] = found
+        return found * self.scale
+
+    def forward(self, x):
+        return self.layer(x).tanh()
+"""
+
+
+@pytest.mark.parametrize("source, init", [(CACHES, "4, 4"), (HOOKS, "")], ids=["caches", "hooks"])
+def test_verify_loads_a_model_of_its_own(source, init, write_file, tmp_path):
+    """What is cached while a model is traced has no data, and hooks know the model that they were registered in."""
+    request = Request(f"{write_file(source)}:Net", "100%", tmp_path / "x.py", init=init, inputs="float32[2,4]", verify=True)
+    found = pipeline.generate(request, Progress(None)).verify
+    assert found.ok and all("bit-identical" in row.detail for row in found.rows[:-1])
+
+
 def test_the_weights_of_recurrent_networks_are_not_named(tmp_path):
     request = Request("torch.nn:GRU", "100%", tmp_path / "gru.py", init="4, 4, 2", inputs="float32[3,2,4]")
     assert not any("forward sets" in note for note in pipeline.generate(request, Progress(None)).notes)
