@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -97,10 +98,11 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def format_bytes(nbytes: int) -> str:
-    """A size for people: 1.00 GiB, 431.2 MiB, 12 bytes."""
+def format_bytes(nbytes: int, up: bool = False) -> str:
+    """A size for people: 1.00 GiB, 431.2 MiB, 12 bytes. `up` rounds up: at least so much is needed."""
     for power, unit, digits in ((3, "GiB", 2), (2, "MiB", 1), (1, "KiB", 1)):
         amount = nbytes / 1024**power
         if abs(amount) >= 1 - 0.05 / 1024:  # less would be below 1024.0 of the next smaller unit
+            amount = math.ceil(amount * 10**digits) / 10**digits if up else amount
             return f"{amount:.{digits}f} {unit}"
     return f"{nbytes} bytes"

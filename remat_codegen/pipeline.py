@@ -35,7 +35,7 @@ from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, TargetKind, load_target
-from remat_codegen.trace import Autocast, Origin
+from remat_codegen.trace import Autocast, Origin, know_dataclasses
 
 VERIFY_STEPS = 2
 MOST_NAMES = 3  # of attributes in a note
@@ -91,7 +91,7 @@ def verify(
     """Runs a generated file against the model it came from, over several steps of an optimizer."""
 
     def load() -> Target:
-        return load_target(target, init=init, inputs=inputs, device=device, seed=seed)
+        return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed))
 
     with progress.stage("verify"):
         return _verify(file, load, device, seed, steps, progress)
@@ -118,7 +118,9 @@ def trace_target(request: Request, progress: Progress) -> Traced:
 
 
 def _target(request: Request) -> Target:
-    return load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
+    found = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
+    know_dataclasses((found.args, found.kwargs))
+    return found
 
 
 def _autocast(request: Request) -> Autocast:
@@ -229,7 +231,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 def _too_small(traced: Traced, limit: int, least: int | None, unmodified: int) -> BudgetError:
     found = min(least or unmodified, unmodified)
     what = "the smallest budget that works is" if least is not None else "without recomputation the step needs"
-    hint = f"{what} {format_bytes(found)} ({found} bytes)"
+    hint = f"{what} {format_bytes(found, up=True)} ({found} bytes)"
     return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
 
 

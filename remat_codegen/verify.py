@@ -25,7 +25,7 @@ from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.trace import Autocast
+from remat_codegen.trace import Autocast, know_dataclasses
 
 ROUNDING = 1e-9  # the largest relative difference in float64 that is put down to rounding
 LEARNING_RATE = 0.01
@@ -196,7 +196,7 @@ class _Run:
         with contextlib.ExitStack() as casts:  # as users write it: with autocast's copies of parameters cached
             for device, dtype in self.autocast:
                 casts.enter_context(torch.autocast(device, dtype=dtype))
-            outputs = self.model(*self.args, **self.kwargs)
+            outputs = know_dataclasses(self.model(*self.args, **self.kwargs))
         example_loss(outputs).backward()
         self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
 

@@ -9,6 +9,7 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable, refs, sizes_in, substitute
 from remat_codegen.trace.refusals import location
+from remat_codegen.trace.structures import know_dataclasses
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.tracing import silent_logs, trace
 
@@ -21,6 +22,7 @@ __all__ = [
     "Trace",
     "Variable",
     "autocasting",
+    "know_dataclasses",
     "location",
     "refs",
     "silent_logs",

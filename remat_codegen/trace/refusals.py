@@ -37,6 +37,9 @@ _BY_VALUE = (
 )
 
 
+_ASKED = ("aten.item", "aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")  # how Python asks for a value
+
+
 def trace_error(error: Exception) -> TraceError:
     text = str(error)
     where = _user_frame(error) or _quoted_frame(text)
@@ -47,11 +50,9 @@ def trace_error(error: Exception) -> TraceError:
             hint="something in forward turns it into a plain number, or compares it with one",
         )
     if isinstance(error, _BY_VALUE) or "data-dependent" in text:
-        return TraceError(
-            "the model decides something by the value of a tensor, which a plan cannot follow",
-            where=where,
-            hint="compute it with torch.where or masks, or move the decision out of the model",
-        )
+        hint = "compute it with torch.where or masks, or move the decision out of the model"
+        hint = "compute it from the model's outputs" if "_loss" in str(getattr(error, "func", "")) else hint
+        return TraceError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)
     unknown = re.search(r"Found <class '([^']+)'> in output, which is not a known type", text)
     if unknown:
         name = unknown[1].rpartition(".")[2]
@@ -82,6 +83,23 @@ def _user_frame(error: BaseException | None) -> str | None:
             frame = frame.tb_next
         error = error.__cause__
     return found
+
+
+def _decider(error: BaseException) -> str:
+    """What decides something by a tensor's value: an operation, a module of PyTorch's, or the user's code."""
+    func = str(getattr(error, "func", ""))
+    if func and not func.startswith(_ASKED):
+        return f"{func} decides the size of what it makes"
+    frame, found = error.__traceback__, "the model"
+    while frame is not None:
+        path, module = frame.tb_frame.f_code.co_filename, frame.tb_frame.f_locals.get("self")
+        inner = "/torch/nn/modules/" in path and not path.endswith(("/module.py", "/container.py"))
+        if inner and isinstance(module, torch.nn.Module):
+            found = f"a {type(module).__name__} ({_short(path)}:{frame.tb_lineno})"
+        elif not is_library(path):
+            found = "the model"
+        frame = frame.tb_next
+    return f"{found} decides something"
 
 
 def _quoted_frame(text: str) -> str | None:

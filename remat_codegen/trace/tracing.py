@@ -25,6 +25,7 @@ from remat_codegen.trace.hidden import (
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
+from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.views import separate_views
 
@@ -92,7 +93,7 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_switching()):
+            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_switching(), known_outputs(module)):
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())

@@ -238,6 +238,47 @@ def test_attributes_that_training_steps_do_not_set_are_named(write_file, tmp_pat
     assert "forward sets part.penalty; training steps of this file leave that as it is" in notes
 
 
+DATACLASSES = """
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Out:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+    parts: list = field(default_factory=list)
+
+
+class Net(torch.nn.Linear):
+    def forward(self, batch):
+        z = super().forward(batch.x).tanh().exp()
+        return Out(z, (z - batch.y).square().mean(), [Out(z.mean())])
+
+
+def example_inputs():
+    return (Batch(torch.randn(64, 8), torch.randn(64, 8)),)
+"""
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_dataclasses_come_and_go_as_they_are(wrapped, write_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_file(DATACLASSES, "carried.py")
+    text = "from carried import Net, example_inputs\n\n\ndef make():\n    return Net(8, 8)\n"
+    spec = f"{write_file(text, 'brings.py')}:make" if wrapped else f"{tmp_path / 'carried.py'}:Net"
+    request = Request(spec, "95%", tmp_path / "x.py", init="" if wrapped else "8, 8", verify=True)
+    assert pipeline.generate(request, Progress(None)).verify.ok
+    assert ("class NetRemat(" in (tmp_path / "x.py").read_text()) == wrapped
+
+
 CACHES = """
 import functools
 

@@ -21,6 +21,7 @@ LINES = {
     "h[h > 0]": "a size depends on the values of a tensor",
     "h * h.max().item()": "the model makes a number of a tensor's value",
     "h if h.sum() > 0 else -h": "the model decides something by the value of a tensor",
+    "torch.nn.functional.ctc_loss(h[None], x[:1].long(), (1,), (1,))": "aten._ctc_loss.default decides the size of what",
     "torch.vmap(torch.sin)(h)": "torch.func (vmap, jvp and the like) inside of forward is not supported",
     "h.relu().to_sparse() @ self.weight": "to_sparse is a sparse tensor",
     "torch.nn.functional.embedding(x.long(), self.weight, sparse=True)": "aten.embedding.default has a sparse gradient",
@@ -50,6 +51,16 @@ def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     with pytest.raises((TraceError, UnsupportedError)) as caught:
         pipeline.generate(request, Progress(None))
     assert where + LINES[text] in caught.value.line()
+
+
+def test_a_module_of_pytorch_that_decides_by_a_value_is_named(tmp_path):
+    norm = "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=None))"
+    net = f"class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.norm = {norm}\n"
+    net += "\n    def forward(self, x):\n        return self.norm(x)\n"
+    (tmp_path / "model.py").write_text(f"import torch\n\n\n{net}")
+    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", inputs="float32[2,4]")
+    with pytest.raises(TraceError, match=r"model.py:10: a BatchNorm1d \(batchnorm.py:\d+\) decides something by the value"):
+        pipeline.generate(request, Progress(None))
 
 
 @pytest.mark.parametrize("name", REFUSED)
