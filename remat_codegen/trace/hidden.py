@@ -38,7 +38,8 @@ def traced_alike(read: Callable[[], Trace], module: torch.nn.Module) -> Trace:
                 f"forward changes {counted[0]}, and computes with it: a trace would hold its value", hint=hint
             )
         raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
-    return replace(found, assigned=tuple(dict.fromkeys((*found.assigned, *counted))))
+    public = [name for name in counted if not name.rpartition(".")[2].startswith("_")]
+    return replace(found, assigned=tuple(dict.fromkeys((*found.assigned, *public))))
 
 
 def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
