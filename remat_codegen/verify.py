@@ -164,7 +164,25 @@ def compare(
             result.of(what).add(name, ours, theirs)
         original.update()
         generated.update()
+    _compare_evaluation(original, generated, result, seed)
     return result
+
+
+def _compare_evaluation(original: _Run, generated: _Run, result: Comparison, seed: int) -> None:
+    """What both give in evaluation mode, where the original can be evaluated with these inputs."""
+    torch.manual_seed(seed)
+    try:
+        original.evaluate()
+    except Exception:  # a model that is only ever trained, or that takes other inputs to be evaluated
+        return
+    torch.manual_seed(seed)
+    try:
+        generated.evaluate()
+    except Exception as error:  # whatever the user's code raises, which it did not before
+        result.of("evaluation").add(f"the generated model ({type(error).__name__})", None, error)
+        return
+    for _, name, ours, theirs in _pairs(original.results(), generated.results()):
+        result.of("evaluation").add(name, ours, theirs)
 
 
 def _step_of_original(run: _Run, index: int) -> None:
@@ -200,6 +218,22 @@ class _Run:
         example_loss(outputs).backward()
         self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
 
+    def evaluate(self) -> None:
+        """Forward in evaluation mode."""
+        self.model.eval()
+        try:
+            with torch.no_grad(), contextlib.ExitStack() as casts:
+                for device, dtype in self.autocast:
+                    casts.enter_context(torch.autocast(device, dtype=dtype))
+                self.outputs = know_dataclasses(self.model(*self.args, **self.kwargs))
+        finally:
+            self.model.train()
+
+    def results(self) -> Iterator[tuple[str, str, Any]]:
+        """What the last forward pass returned: kind, name, value."""
+        leaves, _ = pytree.tree_flatten_with_path(self.outputs)
+        yield from (("outputs", f"output{pytree.keystr(path)}", leaf) for path, leaf in leaves)
+
     def note_generators(self) -> None:
         """Where the generators stand; not a part of the step, which is measured."""
         self.generators = [torch.get_rng_state()]
@@ -208,8 +242,7 @@ class _Run:
 
     def state(self) -> Iterator[tuple[str, str, Any]]:
         """Everything that a step leaves behind: kind, name, value."""
-        leaves, _ = pytree.tree_flatten_with_path(self.outputs)
-        yield from (("outputs", f"output{pytree.keystr(path)}", leaf) for path, leaf in leaves)
+        yield from self.results()
         yield from (("gradients of parameters", n, p.grad) for n, p in self.model.named_parameters())
         inputs, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
         wanted = [(p, t) for p, t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]

@@ -57,7 +57,7 @@ def closing_lines(found: Any) -> Iterator[str]:
         )
         yield f"overhead {percent(found.overhead)} of the step without recomputation"
     if found.as_planned is not None and found.blocks:
-        same = "the schedule is the plan's" if found.ok else "it computes what was planned in the same order, but something is wrong"
+        same = "the schedule is the plan's" if found.ok else "it computes what was planned, in its order, but is wrong"
         yield same if found.as_planned else "the schedule is not the plan's"
     for note in found.notes:
         yield f"note: {note}"

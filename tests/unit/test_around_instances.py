@@ -14,6 +14,7 @@ from emitted import load
 from remat_codegen import pipeline
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
+from remat_codegen.verify import compare
 
 SOURCE = '''
 import enum
@@ -104,6 +105,21 @@ def test_can_be_copied_and_pickled(pair, copied):
     x = torch.randn(32, 8)
     assert found(x).equal(original(x)) and found.train()(x).equal(original(x))
     assert (found.act is original.act) and isinstance(found, type(original))
+
+
+def test_verify_looks_at_evaluation_too(pair):
+    original, _, made = pair
+    x = torch.randn(32, 8)
+    found = compare(original, made.rematerialize, (x,), {})
+    assert found.identical and found.differences["evaluation"].compared == 1
+
+    def broken(model):
+        twin = made.rematerialize(model)
+        type(twin).plain_forward = lambda self, x: x
+        return twin
+
+    wrong = compare(original, broken, (x,), {}).differences
+    assert [what for what, d in wrong.items() if d.worst is not None] == ["evaluation"]
 
 
 def test_can_be_made_anew_from_what_was_made(pair):
