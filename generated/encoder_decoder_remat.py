@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"49592f8c71419a28"}
+#: "seal":"960c7e9a31ced921"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -131,16 +131,12 @@ class EncoderDecoder(nn.Module):
 
 def rematerialize(model):
     """`model`, an instance of the original EncoderDecoder, with the new forward: the same parameters and buffers."""
-
-    def twin(instance, kind):
-        found = object.__new__(kind)
-        found.__dict__.update(instance.__dict__)
-        return found
-
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": EncoderDecoder.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (twin(self, kind),))
-    return twin(model, type(kind.__name__, (kind,), new))
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    twin = object.__new__(type(kind.__name__, (kind,), new))
+    twin.__dict__.update(model.__dict__)
+    return twin
 
 
 # What the file was planned for.

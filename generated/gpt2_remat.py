@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"4767036430cce6a9"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"ae35ac17d2598fca"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -116,16 +116,12 @@ class GPT2(nn.Module):
 
 def rematerialize(model):
     """`model`, an instance of the original GPT2, with the new forward: the same parameters and buffers."""
-
-    def twin(instance, kind):
-        found = object.__new__(kind)
-        found.__dict__.update(instance.__dict__)
-        return found
-
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": GPT2.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (twin(self, kind),))
-    return twin(model, type(kind.__name__, (kind,), new))
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    twin = object.__new__(type(kind.__name__, (kind,), new))
+    twin.__dict__.update(model.__dict__)
+    return twin
 
 
 # What the file was planned for.

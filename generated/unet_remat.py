@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"764d40104a66953a"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"1b13a53864d6efec"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -92,16 +92,12 @@ class UNet(nn.Module):
 
 def rematerialize(model):
     """`model`, an instance of the original UNet, with the new forward: the same parameters and buffers."""
-
-    def twin(instance, kind):
-        found = object.__new__(kind)
-        found.__dict__.update(instance.__dict__)
-        return found
-
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": UNet.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (twin(self, kind),))
-    return twin(model, type(kind.__name__, (kind,), new))
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    twin = object.__new__(type(kind.__name__, (kind,), new))
+    twin.__dict__.update(model.__dict__)
+    return twin
 
 
 # What the file was planned for.

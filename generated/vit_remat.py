@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"d7dea57661e1f169"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"9c958f25a90ed253"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -88,16 +88,12 @@ class ViT(nn.Module):
 
 def rematerialize(model):
     """`model`, an instance of the original ViT, with the new forward: the same parameters and buffers."""
-
-    def twin(instance, kind):
-        found = object.__new__(kind)
-        found.__dict__.update(instance.__dict__)
-        return found
-
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": ViT.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (twin(self, kind),))
-    return twin(model, type(kind.__name__, (kind,), new))
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    twin = object.__new__(type(kind.__name__, (kind,), new))
+    twin.__dict__.update(model.__dict__)
+    return twin
 
 
 # What the file was planned for.
