@@ -361,7 +361,8 @@ def _is_hooked(target: Target) -> bool:
 def _notes(found: comparing.Comparison) -> tuple[str, ...]:
     if not found.without_numbers:
         return ()
-    what = " and ".join(found.without_numbers)
+    *others, last = found.without_numbers
+    what = f"{', '.join(others)} and {last}" if others else last
     return (f"{what}: all NaN, in the original as well; this proves little, verify with a model and inputs that give numbers",)
 
 

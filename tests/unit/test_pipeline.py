@@ -224,7 +224,7 @@ def test_verify_says_where_it_compared_nothing_but_nan(write_file, tmp_path, sig
     request = Request(target, "100%", tmp_path / "roots.py", init=f"sign={sign}", inputs="float32[2,4]", verify=True)
     found = pipeline.generate(request, Progress(None)).verify
     assert found.ok and len(found.notes) == notes
-    assert all("outputs and gradients of parameters: all NaN" in note for note in found.notes)
+    assert all("outputs, gradients of parameters and evaluation: all NaN" in note for note in found.notes)
 
 
 def test_attributes_that_training_steps_do_not_set_are_named(write_file, tmp_path):
