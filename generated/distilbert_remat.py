@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"3b9a24074ba8e563"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"68cefbba2e319817"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -106,7 +106,7 @@ MODES = {
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take, shapes     a value that a second run starts from, its last use (`read`: not the last); shapes of others
-#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
+#     stop (a slot's too)    a place in `stops`, where the backward pass pauses: just before it goes through that value
 
 
 def dropout_forward(m, kept, input_ids, attention_mask):
@@ -267,11 +267,11 @@ def attention_forward(m, kept, x):
 
 def attention_backward(m, kept):
     """Goes back through distilbert.transformer.layer (modeling_distilbert.py:182-184, 190, 200-201, 216, 252, 256, 410; activations.py:89); rebuilds 52.0 MiB."""
-    yield kept.at("add_7")
+    yield kept.stops["add_7"]
     ffn_output_3 = kept.take("ffn_output_3")
     q_lin_4 = F.linear(ffn_output_3, m[3].attention.q_lin.weight, m[3].attention.q_lin.bias)
     v_lin_4 = F.linear(ffn_output_3, m[3].attention.v_lin.weight, m[3].attention.v_lin.bias)
-    yield kept.at("attn_output_7")  # 9.0 MiB, not held since the forward pass
+    yield kept.stops["attn_output_7"]  # 9.0 MiB, not held since the forward pass
     query_layer_4 = q_lin_4.view(8, 128, -1, 64).transpose(1, 2)
     k_lin_4 = kept.take("k_lin_4")
     key_layer_4 = k_lin_4.view(8, 128, -1, 64).transpose(1, 2)
@@ -293,15 +293,15 @@ def attention_backward(m, kept):
         value_layer_4,
         ffn_output_3,
     )
-    yield kept.at("add_6")
+    yield kept.stops["add_6"]
     ffn_output_2 = kept.take("ffn_output_2")
     q_lin_3 = F.linear(ffn_output_2, m[2].attention.q_lin.weight, m[2].attention.q_lin.bias)
     v_lin_3 = F.linear(ffn_output_2, m[2].attention.v_lin.weight, m[2].attention.v_lin.bias)
-    yield kept.at("lin2_3")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["lin2_3"]  # 4.0 MiB, not held since the forward pass
     lin1_3 = kept.take("lin1_3")
     kept.slot("gelu_3", F.gelu(lin1_3))
     del lin1_3
-    yield kept.at("add_5")  # 10.0 MiB, not held since the forward pass
+    yield kept.stops["add_5"]  # 10.0 MiB, not held since the forward pass
     query_layer_3 = q_lin_3.view(8, 128, -1, 64).transpose(1, 2)
     k_lin_3 = kept.take("k_lin_3")
     key_layer_3 = k_lin_3.view(8, 128, -1, 64).transpose(1, 2)
@@ -323,15 +323,15 @@ def attention_backward(m, kept):
         value_layer_3,
         ffn_output_2,
     )
-    yield kept.at("ffn_output_2")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["ffn_output_2"]  # 4.0 MiB, not held since the forward pass
     lin1_2 = kept.take("lin1_2")
     kept.slot("gelu_2", F.gelu(lin1_2))
     del lin1_2
-    yield kept.at("attention_output_2")
+    yield kept.stops["attention_output_2"]
     ffn_output = kept.take("ffn_output")
     q_lin_2 = F.linear(ffn_output, m[1].attention.q_lin.weight, m[1].attention.q_lin.bias)
     v_lin_2 = F.linear(ffn_output, m[1].attention.v_lin.weight, m[1].attention.v_lin.bias)
-    yield kept.at("add_3")  # 10.0 MiB, not held since the forward pass
+    yield kept.stops["add_3"]  # 10.0 MiB, not held since the forward pass
     query_layer_2 = q_lin_2.view(8, 128, -1, 64).transpose(1, 2)
     k_lin_2 = kept.take("k_lin_2")
     key_layer_2 = k_lin_2.view(8, 128, -1, 64).transpose(1, 2)
@@ -353,11 +353,11 @@ def attention_backward(m, kept):
         value_layer_2,
         ffn_output,
     )
-    yield kept.at("lin2")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["lin2"]  # 4.0 MiB, not held since the forward pass
     lin1 = kept.take("lin1")
     kept.slot("gelu", F.gelu(lin1))
     del lin1
-    yield kept.at("attention_output")  # 11.0 MiB, not held since the forward pass
+    yield kept.stops["attention_output"]  # 11.0 MiB, not held since the forward pass
     x = kept.take("x")
     q_lin = F.linear(x, m[0].attention.q_lin.weight, m[0].attention.q_lin.bias)
     v_lin = F.linear(x, m[0].attention.v_lin.weight, m[0].attention.v_lin.bias)
@@ -446,10 +446,10 @@ def run_forward(m, step, input_ids, attention_mask, labels):
 
 def run_backward(step, m, input_ids, attention_mask, labels):
     """Runs beside autograd: waits at each `yield`, rebuilds what autograd is about to need, forgets what it does not."""
-    yield step[4].at("lin1")
+    yield step[4].stops["lin1"]
     attention_again(m.distilbert.transformer.layer, step[2])
     yield from attention_backward(m.distilbert.transformer.layer, step[2])
-    yield step[2].at("value_layer")
+    yield step[2].stops["value_layer"]
     dropout_again(m.distilbert.embeddings, step[0], input_ids)
 
 
@@ -473,9 +473,7 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            again = self.slots[name]()
-            if again is not None:  # else autograd has no use for it any more
-                again.value = value.detach()
+            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
             return value
         if stop:
             self.stop(name, value)
@@ -543,16 +541,11 @@ class Kept:
             part.value = part.value if part.value and isinstance(part.value[0], Slot) else None
 
     def stop(self, name, value):
-        """Marks a place that the backward program can wait for."""
-        node = value.grad_fn  # None if an input came without the gradient planned for
-        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
-        if node is not None:
-            node.register_prehook(functools.partial(self.step.reach, stop))
+        """Marks a place that the backward program can wait for: autograd is about to go back through `value`."""
+        stop = self.stops[name] = types.SimpleNamespace(passed=value.grad_fn is None)
+        if value.grad_fn is not None:  # else an input came without the gradient planned for
+            value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
-
-    def at(self, name):
-        """To be yielded: waits until autograd is about to go back through the place."""
-        return self.stops[name]
 
 
 class Step:
@@ -574,8 +567,7 @@ class Step:
             yield
         self.live.clear()
         self.given = [(tensor, tensor._version) for tensor in given]
-        # A proxy: only autograd owns the step, which goes when the graph does.
-        self.program = backward_program(weakref.proxy(self), model, *inputs)
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
         """What autograd holds instead of a tensor that it saves."""
@@ -591,8 +583,7 @@ class Step:
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
-        found = self.wait_for(held) if isinstance(held, Slot) else held
-        source, *how = found
+        source, *how = self.wait_for(held) if isinstance(held, Slot) else held
         return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
@@ -616,14 +607,13 @@ class Step:
             self.go_on()
 
     def go_on(self):
-        """Runs the backward program up to its next `yield`."""
+        """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        # Operations run as the first time, and what they save goes to where autograd looks.
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

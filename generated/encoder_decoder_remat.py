@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"960c7e9a31ced921"}
+#: "seal":"ef3499c40c7cbd22"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -133,7 +133,7 @@ def rematerialize(model):
     """`model`, an instance of the original EncoderDecoder, with the new forward: the same parameters and buffers."""
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": EncoderDecoder.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())  # for pickle
     twin = object.__new__(type(kind.__name__, (kind,), new))
     twin.__dict__.update(model.__dict__)
     return twin
@@ -164,7 +164,7 @@ MODES = {
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
-#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
+#     stop (a slot's too)    a place in `stops`, where the backward pass pauses: just before it goes through that value
 
 
 def dropout_forward(m, source):
@@ -199,7 +199,7 @@ def attention_forward(m, kept, x, mask):
 
 def attention_backward(m, kept):
     """Goes back through encoder.0 (encoder_decoder.py:20-22, 48-49); rebuilds 0.5 MiB."""
-    yield kept.at("transpose_3")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["transpose_3"]  # 0.5 MiB, not held since the forward pass
     x = kept.take("x")
     with kept.saves("h"):
         kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
@@ -235,7 +235,7 @@ def feed_forward(m, kept, x):
 
 def feed_backward(m, kept):
     """Goes back through encoder.* (encoder_decoder.py:36, 50); rebuilds 6.5 MiB."""
-    yield kept.at("add")  # 6.5 MiB, not held since the forward pass
+    yield kept.stops["add"]  # 6.5 MiB, not held since the forward pass
     x = kept.take("x")
     with kept.saves("norm2"):
         norm2 = kept.slot("norm2", F.layer_norm(x, [256], m.norm2.weight, m.norm2.bias))
@@ -246,7 +246,7 @@ def feed_backward(m, kept):
 
 def attention_backward_2(m, kept):
     """Goes back through encoder.1 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
-    yield kept.at("out_proj")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["out_proj"]  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
     transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
@@ -257,7 +257,7 @@ def attention_backward_2(m, kept):
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
     del q_proj, transpose, k_proj, transpose_2, v_proj, transpose_3, mask
-    yield kept.at("transpose_3")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["transpose_3"]  # 0.5 MiB, not held since the forward pass
     x = kept.take("x")
     with kept.saves("h"):
         kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
@@ -265,7 +265,7 @@ def attention_backward_2(m, kept):
 
 def feed_backward_2(m, kept):
     """Goes back through encoder_decoder.py:36, 50; rebuilds 4.0 MiB."""
-    yield kept.at("add")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["add"]  # 4.0 MiB, not held since the forward pass
     relu = kept.take("relu")
     with kept.saves("dropout"), kept.draws("dropout", torch.default_generator):
         kept.slot("dropout", F.dropout(relu, 0.1, m.feed.dropout.training))
@@ -282,7 +282,7 @@ def feed_again(m, kept):
 
 def attention_backward_3(m, kept):
     """Goes back through encoder.2 (encoder_decoder.py:20-22, 48-49); rebuilds 1.0 MiB."""
-    yield kept.at("x_2")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["x_2"]  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
     transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
@@ -293,7 +293,7 @@ def attention_backward_3(m, kept):
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, attn_mask=mask))
     del mask
-    yield kept.at("flatten")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["flatten"]  # 0.5 MiB, not held since the forward pass
     x = kept.take("x")
     with kept.saves("h"):
         kept.slot("h", F.layer_norm(x, [256], m.norm1.weight, m.norm1.bias))
@@ -446,7 +446,7 @@ def decoder_forward(m, kept, target, arange, x, mask):
 
 def decoder_backward(m, kept):
     """Goes back through encoder_decoder.py:20-22, 36, 63-66, 94; rebuilds 16.0 MiB."""
-    yield kept.at("out_proj_5")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["out_proj_5"]  # 0.5 MiB, not held since the forward pass
     q_proj_5 = kept.take("q_proj_5")
     transpose_17 = q_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj_5 = kept.take("k_proj_5")
@@ -455,20 +455,20 @@ def decoder_backward(m, kept):
     transpose_19 = v_proj_5.unflatten(-1, [4, -1]).transpose(1, 2)
     with kept.saves("y_5"), kept.draws("y_5", torch.default_generator):
         kept.slot("y_5", F.scaled_dot_product_attention(transpose_17, transpose_18, transpose_19, is_causal=True))
-    yield kept.at("flatten_5")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["flatten_5"]  # 0.5 MiB, not held since the forward pass
     add_3 = kept.take("add_3")
     with kept.saves("h_3"):
         kept.slot("h_3", F.layer_norm(add_3, [256], m.decoder[2].norm1.weight, m.decoder[2].norm1.bias))
     del q_proj_5, transpose_17, k_proj_5, transpose_18, v_proj_5, transpose_19
-    yield kept.at("h_3")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["h_3"]  # 2.0 MiB, not held since the forward pass
     norm3_2 = kept.take("norm3_2")
     relu_2 = kept.slot("relu_2", F.relu(F.linear(norm3_2, m.decoder[1].feed.up.weight, m.decoder[1].feed.up.bias)))
     del add_3
-    yield kept.at("add_3")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["add_3"]  # 4.0 MiB, not held since the forward pass
     with kept.saves("dropout_7"), kept.draws("dropout_7", torch.default_generator):
         kept.slot("dropout_7", F.dropout(relu_2, 0.1, m.decoder[1].feed.dropout.training))
     del norm3_2, relu_2
-    yield kept.at("q_proj_4")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["q_proj_4"]  # 0.5 MiB, not held since the forward pass
     q_proj_3 = kept.take("q_proj_3")
     transpose_9 = q_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj_3 = kept.take("k_proj_3")
@@ -477,7 +477,7 @@ def decoder_backward(m, kept):
     transpose_11 = v_proj_3.unflatten(-1, [4, -1]).transpose(1, 2)
     with kept.saves("y_3"), kept.draws("y_3", torch.default_generator):
         kept.slot("y_3", F.scaled_dot_product_attention(transpose_9, transpose_10, transpose_11, is_causal=True))
-    yield kept.at("flatten_3")  # 3.0 MiB, not held since the forward pass
+    yield kept.stops["flatten_3"]  # 3.0 MiB, not held since the forward pass
     q_proj_2 = kept.take("q_proj_2")
     transpose_5 = q_proj_2.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj_2 = kept.take("k_proj_2")
@@ -492,16 +492,16 @@ def decoder_backward(m, kept):
         norm3 = kept.slot("norm3", F.layer_norm(x_4, [256], m.decoder[0].norm3.weight, m.decoder[0].norm3.bias))
     relu = kept.slot("relu", F.relu(F.linear(norm3, m.decoder[0].feed.up.weight, m.decoder[0].feed.up.bias)))
     del q_proj_3, transpose_9, k_proj_3, transpose_10, v_proj_3, transpose_11, mask
-    yield kept.at("add_2")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["add_2"]  # 4.0 MiB, not held since the forward pass
     with kept.saves("dropout_3"), kept.draws("dropout_3", torch.default_generator):
         kept.slot("dropout_3", F.dropout(relu, 0.1, m.decoder[0].feed.dropout.training))
     del norm3, relu, x_4, q_proj_2, transpose_5, k_proj_2, transpose_6, v_proj_2, transpose_7
-    yield kept.at("q_proj_2")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["q_proj_2"]  # 0.5 MiB, not held since the forward pass
     x_3 = kept.take("x_3")
     with kept.saves("norm2"):
         kept.slot("norm2", F.layer_norm(x_3, [256], m.decoder[0].norm2.weight, m.decoder[0].norm2.bias))
     del x_3
-    yield kept.at("x_3")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["x_3"]  # 0.5 MiB, not held since the forward pass
     q_proj = kept.take("q_proj")
     transpose = q_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     k_proj = kept.take("k_proj")
@@ -510,7 +510,7 @@ def decoder_backward(m, kept):
     transpose_3 = v_proj.unflatten(-1, [4, -1]).transpose(1, 2)
     with kept.saves("y"), kept.draws("y", torch.default_generator):
         kept.slot("y", F.scaled_dot_product_attention(transpose, transpose_2, transpose_3, is_causal=True))
-    yield kept.at("flatten")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["flatten"]  # 0.5 MiB, not held since the forward pass
     x_2 = kept.take("x_2")
     with kept.saves("h"):
         kept.slot("h", F.layer_norm(x_2, [256], m.decoder[0].norm1.weight, m.decoder[0].norm1.bias))
@@ -564,18 +564,18 @@ def run_forward(m, step, source, target):
 
 def run_backward(step, m, source, target):
     """Runs beside autograd: waits at each `yield`, rebuilds what autograd is about to need, forgets what it does not."""
-    yield step[10].at("norm")
+    yield step[10].stops["norm"]
     feed_again_2(m.decoder[2], step[9])
     yield from feed_backward_2(m.decoder[2], step[9])
     yield from decoder_backward(m, step[8])
     yield from feed_backward(m.encoder[2], step[6])
     yield from attention_backward_3(m.encoder[2], step[5])
-    yield step[5].at("h")
+    yield step[5].stops["h"]
     feed_again(m.encoder[1], step[4])
     yield from feed_backward_2(m.encoder[1], step[4])
     yield from attention_backward_2(m.encoder[1], step[3])
     yield from feed_backward(m.encoder[0], step[2])
-    yield step[2].at("add")
+    yield step[2].stops["add"]
     attention_again(m.encoder[0], step[1])
     yield from attention_backward(m.encoder[0], step[1])
 
@@ -600,9 +600,7 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            again = self.slots[name]()
-            if again is not None:  # else autograd has no use for it any more
-                again.value = value.detach()
+            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
             return value
         if stop:
             self.stop(name, value)
@@ -658,16 +656,11 @@ class Kept:
             part.value = part.value if part.value and isinstance(part.value[0], Slot) else None
 
     def stop(self, name, value):
-        """Marks a place that the backward program can wait for."""
-        node = value.grad_fn  # None if an input came without the gradient planned for
-        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
-        if node is not None:
-            node.register_prehook(functools.partial(self.step.reach, stop))
+        """Marks a place that the backward program can wait for: autograd is about to go back through `value`."""
+        stop = self.stops[name] = types.SimpleNamespace(passed=value.grad_fn is None)
+        if value.grad_fn is not None:  # else an input came without the gradient planned for
+            value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
-
-    def at(self, name):
-        """To be yielded: waits until autograd is about to go back through the place."""
-        return self.stops[name]
 
 
 class Step:
@@ -689,8 +682,7 @@ class Step:
             yield
         self.live.clear()
         self.given = [(tensor, tensor._version) for tensor in given]
-        # A proxy: only autograd owns the step, which goes when the graph does.
-        self.program = backward_program(weakref.proxy(self), model, *inputs)
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
         """What autograd holds instead of a tensor that it saves."""
@@ -706,8 +698,7 @@ class Step:
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
-        found = self.wait_for(held) if isinstance(held, Slot) else held
-        source, *how = found
+        source, *how = self.wait_for(held) if isinstance(held, Slot) else held
         return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
@@ -731,14 +722,13 @@ class Step:
             self.go_on()
 
     def go_on(self):
-        """Runs the backward program up to its next `yield`."""
+        """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        # Operations run as the first time, and what they save goes to where autograd looks.
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

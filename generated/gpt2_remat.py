@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"ae35ac17d2598fca"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"dbac81db85559f84"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -118,7 +118,7 @@ def rematerialize(model):
     """`model`, an instance of the original GPT2, with the new forward: the same parameters and buffers."""
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": GPT2.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())  # for pickle
     twin = object.__new__(type(kind.__name__, (kind,), new))
     twin.__dict__.update(model.__dict__)
     return twin
@@ -137,7 +137,7 @@ AUTOCAST = {"cpu": None}
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
-#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
+#     stop (a slot's too)    a place in `stops`, where the backward pass pauses: just before it goes through that value
 
 
 def drop_forward(m, idx):
@@ -181,7 +181,7 @@ def attn_forward(m, kept, x):
 
 def attn_backward(m, kept):
     """Goes back through h.* (gpt2.py:24-34, 57); rebuilds 90.0 MiB."""
-    yield kept.at("x_2")  # 87.0 MiB, not held since the forward pass
+    yield kept.stops["x_2"]  # 87.0 MiB, not held since the forward pass
     B, T, C = kept.shapes["ln_1"]
     c_attn = kept.take("c_attn")
     q, k, v = c_attn.split(C, 2)
@@ -203,7 +203,7 @@ def attn_backward(m, kept):
     with kept.saves("x_2"), kept.draws("x_2", torch.default_generator):
         x + F.dropout(c_proj, 0.1, m.attn.resid_dropout.training)  # for what autograd saves
     del c_proj, contiguous, probs, bitwise_not, softmax
-    yield kept.at("transpose")  # 3.0 MiB, not held since the forward pass
+    yield kept.stops["transpose"]  # 3.0 MiB, not held since the forward pass
     with kept.saves("ln_1"):
         kept.slot("ln_1", F.layer_norm(x, [768], m.ln_1.weight, m.ln_1.bias))
 
@@ -223,15 +223,15 @@ def mlp_forward(m, kept, x):
 
 def mlp_backward(m, kept):
     """Goes back through h.* (gpt2.py:45, 58); rebuilds 27.0 MiB."""
-    yield kept.at("add")  # 12.0 MiB, not held since the forward pass
+    yield kept.stops["add"]  # 12.0 MiB, not held since the forward pass
     x = kept.take("x")
     ln_2 = F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias)
     c_fc = kept.slot("c_fc", F.linear(ln_2, m.mlp.c_fc.weight, m.mlp.c_fc.bias))
     del ln_2
-    yield kept.at("c_proj")  # 12.0 MiB, not held since the forward pass
+    yield kept.stops["c_proj"]  # 12.0 MiB, not held since the forward pass
     kept.slot("gelu", F.gelu(c_fc, approximate="tanh"))
     del c_fc
-    yield kept.at("c_fc")  # 3.0 MiB, not held since the forward pass
+    yield kept.stops["c_fc"]  # 3.0 MiB, not held since the forward pass
     with kept.saves("ln_2"):
         kept.slot("ln_2", F.layer_norm(x, [768], m.ln_2.weight, m.ln_2.bias))
 
@@ -280,9 +280,7 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            again = self.slots[name]()
-            if again is not None:  # else autograd has no use for it any more
-                again.value = value.detach()
+            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
             return value
         if stop:
             self.stop(name, value)
@@ -338,16 +336,11 @@ class Kept:
             part.value = part.value if part.value and isinstance(part.value[0], Slot) else None
 
     def stop(self, name, value):
-        """Marks a place that the backward program can wait for."""
-        node = value.grad_fn  # None if an input came without the gradient planned for
-        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
-        if node is not None:
-            node.register_prehook(functools.partial(self.step.reach, stop))
+        """Marks a place that the backward program can wait for: autograd is about to go back through `value`."""
+        stop = self.stops[name] = types.SimpleNamespace(passed=value.grad_fn is None)
+        if value.grad_fn is not None:  # else an input came without the gradient planned for
+            value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
-
-    def at(self, name):
-        """To be yielded: waits until autograd is about to go back through the place."""
-        return self.stops[name]
 
 
 class Step:
@@ -369,8 +362,7 @@ class Step:
             yield
         self.live.clear()
         self.given = [(tensor, tensor._version) for tensor in given]
-        # A proxy: only autograd owns the step, which goes when the graph does.
-        self.program = backward_program(weakref.proxy(self), model, *inputs)
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
         """What autograd holds instead of a tensor that it saves."""
@@ -386,8 +378,7 @@ class Step:
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
-        found = self.wait_for(held) if isinstance(held, Slot) else held
-        source, *how = found
+        source, *how = self.wait_for(held) if isinstance(held, Slot) else held
         return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
@@ -411,14 +402,13 @@ class Step:
             self.go_on()
 
     def go_on(self):
-        """Runs the backward program up to its next `yield`."""
+        """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        # Operations run as the first time, and what they save goes to where autograd looks.
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

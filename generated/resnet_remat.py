@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"92f44dc10098fc96"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"80e12c3cb6414bf7"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -79,7 +79,7 @@ def rematerialize(model):
     """`model`, an instance of the original ResNet, with the new forward: the same parameters and buffers."""
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": ResNet.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())  # for pickle
     twin = object.__new__(type(kind.__name__, (kind,), new))
     twin.__dict__.update(model.__dict__)
     return twin
@@ -98,7 +98,7 @@ AUTOCAST = {"cpu": None}
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
-#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
+#     stop (a slot's too)    a place in `stops`, where the backward pass pauses: just before it goes through that value
 
 
 def stem_forward(m, kept, image):
@@ -166,7 +166,7 @@ def bn2_forward(m, kept, x):
 
 def bn2_backward(m, kept):
     """Goes back through blocks.0 (resnet.py:23-26); rebuilds 12.0 MiB."""
-    yield kept.at("relu")  # 12.0 MiB, not held since the forward pass
+    yield kept.stops["relu"]  # 12.0 MiB, not held since the forward pass
     x = kept.take("x")
     conv1 = kept.slot("conv1", F.conv2d(x, m.conv1.weight, None, [1, 1], [1, 1]))
     with kept.saves("bn1_2"):
@@ -295,7 +295,7 @@ def shortcut_forward(m, kept, x):
 
 def shortcut_backward(m, kept):
     """Goes back through blocks.2 (resnet.py:23-26); rebuilds 2.0 MiB."""
-    yield kept.at("relu")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["relu"]  # 2.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
         bn1_2 = kept.slot(
@@ -345,7 +345,7 @@ def bn2_forward_3(m, kept, x):
 
 def bn2_backward_2(m, kept):
     """Goes back through blocks.3 (resnet.py:23-26); rebuilds 2.0 MiB."""
-    yield kept.at("conv2")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["conv2"]  # 2.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
         bn1_2 = kept.slot(
@@ -387,7 +387,7 @@ def bn2_again_2(m, kept):
 
 def shortcut_backward_2(m, kept):
     """Goes back through blocks.4 (resnet.py:23-26); rebuilds 1.0 MiB."""
-    yield kept.at("conv2")  # 1.0 MiB, not held since the forward pass
+    yield kept.stops["conv2"]  # 1.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
         bn1_2 = kept.slot(
@@ -408,7 +408,7 @@ def shortcut_backward_2(m, kept):
 
 def bn2_backward_3(m, kept):
     """Goes back through blocks.5 (resnet.py:23-26); rebuilds 1.0 MiB."""
-    yield kept.at("relu")  # 1.0 MiB, not held since the forward pass
+    yield kept.stops["relu"]  # 1.0 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
         bn1_2 = kept.slot(
@@ -429,7 +429,7 @@ def bn2_backward_3(m, kept):
 
 def shortcut_backward_3(m, kept):
     """Goes back through blocks.6 (resnet.py:23-26); rebuilds 0.5 MiB."""
-    yield kept.at("conv2")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["conv2"]  # 0.5 MiB, not held since the forward pass
     conv1 = kept.take("conv1")
     with kept.saves("bn1_2"):
         bn1_2 = kept.slot(
@@ -491,18 +491,18 @@ def run_forward(m, step, image):
 
 def run_backward(step, m, image):
     """Runs beside autograd: waits at each `yield`, rebuilds what autograd is about to need, forgets what it does not."""
-    yield step[8].at("conv1")
+    yield step[8].stops["conv1"]
     bn2_again_2(m.blocks[5], step[6])
     yield from shortcut_backward_3(m.blocks[6], step[7])
     yield from bn2_backward_3(m.blocks[5], step[6])
-    yield step[6].at("conv1")
+    yield step[6].stops["conv1"]
     bn2_again_2(m.blocks[3], step[4])
     yield from shortcut_backward_2(m.blocks[4], step[5])
     yield from bn2_backward_2(m.blocks[3], step[4])
-    yield step[4].at("conv1")
+    yield step[4].stops["conv1"]
     bn2_again(m.blocks[1], step[2])
     yield from shortcut_backward(m.blocks[2], step[3])
-    yield step[1].at("relu")
+    yield step[1].stops["relu"]
     step[1].keep("x", stem_again(m.stem, step[0], image))
     yield from bn2_backward(m.blocks[0], step[1])
 
@@ -527,9 +527,7 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            again = self.slots[name]()
-            if again is not None:  # else autograd has no use for it any more
-                again.value = value.detach()
+            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
             return value
         if stop:
             self.stop(name, value)
@@ -574,16 +572,11 @@ class Kept:
             part.value = part.value if part.value and isinstance(part.value[0], Slot) else None
 
     def stop(self, name, value):
-        """Marks a place that the backward program can wait for."""
-        node = value.grad_fn  # None if an input came without the gradient planned for
-        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
-        if node is not None:
-            node.register_prehook(functools.partial(self.step.reach, stop))
+        """Marks a place that the backward program can wait for: autograd is about to go back through `value`."""
+        stop = self.stops[name] = types.SimpleNamespace(passed=value.grad_fn is None)
+        if value.grad_fn is not None:  # else an input came without the gradient planned for
+            value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
-
-    def at(self, name):
-        """To be yielded: waits until autograd is about to go back through the place."""
-        return self.stops[name]
 
 
 class Step:
@@ -605,8 +598,7 @@ class Step:
             yield
         self.live.clear()
         self.given = [(tensor, tensor._version) for tensor in given]
-        # A proxy: only autograd owns the step, which goes when the graph does.
-        self.program = backward_program(weakref.proxy(self), model, *inputs)
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
         """What autograd holds instead of a tensor that it saves."""
@@ -622,8 +614,7 @@ class Step:
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
-        found = self.wait_for(held) if isinstance(held, Slot) else held
-        source, *how = found
+        source, *how = self.wait_for(held) if isinstance(held, Slot) else held
         return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
@@ -647,14 +638,13 @@ class Step:
             self.go_on()
 
     def go_on(self):
-        """Runs the backward program up to its next `yield`."""
+        """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        # Operations run as the first time, and what they save goes to where autograd looks.
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"1b13a53864d6efec"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"8c9f63e32b453070"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -94,7 +94,7 @@ def rematerialize(model):
     """`model`, an instance of the original UNet, with the new forward: the same parameters and buffers."""
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": UNet.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())  # for pickle
     twin = object.__new__(type(kind.__name__, (kind,), new))
     twin.__dict__.update(model.__dict__)
     return twin
@@ -113,7 +113,7 @@ AUTOCAST = {"cpu": None}
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
-#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
+#     stop (a slot's too)    a place in `stops`, where the backward pass pauses: just before it goes through that value
 
 
 def time_forward(m, t):
@@ -271,17 +271,17 @@ def up_forward(m, kept, image, x):
 
 def up_backward(m, kept, image):
     """Goes back through unet.py:21-24, 49-51, 56-57; rebuilds 31.8 MiB."""
-    yield kept.at("silu_14")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["silu_14"]  # 2.0 MiB, not held since the forward pass
     h_20 = kept.take("h_20")
     with kept.saves("norm2_7"):
         kept.slot("norm2_7", F.group_norm(h_20, 8, m.up[2].norm2.weight, m.up[2].norm2.bias))
     del h_20
-    yield kept.at("silu_13")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["silu_13"]  # 4.0 MiB, not held since the forward pass
     x_4 = kept.take("x_4")
     with kept.saves("norm1_7"):
         kept.slot("norm1_7", F.group_norm(x_4, 8, m.up[2].norm1.weight, m.up[2].norm1.bias))
     del x_4
-    yield kept.at("x_3")  # 4.0 MiB, not held since the forward pass
+    yield kept.stops["x_3"]  # 4.0 MiB, not held since the forward pass
     cat_2 = kept.take("cat_2")
     with kept.saves("norm1_6"):
         norm1_6 = kept.slot("norm1_6", F.group_norm(cat_2, 8, m.up[1].norm1.weight, m.up[1].norm1.bias))
@@ -290,14 +290,14 @@ def up_backward(m, kept, image):
         norm2_6 = kept.slot("norm2_6", F.group_norm(h_17, 8, m.up[1].norm2.weight, m.up[1].norm2.bias))
     kept.slot("silu_12", F.silu(norm2_6))
     del norm2_6, h_17
-    yield kept.at("h_16")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["h_16"]  # 2.0 MiB, not held since the forward pass
     kept.slot("silu_11", F.silu(norm1_6))
     del norm1_6, cat_2
-    yield kept.at("conv_transpose2d")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["conv_transpose2d"]  # 0.5 MiB, not held since the forward pass
     h_14 = kept.take("h_14")
     with kept.saves("norm2_5"):
         norm2_5 = kept.slot("norm2_5", F.group_norm(h_14, 8, m.up[0].norm2.weight, m.up[0].norm2.bias))
-    yield kept.at("add_5")  # 2.3 MiB, not held since the forward pass
+    yield kept.stops["add_5"]  # 2.3 MiB, not held since the forward pass
     add_2 = kept.take("add_2")
     x_2 = kept.slot("x_2", F.conv2d(add_2, m.shrink[1].weight, m.shrink[1].bias, [2, 2], [1, 1]))
     with kept.saves("norm1_3"):
@@ -310,48 +310,48 @@ def up_backward(m, kept, image):
     with kept.saves("norm2_4"):
         norm2_4 = kept.slot("norm2_4", F.group_norm(h_11, 8, m.middle.norm2.weight, m.middle.norm2.bias))
     kept.slot("silu_8", F.silu(norm2_4))
-    yield kept.at("h_15")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["h_15"]  # 0.5 MiB, not held since the forward pass
     kept.slot("silu_10", F.silu(norm2_5))
     del norm2_5
-    yield kept.at("norm2_5")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["norm2_5"]  # 2.0 MiB, not held since the forward pass
     cat = kept.take("cat")
     with kept.saves("norm1_5"):
         norm1_5 = kept.slot("norm1_5", F.group_norm(cat, 8, m.up[0].norm1.weight, m.up[0].norm1.bias))
     kept.slot("silu_9", F.silu(norm1_5))
     del h_14, norm1_5, cat, norm2_4, h_11
-    yield kept.at("h_10")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["h_10"]  # 0.5 MiB, not held since the forward pass
     kept.slot("silu_7", F.silu(norm1_4))
     del norm1_4, add_3
-    yield kept.at("h_9")  # 1.0 MiB, not held since the forward pass
+    yield kept.stops["h_9"]  # 1.0 MiB, not held since the forward pass
     h_8 = kept.take("h_8")
     with kept.saves("norm2_3"):
         norm2_3 = kept.slot("norm2_3", F.group_norm(h_8, 8, m.down[2].norm2.weight, m.down[2].norm2.bias))
     kept.slot("silu_6", F.silu(norm2_3))
     del norm2_3, h_8, norm1_3, x_2, add_2
-    yield kept.at("add_2")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["add_2"]  # 0.5 MiB, not held since the forward pass
     add = kept.take("add")
     conv2d = kept.slot("conv2d", F.conv2d(add, m.shrink[0].weight, m.shrink[0].bias, [2, 2], [1, 1]))
-    yield kept.at("h_6")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["h_6"]  # 2.0 MiB, not held since the forward pass
     h_5 = kept.take("h_5")
     with kept.saves("norm2_2"):
         norm2_2 = kept.slot("norm2_2", F.group_norm(h_5, 8, m.down[1].norm2.weight, m.down[1].norm2.bias))
     kept.slot("silu_4", F.silu(norm2_2))
     del norm2_2, h_5
-    yield kept.at("h_4")  # 0.5 MiB, not held since the forward pass
+    yield kept.stops["h_4"]  # 0.5 MiB, not held since the forward pass
     with kept.saves("norm1_2"):
         kept.slot("norm1_2", F.group_norm(conv2d, 8, m.down[1].norm1.weight, m.down[1].norm1.bias))
-    yield kept.at("norm1_2")  # 6.0 MiB, not held since the forward pass
+    yield kept.stops["norm1_2"]  # 6.0 MiB, not held since the forward pass
     stem = kept.slot("stem", F.conv2d(image, m.stem.weight, m.stem.bias, [1, 1], [1, 1]))
     h_2 = kept.take("h_2")
     with kept.saves("norm2"):
         norm2 = kept.slot("norm2", F.group_norm(h_2, 8, m.down[0].norm2.weight, m.down[0].norm2.bias))
     kept.slot("silu_2", F.silu(norm2))
     del conv2d, add
-    yield kept.at("silu_2")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["silu_2"]  # 2.0 MiB, not held since the forward pass
     with kept.saves("norm1"):
         norm1 = kept.slot("norm1", F.group_norm(stem, 8, m.down[0].norm1.weight, m.down[0].norm1.bias))
     del norm2
-    yield kept.at("norm2")  # 2.0 MiB, not held since the forward pass
+    yield kept.stops["norm2"]  # 2.0 MiB, not held since the forward pass
     kept.slot("silu", F.silu(norm1))
 
 
@@ -396,9 +396,7 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            again = self.slots[name]()
-            if again is not None:  # else autograd has no use for it any more
-                again.value = value.detach()
+            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
             return value
         if stop:
             self.stop(name, value)
@@ -443,16 +441,11 @@ class Kept:
             part.value = part.value if part.value and isinstance(part.value[0], Slot) else None
 
     def stop(self, name, value):
-        """Marks a place that the backward program can wait for."""
-        node = value.grad_fn  # None if an input came without the gradient planned for
-        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
-        if node is not None:
-            node.register_prehook(functools.partial(self.step.reach, stop))
+        """Marks a place that the backward program can wait for: autograd is about to go back through `value`."""
+        stop = self.stops[name] = types.SimpleNamespace(passed=value.grad_fn is None)
+        if value.grad_fn is not None:  # else an input came without the gradient planned for
+            value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
-
-    def at(self, name):
-        """To be yielded: waits until autograd is about to go back through the place."""
-        return self.stops[name]
 
 
 class Step:
@@ -474,8 +467,7 @@ class Step:
             yield
         self.live.clear()
         self.given = [(tensor, tensor._version) for tensor in given]
-        # A proxy: only autograd owns the step, which goes when the graph does.
-        self.program = backward_program(weakref.proxy(self), model, *inputs)
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
         """What autograd holds instead of a tensor that it saves."""
@@ -491,8 +483,7 @@ class Step:
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
-        found = self.wait_for(held) if isinstance(held, Slot) else held
-        source, *how = found
+        source, *how = self.wait_for(held) if isinstance(held, Slot) else held
         return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
@@ -516,14 +507,13 @@ class Step:
             self.go_on()
 
     def go_on(self):
-        """Runs the backward program up to its next `yield`."""
+        """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        # Operations run as the first time, and what they save goes to where autograd looks.
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

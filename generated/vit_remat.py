@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"9c958f25a90ed253"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"7fa2999751814b2f"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -90,7 +90,7 @@ def rematerialize(model):
     """`model`, an instance of the original ViT, with the new forward: the same parameters and buffers."""
     kind = type(model)  # all but forward stays as it is there
     new = {"forward": ViT.forward, "plain_forward": getattr(kind, "plain_forward", kind.forward)}
-    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())
+    new["__reduce__"] = lambda self: (rematerialize, (object.__new__(kind),), self.__getstate__())  # for pickle
     twin = object.__new__(type(kind.__name__, (kind,), new))
     twin.__dict__.update(model.__dict__)
     return twin
@@ -118,7 +118,7 @@ MODES = {
 #     saves, forget_saved    the same for all else that an operation saved, such as a dropout mask
 #     draws                  a second run draws the same random numbers as the first
 #     keep, take, shapes     a value that a second run starts from, its last use; shapes of others
-#     stop (a slot's too)    where the backward pass pauses: just before it goes through that value; `at` waits there
+#     stop (a slot's too)    a place in `stops`, where the backward pass pauses: just before it goes through that value
 
 
 def drop_forward(m, image):
@@ -170,7 +170,7 @@ def mlp_again(m, kept):
 
 def mlp_backward(m, kept):
     """Goes back through blocks.* (vit.py:33); rebuilds 3.4 MiB."""
-    yield kept.at("linear_2")  # 3.4 MiB, not held since the forward pass
+    yield kept.stops["linear_2"]  # 3.4 MiB, not held since the forward pass
     linear = kept.take("linear")
     kept.slot("gelu", F.gelu(linear))
 
@@ -184,7 +184,7 @@ def mlp_again_2(m, kept):
 
 def attn_backward(m, kept):
     """Goes back through blocks.2 (vit.py:17-20, 32); rebuilds 2.5 MiB."""
-    yield kept.at("reshape_2")  # 2.5 MiB, not held since the forward pass
+    yield kept.stops["reshape_2"]  # 2.5 MiB, not held since the forward pass
     norm1 = kept.take("norm1")
     kept.slot("qkv", F.linear(norm1, m.attn.qkv.weight, m.attn.qkv.bias))
 
@@ -226,23 +226,23 @@ def run_forward(m, step, image):
 
 def run_backward(step, m, image):
     """Runs beside autograd: waits at each `yield`, rebuilds what autograd is about to need, forgets what it does not."""
-    yield step[10].at("add")
+    yield step[10].stops["add"]
     mlp_again(m.blocks[4], step[10])
-    yield step[9].at("x_2")
+    yield step[9].stops["x_2"]
     attn_again(m.blocks[4], step[9])
-    yield step[8].at("add")
+    yield step[8].stops["add"]
     mlp_again(m.blocks[3], step[8])
-    yield step[8].at("norm2")
+    yield step[8].stops["norm2"]
     mlp_again_2(m.blocks[2], step[6])
     attn_again(m.blocks[3], step[7])
     yield from mlp_backward(m.blocks[2], step[6])
     yield from attn_backward(m.blocks[2], step[5])
-    yield step[5].at("norm1")
+    yield step[5].stops["norm1"]
     mlp_again_2(m.blocks[1], step[4])
     yield from mlp_backward(m.blocks[1], step[4])
-    yield step[4].at("norm2")
+    yield step[4].stops["norm2"]
     attn_again(m.blocks[1], step[3])
-    yield step[3].at("q")
+    yield step[3].stops["q"]
     attn_again(m.blocks[0], step[1])
     mlp_again(m.blocks[0], step[2])
 
@@ -267,9 +267,7 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            again = self.slots[name]()
-            if again is not None:  # else autograd has no use for it any more
-                again.value = value.detach()
+            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
             return value
         if stop:
             self.stop(name, value)
@@ -297,16 +295,11 @@ class Kept:
             slot.value = None
 
     def stop(self, name, value):
-        """Marks a place that the backward program can wait for."""
-        node = value.grad_fn  # None if an input came without the gradient planned for
-        stop = self.stops[name] = types.SimpleNamespace(passed=node is None)
-        if node is not None:
-            node.register_prehook(functools.partial(self.step.reach, stop))
+        """Marks a place that the backward program can wait for: autograd is about to go back through `value`."""
+        stop = self.stops[name] = types.SimpleNamespace(passed=value.grad_fn is None)
+        if value.grad_fn is not None:  # else an input came without the gradient planned for
+            value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
-
-    def at(self, name):
-        """To be yielded: waits until autograd is about to go back through the place."""
-        return self.stops[name]
 
 
 class Step:
@@ -328,8 +321,7 @@ class Step:
             yield
         self.live.clear()
         self.given = [(tensor, tensor._version) for tensor in given]
-        # A proxy: only autograd owns the step, which goes when the graph does.
-        self.program = backward_program(weakref.proxy(self), model, *inputs)
+        self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
         """What autograd holds instead of a tensor that it saves."""
@@ -345,8 +337,7 @@ class Step:
 
     def unpack(self, held):
         """The tensor that autograd saved, once the backward program has put it back."""
-        found = self.wait_for(held) if isinstance(held, Slot) else held
-        source, *how = found
+        source, *how = self.wait_for(held) if isinstance(held, Slot) else held
         return _view(self.wait_for(source), *how) if isinstance(source, Slot) else _unchanged(source, *how)
 
     def wait_for(self, slot):
@@ -370,14 +361,13 @@ class Step:
             self.go_on()
 
     def go_on(self):
-        """Runs the backward program up to its next `yield`."""
+        """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
         elif any(tensor._version != version for tensor, version in self.given):
             raise RuntimeError("a parameter or input was changed in place too early")
-        # Operations run as the first time, and what they save goes to where autograd looks.
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

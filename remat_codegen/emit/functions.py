@@ -369,7 +369,7 @@ class _Writer:
         block, name = self.plumbing.stop_name(node)
         where = "kept" if block == self.segment.block else f"kept.before({self.segment.block - block})"
         self.waiting = len(self.lines), 0
-        self._line(f"yield {where}.at({name!r})")
+        self._line(f"yield {where}.stops[{name!r}]")
 
     def _note(self, position: int, node: Node) -> None:
         """Says at the wait what the runs after it are for: bytes that nobody had to hold before."""

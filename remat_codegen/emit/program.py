@@ -204,7 +204,7 @@ class _Main:
             node = self.plumbing.waiting_point(segment.positions[0])
             if node is not None and node != waited:
                 block, name = self.plumbing.stop_name(node)
-                lines.append(f"yield step[{number(block)}].at({name!r})")
+                lines.append(f"yield step[{number(block)}].stops[{name!r}]")
             waited = node
             before, given = given, self._given_on(segment, function, following)
             again = function.role is not Role.REBUILD

@@ -9,7 +9,7 @@ from typing import Any
 
 from remat_codegen.readback.machine import Machine
 from remat_codegen.readback.matching import ENDLESS, Operations
-from remat_codegen.readback.values import Block, Other, Place, Shapes, Step, Tensor, tensors
+from remat_codegen.readback.values import Block, Other, Place, Shapes, Step, Stops, Tensor, tensors
 from remat_codegen.trace import Origin
 
 _BINARY = {
@@ -103,6 +103,8 @@ class Expressions:
             return self._in_model(base.child(node.attr))
         if isinstance(base, Block) and node.attr == "shapes":
             return Shapes(base.number)
+        if isinstance(base, Block) and node.attr == "stops":
+            return Stops(base.number)
         if isinstance(base, Tensor):
             self.machine.drop(base)
             return self.model.trace.variables[base.variable].shape if node.attr == "shape" else Other()
@@ -148,6 +150,8 @@ class Expressions:
             return self._in_model(base.child(str(index)))
         if isinstance(base, Shapes):
             return self._kept_shape(base, str(index))
+        if isinstance(base, Stops):
+            return self.machine.at((base.number, str(index)))
         if isinstance(base, tuple) and isinstance(node.slice, ast.Slice) and isinstance(index, tuple):
             return base[slice(*index)]
         if isinstance(base, tuple):

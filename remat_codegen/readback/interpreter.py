@@ -312,8 +312,6 @@ class _Interpreter(Expressions):
             return machine.take(key, what == "take")
         if what == "receive":
             return machine.receive(key)
-        if what == "at":
-            return machine.at(key)
         if what == "hand":
             machine.handed[key] = value
             return None

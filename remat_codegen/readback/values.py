@@ -46,6 +46,13 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
+class Stops:
+    """The places of one block that the backward program can wait for: `kept.stops`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """A backward node that the backward program waits for."""
 

@@ -137,7 +137,7 @@ WRONG = {
     "a take before its keep": ('kept.keep("', 'kept.keep("no_', "which nothing has kept", "kept.take("),
     "a slot of another name": ('kept.slot("', 'kept.slot("no_', "which has no slot", "kept.forget("),
     "a shape not kept": ('kept.shapes["', 'kept.shapes["no_', "which no first run kept", '= kept.shapes["ln_1"]'),
-    "a wait for nothing": ('kept.at("', 'kept.at("no_', "which no kept.stop(...) has set", "kept.at("),
+    "a wait for nothing": ('kept.stops["', 'kept.stops["no_', "which no kept.stop(...) has set", "kept.stops["),
     "other random numbers": (
         'with kept.saves("probs"), kept.draws("probs", torch.default_generator):',
         'with kept.saves("probs"):',

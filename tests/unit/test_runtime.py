@@ -41,7 +41,7 @@ def test_a_place_that_nobody_waits_for_does_not_hurry_the_program():
     step, ran, seen = Step(), [], []
 
     def program(step, model, x):
-        yield step[0].at("first")
+        yield step[0].stops["first"]
         ran.append("first")
 
     x = torch.ones(3, requires_grad=True)
