@@ -178,7 +178,7 @@ def _unseen(traced: Traced) -> tuple[str, ...]:
     names = traced.model.trace.assigned
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     listed = f"{', '.join(names[:MOST_NAMES])}{more}"
-    return (f"forward sets {listed}; training steps of this file leave that as it is",) if names else ()
+    return (f"forward changes {listed}; training steps of this file leave that as it is",) if names else ()
 
 
 def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:

@@ -214,9 +214,13 @@ class _Run:
         with contextlib.ExitStack() as casts:  # as users write it: with autocast's copies of parameters cached
             for device, dtype in self.autocast:
                 casts.enter_context(torch.autocast(device, dtype=dtype))
-            outputs = know_dataclasses(self.model(*self.args, **self.kwargs))
+            outputs = self._call()
         example_loss(outputs).backward()
         self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
+
+    def _call(self) -> Any:
+        args, kwargs = pytree.tree_map(lambda leaf: leaf, (self.args, self.kwargs))  # forward may change dicts and lists
+        return know_dataclasses(self.model(*args, **kwargs))
 
     def evaluate(self) -> None:
         """Forward in evaluation mode."""
@@ -225,7 +229,7 @@ class _Run:
             with torch.no_grad(), contextlib.ExitStack() as casts:
                 for device, dtype in self.autocast:
                     casts.enter_context(torch.autocast(device, dtype=dtype))
-                self.outputs = know_dataclasses(self.model(*self.args, **self.kwargs))
+                self.outputs = self._call()
         finally:
             self.model.train()
 

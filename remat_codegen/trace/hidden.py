@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
 import random
 import re
 import sys
@@ -71,6 +73,44 @@ def assigned_attributes(said: Iterable[warnings.WarningMessage], module: torch.n
     recurrent = [path for path, part in module.named_modules() if isinstance(part, torch.nn.RNNBase)]
     lists = tuple(f"{path}._flat_weights[".lstrip(".") for path in recurrent)
     return tuple(name for name in dict.fromkeys(names) if not name.startswith(lists))
+
+
+@contextlib.contextmanager
+def written_containers(module: torch.nn.Module, written: list[str]) -> Iterator[None]:
+    """Adds to `written` what forward changes in the dicts and lists that it is given: `batch["h"]`."""
+    held = list[tuple[str, Any, Any]]()
+
+    def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        held.extend((name, c, copy.copy(c)) for name, value in named.items() for name, c in _containers(name, value))
+
+    def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+        written.extend(part for name, container, copied in held for part in _changed(name, container, copied))
+
+    hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _containers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The dicts and lists in an argument, and how they are reached."""
+    if isinstance(value, (dict, list)):
+        yield name, value
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, part in parts:
+        yield from _containers(f"{name}[{key!r}]", part)
+
+
+def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
+    if isinstance(now, list):
+        if [*map(id, now)] != [*map(id, before)]:
+            yield name
+        return
+    keys = [k for k in {**before, **now} if now.get(k, held := object()) is not before.get(k, held)]
+    yield from (f"{name}[{key!r}]" for key in keys)
 
 
 @contextlib.contextmanager

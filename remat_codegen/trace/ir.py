@@ -95,7 +95,8 @@ class Trace:
     `constants` are the tensors that the model holds as plain attributes, by variable.
     `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
     `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
-    to tensors, as it calls them. `numbers` are the whole numbers that modules hold as attributes, by path.
+    to tensors, and places in dicts and lists that it is given, as it calls them. `numbers` are the whole numbers that modules
+    hold as attributes, by path.
     """
 
     variables: tuple[Variable, ...]

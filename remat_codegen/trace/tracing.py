@@ -21,6 +21,7 @@ from remat_codegen.trace.hidden import (
     traced_alike,
     traced_data,
     unchecked_distributions,
+    written_containers,
 )
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
@@ -49,15 +50,16 @@ def trace(
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
 
     def read() -> Trace:
+        written: list[str] = []
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as said, written_containers(module, written):
                 exported = _export(module, args, kwargs, autocast, dynamic)
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(found, assigned=assigned_attributes(said, module), numbers=numbers)
+        return replace(found, assigned=(*assigned_attributes(said, module), *dict.fromkeys(written)), numbers=numbers)
 
     return traced_alike(read, module)
 

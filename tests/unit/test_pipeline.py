@@ -235,7 +235,32 @@ def test_attributes_that_training_steps_do_not_set_are_named(write_file, tmp_pat
     file = write_file(f"import torch\n\n\n{part}\n\n{net}\n    def forward(self, x):\n        return self.part(x)\n")
     request = Request(f"{file}:Net", "100%", tmp_path / "net.py", inputs="float32[2,4]")
     notes = pipeline.generate(request, Progress(None)).notes
-    assert "forward sets part.penalty; training steps of this file leave that as it is" in notes
+    assert "forward changes part.penalty; training steps of this file leave that as it is" in notes
+
+
+WRITES = """
+import torch
+
+
+class Writes(torch.nn.Linear):
+    def forward(self, batch):
+        batch["hidden"] = super().forward(batch.pop("x"))
+        batch["seen"][0] = batch["hidden"]
+        batch["mask"] = batch["mask"]
+        return batch["hidden"].relu() * batch["mask"]
+
+
+def example_inputs():
+    return ({"x": torch.randn(2, 4), "seen": [torch.ones(1)], "mask": torch.ones(4)},)
+"""
+
+
+def test_containers_that_training_steps_do_not_change_are_named(write_file, tmp_path):
+    request = Request(f"{write_file(WRITES)}:Writes", "100%", tmp_path / "writes.py", init="4, 4", verify=True)
+    report = pipeline.generate(request, Progress(None))
+    changed = "batch['x'], batch['hidden'], batch['seen']"
+    assert f"forward changes {changed}; training steps of this file leave that as it is" in report.notes
+    assert report.verify.ok
 
 
 DATACLASSES = """
