@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import sys
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import libcst as cst
 
 ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what a generated file may import from
 
 # Calls at the top of a file that change nothing a class needs: what they print, log or set is not carried over.
+TORCH = frozenset({"torch", "nn", "F"})
 QUIET_FUNCTIONS = frozenset({"print", "pprint", "open", "input", "warnings", "logging", "sys", "torch", "os"})
 QUIET_METHODS = frozenset("debug info warning warn error critical exception log write writelines flush close".split())
 
@@ -20,7 +21,10 @@ QUIET_METHODS = frozenset("debug info warning warn error critical exception log 
 class Statement:
     """A statement at the top of a file: what it defines, what it mentions, and what it may change.
 
-    `bindings` are the names that it binds, with the full name of what an import binds (empty for anything else).
+    `bindings` are the names that it binds, with the full name of what an import binds (empty for anything else). `changes` are
+    the names whose values it may change itself (`name()` where it hands the value to a function), `calls` the functions that it
+    calls, `writes` what those that it defines may change when they are called, and `sets` the names of whose values it sets
+    attributes: `Net.scale = 2`, `torch.backends.cudnn.benchmark = True`; "torch" for torch.set_default_dtype(...), too.
     """
 
     def __init__(self, node: cst.BaseStatement | cst.SimpleStatementLine) -> None:
@@ -30,6 +34,7 @@ class Statement:
         finder = Names()
         node.visit(finder)
         self.mentions, self.star, self.changes = finder.mentions, finder.star, finder.changes
+        self.calls, self.writes, self.sets = finder.calls, finder.writes, finder.sets
         self.is_definition = isinstance(node, (cst.ClassDef, cst.FunctionDef))
         self.is_main_guard = isinstance(node, cst.If) and "__name__" in finder.mentions
         self.is_constant = _is_constant(node)
@@ -60,7 +65,7 @@ class Statement:
         return found
 
 
-@lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=32)
 def _exported(module: str) -> frozenset[str]:
     """What `from module import *` brings."""
     try:
@@ -94,8 +99,21 @@ def _is_quiet(statement: cst.BaseSmallStatement) -> bool:
     call = statement.value
     if not isinstance(call, cst.Call):
         return isinstance(call, (cst.SimpleString, cst.ConcatenatedString, cst.FormattedString, cst.Name, cst.Attribute))
+    if _is_setting(call) or _is_setattr(call):
+        return False
     function = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
     return function in QUIET_METHODS or (_root(call.func) in QUIET_FUNCTIONS and not function.endswith("_"))
+
+
+def _is_setting(call: cst.Call) -> bool:
+    """Whether a call makes torch compute in another way: torch.set_default_dtype(torch.float64)."""
+    function = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    sets = function.startswith(("set_default_", "set_float32_", "set_flush_", "use_deterministic_", "enable_"))
+    return sets and _root(call.func) in TORCH
+
+
+def _is_setattr(call: cst.Call) -> bool:
+    return isinstance(call.func, cst.Name) and call.func.value in ("setattr", "delattr") and len(call.args) > 1
 
 
 def _root(node: cst.BaseExpression) -> str:
@@ -137,6 +155,9 @@ class Names(cst.CSTVisitor):
         self.bindings: dict[str, str] = {}
         self.mentions: set[str] = set()
         self.changes: set[str] = set()
+        self.calls: set[str] = set()
+        self.writes: set[str] = set()
+        self.sets: set[str] = set()
         self.star = self.foreign = self.sets_forward = False
         self.depth = self.guarded = 0
 
@@ -145,16 +166,34 @@ class Names(cst.CSTVisitor):
             self.bindings[name] = what
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        self._decorated(node)
         self._enter(node.name.value)
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
         self.depth -= 1
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
+        self._decorated(node)
+        for keyword in node.keywords:
+            self._called(keyword.value)
         self._enter(node.name.value)
 
     def leave_ClassDef(self, original_node: cst.ClassDef) -> None:
         self.depth -= 1
+
+    def _decorated(self, node: cst.FunctionDef | cst.ClassDef) -> None:
+        """A decorator may put what it decorates into a table."""
+        for decorator in node.decorators:
+            self._called(decorator.decorator.func if isinstance(decorator.decorator, cst.Call) else decorator.decorator)
+
+    def _called(self, function: cst.BaseExpression) -> None:
+        """A method may change its object, a function what its code names."""
+        name = _root(function)
+        if self.depth:
+            self.writes |= {name} if isinstance(function, cst.Attribute) else set()
+            return
+        self.calls.add(name)
+        self.changes |= {name} if isinstance(function, cst.Attribute) else set()
 
     def _enter(self, name: str) -> None:
         self._bind(name)
@@ -172,9 +211,10 @@ class Names(cst.CSTVisitor):
         self.mentions.add(node.value)
 
     def visit_Call(self, node: cst.Call) -> None:
-        """A method may change its object, a function what it is given."""
+        """A call may change what it is given, too."""
+        self._called(node.func)
         if self.depth == 0:
-            self.changes.add(_root(node.func) if isinstance(node.func, cst.Attribute) else "")
+            self.sets |= {"torch"} if _is_setting(node) else {_root(node.args[0].value)} if _is_setattr(node) else set()
             given = {_root(a.value) for a in node.args}
             self.changes |= {f"{n}()" for n in given if n}
 
@@ -210,9 +250,10 @@ class Names(cst.CSTVisitor):
         if node.name is not None:
             self._assigned(node.name)
 
+    def visit_Global(self, node: cst.Global) -> None:
+        self.writes |= {item.name.value for item in node.names}
+
     def _assigned(self, target: cst.BaseExpression) -> None:
-        if self.depth:
-            return
         if isinstance(target, cst.Name):
             self._bind(target.value)
         elif isinstance(target, (cst.Tuple, cst.List)):
@@ -222,8 +263,8 @@ class Names(cst.CSTVisitor):
             self._changed(target)
 
     def _changed(self, target: cst.BaseExpression) -> None:
-        if self.depth == 0:
-            self.changes.add(_root(target))
+        (self.writes if self.depth else self.changes).add(_root(target))
+        self.sets |= {_root(target)} if isinstance(target, (cst.Attribute, cst.Subscript)) and not self.depth else set()
 
     def visit_Try(self, node: cst.Try) -> None:
         self.guarded += 1
@@ -261,14 +302,18 @@ def _is_type_checking(node: cst.If) -> bool:
 
 
 def needed_for(statements: Sequence[Statement], class_name: str) -> list[Statement]:
-    """The statements that a class cannot do without, in order."""
+    """The statements that a class cannot do without, in order: those that define what it mentions, and those that change that
+    as the file is loaded, such as a class whose decorator puts it into a table."""
+    written = _written(statements)
     wanted: set[str] = {class_name}
     chosen: set[int] = set()
     while True:
         data = [statements[i] for i in chosen if not statements[i].is_definition and not statements[i].is_import]
         named = {n for s in data for n in s.defines}
         given = {f"{n}()" for s in data if not s.is_constant for n in s.defines}
-        more = {i for i, s in enumerate(statements) if i not in chosen and _is_needed(s, wanted, named | given)}
+        defined = {n for i in chosen if statements[i].is_definition for n in statements[i].defines}
+        needed = functools.partial(_is_needed, wanted=wanted, data=named | given, defined=defined)
+        more = {i for i, s in enumerate(statements) if i not in chosen and needed(s, written[i])}
         if not more:
             return [s for i, s in enumerate(statements) if i in chosen]
         chosen |= more
@@ -276,12 +321,30 @@ def needed_for(statements: Sequence[Statement], class_name: str) -> list[Stateme
             wanted |= statements[i].mentions
 
 
-def _is_needed(statement: Statement, wanted: set[str], data: set[str]) -> bool:
+def _written(statements: Sequence[Statement]) -> list[frozenset[str]]:
+    """By statement: what the functions and classes of the file that it calls may change, with those that they mention."""
+    definitions = [s for s in statements if s.is_definition]
+
+    def reached(names: set[str]) -> frozenset[str]:
+        found, seen = set[str](), set[str]()
+        while new := names - seen:
+            seen |= new
+            own = [s for s in definitions if s.defines & new]
+            found |= {n for s in own for n in s.writes}
+            names = {n for s in own for n in s.mentions}
+        return frozenset(found)
+
+    return [reached(set(s.calls)) for s in statements]
+
+
+def _is_needed(statement: Statement, written: frozenset[str], wanted: set[str], data: set[str], defined: set[str]) -> bool:
     if statement.is_main_guard:
         return False
+    if statement.sets & (defined | TORCH):
+        return True
     if statement.is_future or statement.defines & wanted or (statement.star and not statement.stars()):
         return True
-    return not statement.is_definition and not statement.is_import and bool(statement.changes & data)
+    return not statement.is_import and bool((statement.changes | statement.calls | written) & data)
 
 
 def imports_in(node: cst.CSTNode) -> list[cst.Import | cst.ImportFrom]:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts
-from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, written_arguments
+from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments
 from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, location, substitute
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
@@ -123,6 +123,8 @@ class _Births(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.index.Tensor:
+            args = args[0], rows_at_most(args[1])
         out = func(*args, **(kwargs or {}))
         node = torch._C._current_autograd_node()
         if node is not None:

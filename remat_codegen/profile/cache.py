@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
-VERSION = 6  # raise when what is measured changes
+VERSION = 7  # raise when what is measured changes
 
 
 def device_name(device: str) -> str:

@@ -281,6 +281,8 @@ class _Bench:
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.results if v is not None}
         mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
+        indices = {v for op in self.operations if "index" in op.target._schema.name for v in refs(op.args[1:])}
+        self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
         changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}
         leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
@@ -294,6 +296,8 @@ class _Bench:
     def _input(self, variable: int) -> torch.Tensor:
         v = self.model.trace.variables[variable]
         tensor = self.values(v, self.device)
+        if variable in self.masks:  # which takes most
+            tensor = torch.ones_like(tensor)
         if self.model.record.requires_grad[variable]:
             tensor.requires_grad_()
             if v.origin in (Origin.PARAMETER, Origin.INPUT):

@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,35 +19,78 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
 
+ABSENT = object()
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
 
-def traced_alike(read: Callable[[], Trace], module: torch.nn.Module) -> Trace:
+@dataclass
+class Seen:
+    """What forward changed while it was traced: in the dicts and lists that it was given, and among the `numbers` of modules,
+    which are these afterwards."""
+
+    written: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trace:
     """What `read` traces. Raises UnsupportedError where that depends on random numbers of Python or NumPy, or on what forward
     itself sets (a counter of its calls): a trace holds them.
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
-    before, held = _states(), _plain_attributes(module)
-    found = read()
+    before, held, seen = _states(), _plain_attributes(module), Seen()
+    found = read(seen)
     drawn = [name for name, state in _states().items() if state != before.get(name, state)]
-    counted = [name for name, value in _plain_attributes(module).items() if value != held.get(name)]
-    if (drawn or counted) and not all(_alike(found, read()) for _ in range(AGAIN)):
+    counted = {name: value for name, value in seen.numbers.items() if value != held.get(name)}
+    if (drawn or counted) and not _alike_again(found, read, module, counted):
         hint = "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in"
         if not drawn:
             hint = "hold it in a buffer, or pass it in as a tensor"
             raise UnsupportedError(
-                f"forward changes {counted[0]}, and computes with it: a trace would hold its value", hint=hint
+                f"forward changes {next(iter(counted))}, and computes with it: a trace would hold its value", hint=hint
             )
         raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
+    _set_attributes(module, {name: held.get(name, ABSENT) for name in counted})
     public = [name for name in counted if not name.rpartition(".")[2].startswith("_")]
-    return replace(found, assigned=tuple(dict.fromkeys((*found.assigned, *public))))
+    return replace(found, assigned=tuple(dict.fromkeys((*found.assigned, *public, *seen.written))))
+
+
+def _alike_again(found: Trace, read: Callable[[Seen], Trace], module: torch.nn.Module, counted: dict[str, Any]) -> bool:
+    """Whether the next forward passes are traced alike. torch.export puts back what forward set; here they go on from it."""
+    for _ in range(AGAIN):
+        _set_attributes(module, counted)
+        seen = Seen()
+        if not _alike(found, read(seen)):
+            return False
+        counted = seen.numbers
+    return True
+
+
+def _set_attributes(module: torch.nn.Module, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        path, _, attribute = name.rpartition(".")
+        own = vars(module.get_submodule(path))
+        if isinstance(value, dict):  # others may hold it, too
+            own[attribute].clear()
+            own[attribute].update(value)
+        elif isinstance(value, list):
+            own[attribute][:] = value
+        elif value is ABSENT:
+            own.pop(attribute, None)
+        else:
+            own[attribute] = value
 
 
 def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """The numbers and texts that modules hold."""
-    held = ((f"{path}.{name}".lstrip("."), value) for path, m in module.named_modules() for name, value in vars(m).items())
-    return {name: value for name, value in held if isinstance(value, (bool, int, float, str))}
+    """The numbers and texts that modules hold, and their dicts and lists of such."""
+    modules = list(module.named_modules())
+    held = [(f"{path}.{name}".lstrip("."), value) for path, m in modules for name, value in vars(m).items()]
+    return {name: copy.copy(value) for name, value in held if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    parts = value.values() if type(value) is dict else value if type(value) is list else (value,)
+    return all(isinstance(part, (bool, int, float, str)) for part in parts)
 
 
 def _alike(one: Trace, other: Trace) -> bool:
@@ -76,8 +119,8 @@ def assigned_attributes(said: Iterable[warnings.WarningMessage], module: torch.n
 
 
 @contextlib.contextmanager
-def written_containers(module: torch.nn.Module, written: list[str]) -> Iterator[None]:
-    """Adds to `written` what forward changes in the dicts and lists that it is given: `batch["h"]`."""
+def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
+    """Fills `seen` with what forward changes: in the dicts and lists that it is given, `batch["h"]`, and of its own numbers."""
     held = list[tuple[str, Any, Any]]()
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -85,7 +128,8 @@ def written_containers(module: torch.nn.Module, written: list[str]) -> Iterator[
         held.extend((name, c, copy.copy(c)) for name, value in named.items() for name, c in _containers(name, value))
 
     def after(module: torch.nn.Module, args: Any, result: Any) -> None:
-        written.extend(part for name, container, copied in held for part in _changed(name, container, copied))
+        seen.written.extend(part for name, container, copied in held for part in _changed(name, container, copied))
+        seen.numbers.update(_plain_attributes(module))
 
     hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
     try:

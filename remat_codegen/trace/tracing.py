@@ -15,13 +15,14 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.trace.hidden import (
+    Seen,
     assigned_attributes,
     no_seeding,
     no_switching,
     traced_alike,
     traced_data,
     unchecked_distributions,
-    written_containers,
+    watched,
 )
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
@@ -49,17 +50,16 @@ def trace(
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
 
-    def read() -> Trace:
-        written: list[str] = []
+    def read(seen: Seen) -> Trace:
         try:
-            with warnings.catch_warnings(record=True) as said, written_containers(module, written):
+            with warnings.catch_warnings(record=True) as said, watched(module, seen):
                 exported = _export(module, args, kwargs, autocast, dynamic)
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(found, assigned=(*assigned_attributes(said, module), *dict.fromkeys(written)), numbers=numbers)
+        return replace(found, assigned=assigned_attributes(said, module), numbers=numbers)
 
     return traced_alike(read, module)
 

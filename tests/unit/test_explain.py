@@ -176,7 +176,7 @@ WRONG = {
 UNLIKE = {
     "another number": ('float("-inf")', "-1e9", "is expected", "-1e9"),
     "another operation": ('F.gelu(c_fc, approximate="tanh")', "F.silu(c_fc)", "is expected", "F.silu"),
-    "a helper": ("class Slot:", "class Slot(object):", "is expected", "class Slot(object)"),
+    "a helper": ("class Kept:", "class Kept(object):", "is expected", "class Kept(object)"),
     "what is expected": ("(2, 16)", "(3, 16)", "is expected", "EXPECTED"),
     "the new forward": (
         "        step = Step()\n",
@@ -214,7 +214,7 @@ def test_comments_and_layout_do_not_count(edited):
 
 
 def test_a_file_of_another_generator_is_read_by_what_it_does(edited):
-    found, _ = edited("class Slot:", "class Slot(object):", sealed=True)
+    found, _ = edited("class Kept:", "class Kept(object):", sealed=True)
     assert found.ok and "writes it differently in 1 place" in found.notes[0]
 
 

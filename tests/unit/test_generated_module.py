@@ -223,6 +223,20 @@ def test_parameters_changed_before_the_backward_pass_are_noticed(generated):
         loss.backward()
 
 
+@pytest.mark.parametrize("change", ["mode", "parameters"])
+def test_what_a_second_run_goes_by_must_be_there_in_the_backward_pass(generated, change):
+    _, make, idx = generated
+    model = make()
+    if change == "mode":
+        loss = model(idx).square().mean()
+        model.eval()
+    else:  # which are there during the call only
+        others = {name: 2 * p for name, p in model.named_parameters()}
+        loss = torch.func.functional_call(model, others, (idx,)).square().mean()
+    with pytest.raises(RuntimeError, match="replaced, or a mode, before the backward pass"):
+        loss.backward()
+
+
 def test_nothing_stays_behind(generated):
     """After a step, and after a forward pass whose result is dropped, no memory is held, without the garbage collector."""
     _, make, idx = generated

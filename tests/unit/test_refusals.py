@@ -34,20 +34,42 @@ LINES = {
     "h + h.detach().requires_grad_()": "requires_grad is set to True inside of forward",
     "[setattr(p, 'requires_grad', False) for p in self.parameters()] and h": "requires_grad is set to False inside of forward",
     "h * self.counted()": "forward changes calls, and computes with it",
+    "h * self.tick()": "forward changes ticks, and computes with it",
+    "h * self.tally()": "forward changes tallies, and computes with it",
     "h * random.random()": "forward draws from Python's random",
     "h * numpy.random.rand()": "forward draws from numpy.random",
 }
 
 
+COUNTERS = """
+    calls = 0
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.ticks, self.tallies = 0, {"n": 0}
+
+    def counted(self):
+        self.calls += 1
+        return self.calls
+
+    def tick(self):
+        self.ticks += 1
+        return min(0.9, (1 + self.ticks) / (10 + self.ticks))
+
+    def tally(self):
+        self.tallies["n"] += 1
+        return self.tallies["n"]
+"""
+
+
 @pytest.mark.parametrize("text", LINES)
 def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
-    body += "\n    calls = 0\n\n    def counted(self):\n        self.calls += 1\n        return self.calls\n"
     answer = "class Answer:\n    def __init__(self, tensor):\n        self.tensor = tensor\n\n\n"
     answer += "class AnswerCache(Answer):\n    pass\n"
-    (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}\n\n{answer}")
+    (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}{COUNTERS}\n\n{answer}")
     request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1")
-    where = "" if any(word in text for word in ("random", "Answer", "counted")) else "model.py:10: "
+    where = "" if any(word in text for word in ("random", "Answer", "counted", "tick", "tally")) else "model.py:10: "
     with pytest.raises((TraceError, UnsupportedError)) as caught:
         pipeline.generate(request, Progress(None))
     assert where + LINES[text] in caught.value.line()

@@ -89,6 +89,73 @@ def test_what_changes_data_is_carried(statement):
     assert ast.unparse(ast.parse(statement)) in ast.unparse(ast.parse(found))
 
 
+REGISTRY = """
+TABLE = {}
+
+def put(name, value):
+    TABLE[name] = value
+
+def register(name):
+    def decorate(thing):
+        put(name, thing)
+        return thing
+    return decorate
+
+class Meta(type):
+    def __new__(cls, *given):
+        made = super().__new__(cls, *given)
+        TABLE[made.__name__] = made
+        return made
+"""
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "@register('a')\ndef swish(x): return x",
+        "@register('a')\nclass Swish(nn.Module): pass",
+        "@TABLE.setdefault\ndef swish(x): return x",
+        "class Swish(metaclass=Meta): pass",
+        "register('relu')(torch.relu)",
+        "for f in (torch.relu,): put(f.__name__, f)",
+        "def fill():\n    global TABLE\n    TABLE = {'a': torch.relu}\nfill()",
+    ],
+)
+def test_what_puts_itself_into_a_table_is_carried_with_it(definition):
+    top = f"{REGISTRY}{definition}\n"
+    assert ast.unparse(ast.parse(definition)) in ast.unparse(ast.parse(code(top, "TABLE['a'](x)")))
+    assert "wish" not in code(top) and "relu" not in code(top)
+
+
+def test_what_is_decorated_by_something_else_is_left_out():
+    top = f"{REGISTRY}SEEN = []\ndef see(f):\n    SEEN.append(f)\n    return f\n@see\ndef swish(x): return x\n"
+    assert "swish" not in code(top, "TABLE['a'](x)")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "Part.scale = 2",
+        "setattr(Part, 'scale', 2)",
+        "del Part.scale",
+        "Part.table['a'] = 1",
+        "torch.set_default_dtype(torch.float64)",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "nn.init.trunc_normal = nn.init.trunc_normal_",
+        "if torch.cuda.is_available():\n    torch.backends.cudnn.benchmark = True",
+        "torch.use_deterministic_algorithms(True)",
+    ],
+)
+def test_what_changes_a_class_or_how_torch_computes_is_carried(statement):
+    top = f"class Part(nn.Module):\n    scale = 1\n    table = {{}}\n{statement}\n"
+    assert ast.unparse(ast.parse(statement)) in ast.unparse(ast.parse(code(top, "Part()(x)")))
+
+
+def test_another_forward_for_a_class_is_not_carried():
+    top = "class Part(nn.Module):\n    pass\ndef double(self, x): return 2 * x\nPart.forward = double\n"
+    assert carried(top, "Part()(x)") is None
+
+
 def test_prints_are_taken_out_of_what_changes_data():
     found = code(
         "T = [1]\nfor i in T:\n    print(i)\n    T[0] = i\nif T: print(T)\nelse: T.append(1)\nT.pop(); print(T)\n", "T[0]"
