@@ -15,18 +15,16 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.trace.hidden import (
-    Seen,
-    assigned_attributes,
     no_seeding,
     no_switching,
     traced_alike,
     traced_data,
     unchecked_distributions,
-    watched,
 )
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
+from remat_codegen.trace.state import Seen, watched
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.views import separate_views
@@ -52,14 +50,14 @@ def trace(
 
     def read(seen: Seen) -> Trace:
         try:
-            with warnings.catch_warnings(record=True) as said, watched(module, seen):
+            with warnings.catch_warnings(record=True), watched(module, seen):
                 exported = _export(module, args, kwargs, autocast, dynamic)
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(found, assigned=assigned_attributes(said, module), numbers=numbers)
+        return replace(found, numbers=numbers)
 
     return traced_alike(read, module)
 
@@ -99,7 +97,6 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
-            warnings.simplefilter("always")  # they are all caught; one of them matters
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
     try:

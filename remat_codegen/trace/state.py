@@ -1,0 +1,185 @@
+"""What forward leaves in the model: buffers that it assigns, which a training step writes; and other attributes that it sets,
+which a trace holds as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.export import _trace as exporting
+from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree as pytree
+
+ABSENT = object()  # stands for an attribute that was not there
+PLAIN = (bool, int, float, str, type(None), torch.Tensor)
+
+Attributes = dict[str, Any]  # by path, `h.0.calls`; containers are copies
+
+
+@dataclass
+class Seen:
+    """What forward changed while it was traced: in dicts and lists that it was given, and attributes, as it left them. The
+    `constant` ones are tensors that it would make again, as no input, parameter or random number is in them."""
+
+    written: list[str] = field(default_factory=list)
+    attributes: Attributes = field(default_factory=dict)
+    constant: set[str] = field(default_factory=set)
+
+    def left(self) -> Attributes:
+        """The attributes that the next call may come out otherwise for."""
+        return {name: value for name, value in self.attributes.items() if name not in self.constant}
+
+    def names(self) -> Iterator[str]:
+        """What a user may want to know of: not the numbers that libraries keep for themselves."""
+        yield from self.written
+        for name, value in self.attributes.items():
+            if has_tensors(value) or not name.rpartition(".")[2].startswith("_"):
+                yield name
+
+
+@contextlib.contextmanager
+def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
+    """Fills `seen` with what forward changes, and makes it write the buffers that it assigns. torch.export would do so itself,
+    but not in submodules, and it takes one buffer for another where there are some that are None."""
+    containers = list[tuple[str, Any, Any]]()
+    attributes: Attributes = {}
+
+    def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        containers.extend((name, c, copy.copy(c)) for name, value in named.items() for name, c in _containers(name, value))
+        attributes.update(attributes_of(module))
+
+    def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+        seen.written.extend(part for name, container, copied in containers for part in _changed(name, container, copied))
+        _write_assigned_buffers(module, attributes)
+        now = attributes_of(module)
+        changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
+        seen.attributes |= changed
+        seen.constant |= {name for name, value in changed.items() if _is_constant(value)}
+
+    hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
+    try:
+        with mock.patch.object(exporting, "register_buffer_assignment_hook", mock.MagicMock(), create=True):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _write_assigned_buffers(module: torch.nn.Module, before: Attributes) -> None:
+    """`self.mean = mean` of a buffer becomes `self.mean.copy_(mean)`, if it has room for that."""
+    for path, part in module.named_modules():
+        for name, tensor in part._buffers.items():
+            own = before.get(f"{path}.{name}".lstrip("."))
+            if own is tensor or own is None or tensor is None:
+                continue
+            if (own.shape, own.dtype, own.device) == (tensor.shape, tensor.dtype, tensor.device):
+                own.copy_(tensor.detach() if tensor.requires_grad else tensor)
+                part._buffers[name] = own
+
+
+def attributes_of(module: torch.nn.Module) -> Attributes:
+    """The numbers, texts and tensors that modules hold, and their dicts, lists and tuples of such; not the parameters."""
+    found: Attributes = {}
+    for path, part in module.named_modules():
+        for name, value in (*part._buffers.items(), *vars(part).items()):
+            if name not in ("_parameters", "_buffers", "_modules") and _is_plain(value):
+                found[f"{path}.{name}".lstrip(".")] = _copied(value)
+    return found
+
+
+def set_attributes(module: torch.nn.Module, values: Attributes) -> None:
+    """Gives attributes other values; lists and dicts stay the objects that they are, as others may hold them, too."""
+    for path, value in values.items():
+        where, _, name = path.rpartition(".")
+        part = module.get_submodule(where)
+        own: dict[str, Any] = part._buffers if name in part._buffers else vars(part)
+        now: Any = own.get(name)
+        if value is ABSENT:
+            own.pop(name, None)
+        elif type(value) is type(now) and isinstance(value, dict):
+            now.clear()
+            now.update(value)
+        elif type(value) is type(now) and isinstance(value, list):
+            now[:] = value
+        else:
+            own[name] = _copied(value)
+
+
+def without_data(values: Attributes) -> Attributes:
+    """The same with tensors of zeros in place of those of a trace."""
+
+    def zeros(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        shape = [n if isinstance(n, int) else n.node.hint for n in leaf.shape]
+        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
+
+    return {name: pytree.tree_map(zeros, value) for name, value in values.items()}
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether tensors of a trace are computed from nothing that may be another in the next call."""
+    mode = proxy_tensor.get_proxy_mode()
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    if mode is None or not tensors:
+        return False
+    slots = [proxy_tensor.get_proxy_slot(tensor, mode.tracer, None) for tensor in tensors]
+    found = {slot.proxy.node for slot in slots if slot is not None}
+    while more := {node for known in found for node in known.all_input_nodes} - found:
+        found |= more
+    return not any(node.op == "placeholder" or _is_random(node.target) for node in found)
+
+
+def _is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether there is a tensor in it."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _is_plain(value: Any) -> bool:
+    return all(isinstance(leaf, PLAIN) for leaf in pytree.tree_leaves(value))
+
+
+def _copied(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf, value)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    leaves, spec = pytree.tree_flatten(one)
+    others, other_spec = pytree.tree_flatten(other)
+    return spec == other_spec and all(map(_is_same_leaf, leaves, others))
+
+
+def _is_same_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return one is other
+    return bool(type(one) is type(other) and (one == other or one != one))
+
+
+def _containers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The dicts and lists in an argument, and how they are reached."""
+    if isinstance(value, (dict, list)):
+        yield name, value
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, (dict, list, tuple)):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts:
+        yield from _containers(f"{name}[{key!r}]", part)
+
+
+def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
+    if isinstance(now, list):
+        yield from () if [*map(id, now)] == [*map(id, before)] else (name,)
+        return
+    keys = [key for key in {**before, **now} if now.get(key, ABSENT) is not before.get(key, ABSENT)]
+    yield from (f"{name}[{key!r}]" for key in keys)
