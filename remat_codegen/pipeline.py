@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from remat_codegen import __version__, planfile, planline
-from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes, parse_budget
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
@@ -29,15 +27,15 @@ from remat_codegen.planfile import SavedPlan
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
-from remat_codegen.report import Progress, Report, Row, Verification
+from remat_codegen.report import Progress, Report, Verification
 from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
-from remat_codegen.target import Target, TargetKind, load_target
+from remat_codegen.target import Target, load_target
 from remat_codegen.trace import Autocast, Origin, know_dataclasses
+from remat_codegen.verification import STEPS, verification
 
-VERIFY_STEPS = 2
 MOST_NAMES = 3  # of attributes in a note
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
@@ -69,12 +67,12 @@ def generate(request: Request, progress: Progress) -> Report:
         write_atomically(output, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, plan.dumps())
-    graph, verification = traced.graph, None
+    graph, verified = traced.graph, None
     if request.verify:
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"):
-            verification = _verify(output, lambda: _target(request), request.device, request.seed, VERIFY_STEPS, progress)
-    return _report(plan, graph, output, verification, progress)
+            verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
+    return _report(plan, graph, output, verified, progress)
 
 
 def verify(
@@ -85,7 +83,7 @@ def verify(
     inputs: str | None = None,
     device: str = "cpu",
     seed: int = 0,
-    steps: int = VERIFY_STEPS,
+    steps: int = STEPS,
     progress: Progress,
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer."""
@@ -94,7 +92,7 @@ def verify(
         return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed))
 
     with progress.stage("verify"):
-        return _verify(file, load, device, seed, steps, progress)
+        return verification(file, load, device, seed, steps, progress)
 
 
 # ---------------------------------------------------------------------------------------------- stages
@@ -324,73 +322,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     return planline.join_words(words)
 
 
-# ---------------------------------------------------------------------------------------------- verification
-
-
-def _verify(file: Path, load: Callable[[], Target], device: str, seed: int, steps: int, progress: Progress) -> Verification:
-    target, generated = load(), comparing.load_generated(file)
-    options: dict[str, Any] = {"steps": steps, "seed": seed, "device": device}
-    hooked = _is_hooked(target)
-    make = (lambda: load().module) if hooked else None
-    make_wide = (lambda: load().module.double()) if hooked else None
-
-    def compare(advance: Callable[[int, int], None] | None = None) -> comparing.Comparison:
-        given = target.module, generated.rematerialize, target.args, target.kwargs
-        return comparing.compare(*given, autocast=_casts(generated), advance=advance, make=make, **options)
-
-    result = exact = again = compare(progress.update)
-    if not result.identical:
-        again = compare()
-        module, args, kwargs = comparing.in_float64(target.module, target.args, target.kwargs)
-        with comparing.double_throughout(generated):
-            exact = comparing.compare(module, generated.rematerialize, args, kwargs, make=make_wide, **options)
-    rows = [_row(what, found, exact.of(what), again.of(what)) for what, found in result.differences.items()]
-    measured, budget = result.measured_peak_bytes, generated.BUDGET_BYTES
-    if hasattr(generated, "SIZES"):
-        rows.append(_at_other_sizes(generated, target, device, seed))
-    rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows), _notes(result))
-
-
-def _is_hooked(target: Target) -> bool:
-    """Whether the model may be known to functions that a copy of it would share; and could be made a second time."""
-    hooks = (h for m in target.module.modules() for h in (m._forward_hooks, m._forward_pre_hooks))
-    return target.kind is not TargetKind.INSTANCE and any(map(len, hooks))
-
-
-def _notes(found: comparing.Comparison) -> tuple[str, ...]:
-    if not found.without_numbers:
-        return ()
-    *others, last = found.without_numbers
-    what = f"{', '.join(others)} and {last}" if others else last
-    return (f"{what}: all NaN, in the original as well; this proves little, verify with a model and inputs that give numbers",)
-
-
-def _at_other_sizes(generated: Any, target: Target, device: str, seed: int) -> Row:
-    """The file with inputs of half the size, where that may change."""
-    args, kwargs = comparing.halved(target.args, target.kwargs, generated.EXPECTED, generated.SIZES)
-    found = comparing.compare(
-        target.module, generated.rematerialize, args, kwargs, steps=1, seed=seed, device=device, autocast=_casts(generated)
-    )
-    worst = [f"{d.where} differs by {d.worst:.1e}" for d in found.differences.values() if d.worst is not None]
-    return Row("half the size", found.identical, worst[0] if worst else "everything bit-identical")
-
-
-def _casts(generated: Any) -> Autocast:
-    return tuple((t, dtype) for t, dtype in generated.AUTOCAST.items() if dtype is not None)
-
-
-def _row(what: str, found: comparing.Difference, in_double: comparing.Difference, again: comparing.Difference) -> Row:
-    if found.worst is None:
-        return Row(what, True, f"{found.compared} bit-identical")
-    exactly = in_double.worst or 0
-    if exactly < comparing.ROUNDING:
-        return Row(what, True, f"{found.compared} equal up to rounding ({found.worst:.1e}; in float64 {exactly:.1e})")
-    repeated = ", and not at all in a second comparison" if again.worst is None else ""
-    return Row(what, False, f"{found.where} differs by {found.worst:.1e} (in float64 by {exactly:.1e}{repeated})")
-
-
-def _report(plan: SavedPlan, graph: Graph, output: Path, verification: Verification | None, progress: Progress) -> Report:
+def _report(plan: SavedPlan, graph: Graph, output: Path, verified: Verification | None, progress: Progress) -> Report:
     return Report(
         planner=plan.planner,
         status=plan.status,
@@ -404,5 +336,5 @@ def _report(plan: SavedPlan, graph: Graph, output: Path, verification: Verificat
         seconds=dict(progress.seconds),
         output=str(output),
         notes=plan.notes,
-        verify=verification,
+        verify=verified,
     )

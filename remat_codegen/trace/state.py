@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 ABSENT = object()  # stands for an attribute that was not there
 PLAIN = (bool, int, float, str, type(None), torch.Tensor)
 
+PARAMETERS = ("_parameters", "_buffers", "_modules", "_flat_weights")  # these and lists of them; recurrent networks keep one
+
 Attributes = dict[str, Any]  # by path, `h.0.calls`; containers are copies
 
 
@@ -89,7 +91,7 @@ def attributes_of(module: torch.nn.Module) -> Attributes:
     found: Attributes = {}
     for path, part in module.named_modules():
         for name, value in (*part._buffers.items(), *vars(part).items()):
-            if name not in ("_parameters", "_buffers", "_modules") and _is_plain(value):
+            if name not in PARAMETERS and _is_plain(value):
                 found[f"{path}.{name}".lstrip(".")] = _copied(value)
     return found
 
