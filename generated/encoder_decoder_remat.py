@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"ef3499c40c7cbd22"}
+#: "seal":"ad034a2729317b07"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -583,11 +583,8 @@ def run_backward(step, m, source, target):
 # ---------------------------------------------------------------------------- 4. the helpers
 
 
-class Slot:
+class Slot(types.SimpleNamespace):
     """Where autograd finds something that it saved. `value` is None while it is forgotten."""
-
-    def __init__(self, value):
-        self.value = value
 
 
 class Kept:
@@ -600,16 +597,14 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
+            (self.slots[name]() or Slot()).value = value.detach()  # autograd may need it no more
             return value
-        if stop:
-            self.stop(name, value)
-        slot = self.step.live[_key(value)] = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value=value.detach())
         self.slots[name] = weakref.ref(slot)
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value[0]) and _key(part.value[0]) == _key(value):
                 part.value = _reference(slot, part.value[0])
-        return value
+        return self.stop(name, value) if stop else value
 
     @contextlib.contextmanager
     def saves(self, name, forget=False):
@@ -667,8 +662,8 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.given, self.theirs, self.group, self.refills = {}, {}, [], set(), (), ()
-        self.program, self.awaited, self.finished = (), None, False
+        self.live, self.blocks, self.theirs, self.group, self.refills = {}, {}, set(), (), ()
+        self.program, self.marks, self.marked, self.awaited, self.finished = (), None, None, None, False
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self, block))
@@ -676,12 +671,17 @@ class Step:
     @contextlib.contextmanager
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
-        given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
-        self.theirs = {_key(tensor) for tensor in (*given, *model.buffers())}
+        tensors = [t for t in inputs if torch.is_tensor(t)]
+        self.theirs = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors)}
+
+        def marks():  # what a second run goes by, which holds the parameters themselves
+            given = [*model.parameters(), *tensors]
+            return [m.training for m in model.modules()], [(id(t), t._version, t.data_ptr()) for t in given], given
+
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
         self.live.clear()
-        self.given = [(tensor, tensor._version) for tensor in given]
+        self.marks, self.marked = marks, marks()
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -691,7 +691,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        part = Slot(held)
+        part = Slot(value=held)
         forgettable = slot is None and _key(saved) not in self.theirs
         self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
@@ -727,8 +727,10 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif any(tensor._version != version for tensor, version in self.given):
-            raise RuntimeError("a parameter or input was changed in place too early")
+        elif self.marks()[:2] != self.marked[:2]:
+            raise RuntimeError(
+                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
+            )
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"8c9f63e32b453070"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"3d94d975d36d5a83"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -85,6 +85,7 @@ class UNet(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(image, t)
         check_call(self, FROZEN, EXPECTED, {"image": image, "t": t}, AUTOCAST)
+        check_layouts(self, {"image": image}, ())
         step = Step()
         with step.forward(run_backward, self, image, t):
             return run_forward(self, step, image, t)
@@ -379,11 +380,8 @@ def run_backward(step, m, image, t):
 # ---------------------------------------------------------------------------- 4. the helpers
 
 
-class Slot:
+class Slot(types.SimpleNamespace):
     """Where autograd finds something that it saved. `value` is None while it is forgotten."""
-
-    def __init__(self, value):
-        self.value = value
 
 
 class Kept:
@@ -396,16 +394,14 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
+            (self.slots[name]() or Slot()).value = value.detach()  # autograd may need it no more
             return value
-        if stop:
-            self.stop(name, value)
-        slot = self.step.live[_key(value)] = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value=value.detach())
         self.slots[name] = weakref.ref(slot)
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value[0]) and _key(part.value[0]) == _key(value):
                 part.value = _reference(slot, part.value[0])
-        return value
+        return self.stop(name, value) if stop else value
 
     @contextlib.contextmanager
     def saves(self, name, forget=False):
@@ -452,8 +448,8 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.given, self.theirs, self.group, self.refills = {}, {}, [], set(), (), ()
-        self.program, self.awaited, self.finished = (), None, False
+        self.live, self.blocks, self.theirs, self.group, self.refills = {}, {}, set(), (), ()
+        self.program, self.marks, self.marked, self.awaited, self.finished = (), None, None, None, False
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self, block))
@@ -461,12 +457,17 @@ class Step:
     @contextlib.contextmanager
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
-        given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
-        self.theirs = {_key(tensor) for tensor in (*given, *model.buffers())}
+        tensors = [t for t in inputs if torch.is_tensor(t)]
+        self.theirs = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors)}
+
+        def marks():  # what a second run goes by, which holds the parameters themselves
+            given = [*model.parameters(), *tensors]
+            return [m.training for m in model.modules()], [(id(t), t._version, t.data_ptr()) for t in given], given
+
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
         self.live.clear()
-        self.given = [(tensor, tensor._version) for tensor in given]
+        self.marks, self.marked = marks, marks()
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -476,7 +477,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        part = Slot(held)
+        part = Slot(value=held)
         forgettable = slot is None and _key(saved) not in self.theirs
         self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
@@ -512,8 +513,10 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif any(tensor._version != version for tensor, version in self.given):
-            raise RuntimeError("a parameter or input was changed in place too early")
+        elif self.marks()[:2] != self.marked[:2]:
+            raise RuntimeError(
+                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
+            )
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -569,3 +572,17 @@ def _described(value, wanted=None):
         return repr(value)
     shape, dtype, requires_grad = value
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}{' with gradient' if requires_grad else ''}"
+
+
+def check_layouts(model, given, channels_last):
+    """Refuses inputs or parameters in channels_last where the plan is for others, and others where it is for those."""
+    for name, tensors in {**{n: [t] for n, t in given.items()}, "parameters": model.parameters()}.items():
+        found = any(not t.is_contiguous() and is_channels_last(t) for t in tensors if torch.is_tensor(t))
+        if found != (name in channels_last):
+            planned = "for channels_last" if name in channels_last else "without channels_last"
+            raise ValueError(f"{name} in another memory format: this file was planned {planned}; generate it again")
+
+
+def is_channels_last(tensor):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"7fa2999751814b2f"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"d382427480cb8157"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -81,6 +81,7 @@ class ViT(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(image)
         check_call(self, FROZEN, EXPECTED, {"image": image}, AUTOCAST, MODES)
+        check_layouts(self, {"image": image}, ())
         step = Step()
         with step.forward(run_backward, self, image):
             return run_forward(self, step, image)
@@ -250,11 +251,8 @@ def run_backward(step, m, image):
 # ---------------------------------------------------------------------------- 4. the helpers
 
 
-class Slot:
+class Slot(types.SimpleNamespace):
     """Where autograd finds something that it saved. `value` is None while it is forgotten."""
-
-    def __init__(self, value):
-        self.value = value
 
 
 class Kept:
@@ -267,16 +265,14 @@ class Kept:
     def slot(self, name, value, stop=False):
         """Makes what autograd saves of `value` forgettable. In a second run, puts it back."""
         if name in self.slots:
-            (self.slots[name]() or Slot(None)).value = value.detach()  # autograd may need it no more
+            (self.slots[name]() or Slot()).value = value.detach()  # autograd may need it no more
             return value
-        if stop:
-            self.stop(name, value)
-        slot = self.step.live[_key(value)] = Slot(value.detach())
+        slot = self.step.live[_key(value)] = Slot(value=value.detach())
         self.slots[name] = weakref.ref(slot)
         for part in filter(None, (ref() for ref in self.step.group)):  # the operation may have saved its result
             if torch.is_tensor(part.value[0]) and _key(part.value[0]) == _key(value):
                 part.value = _reference(slot, part.value[0])
-        return value
+        return self.stop(name, value) if stop else value
 
     def keep(self, name, value):
         """Holds a value for a second run of what reads it."""
@@ -306,8 +302,8 @@ class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
 
     def __init__(self):
-        self.live, self.blocks, self.given, self.theirs, self.group, self.refills = {}, {}, [], set(), (), ()
-        self.program, self.awaited, self.finished = (), None, False
+        self.live, self.blocks, self.theirs, self.group, self.refills = {}, {}, set(), (), ()
+        self.program, self.marks, self.marked, self.awaited, self.finished = (), None, None, None, False
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self, block))
@@ -315,12 +311,17 @@ class Step:
     @contextlib.contextmanager
     def forward(self, backward_program, model, *inputs):
         """The first forward pass; afterwards autograd drives `backward_program`."""
-        given = [*model.parameters(), *(t for t in inputs if torch.is_tensor(t))]
-        self.theirs = {_key(tensor) for tensor in (*given, *model.buffers())}
+        tensors = [t for t in inputs if torch.is_tensor(t)]
+        self.theirs = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors)}
+
+        def marks():  # what a second run goes by, which holds the parameters themselves
+            given = [*model.parameters(), *tensors]
+            return [m.training for m in model.modules()], [(id(t), t._version, t.data_ptr()) for t in given], given
+
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
         self.live.clear()
-        self.given = [(tensor, tensor._version) for tensor in given]
+        self.marks, self.marked = marks, marks()
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -330,7 +331,7 @@ class Step:
         held = (tensor, saved._version) if slot is None else _reference(slot, saved)
         if not isinstance(self.group, list):
             return held
-        part = Slot(held)
+        part = Slot(value=held)
         forgettable = slot is None and _key(saved) not in self.theirs
         self.group.append(weakref.ref(part) if forgettable else lambda: None)  # `refill` goes by places
         return part
@@ -366,8 +367,10 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif any(tensor._version != version for tensor, version in self.given):
-            raise RuntimeError("a parameter or input was changed in place too early")
+        elif self.marks()[:2] != self.marked[:2]:
+            raise RuntimeError(
+                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
+            )
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -423,3 +426,17 @@ def _described(value, wanted=None):
         return repr(value)
     shape, dtype, requires_grad = value
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}{' with gradient' if requires_grad else ''}"
+
+
+def check_layouts(model, given, channels_last):
+    """Refuses inputs or parameters in channels_last where the plan is for others, and others where it is for those."""
+    for name, tensors in {**{n: [t] for n, t in given.items()}, "parameters": model.parameters()}.items():
+        found = any(not t.is_contiguous() and is_channels_last(t) for t in tensors if torch.is_tensor(t))
+        if found != (name in channels_last):
+            planned = "for channels_last" if name in channels_last else "without channels_last"
+            raise ValueError(f"{name} in another memory format: this file was planned {planned}; generate it again")
+
+
+def is_channels_last(tensor):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])

@@ -145,7 +145,7 @@ class Step:
 
         def marks():  # what a second run goes by, which holds the parameters themselves
             given = [*model.parameters(), *tensors]
-            return [m.training for m in model.modules()], [(id(t), t._version) for t in given], given
+            return [m.training for m in model.modules()], [(id(t), t._version, t.data_ptr()) for t in given], given
 
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
@@ -253,6 +253,20 @@ def _described(value, wanted=None):
         return repr(value)
     shape, dtype, requires_grad = value
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}{' with gradient' if requires_grad else ''}"
+
+
+def check_layouts(model, given, channels_last):
+    """Refuses inputs or parameters in channels_last where the plan is for others, and others where it is for those."""
+    for name, tensors in {**{n: [t] for n, t in given.items()}, "parameters": model.parameters()}.items():
+        found = any(not t.is_contiguous() and is_channels_last(t) for t in tensors if torch.is_tensor(t))
+        if found != (name in channels_last):
+            planned = "for channels_last" if name in channels_last else "without channels_last"
+            raise ValueError(f"{name} in another memory format: this file was planned {planned}; generate it again")
+
+
+def is_channels_last(tensor):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])
 
 
 def known_class(module, name):

@@ -10,10 +10,27 @@ _SAME_NAME = re.compile(r"import ((?:\w+\.)*\w+)\.(\w+) as \2")
 
 def sections(lines: Iterable[str]) -> list[list[str]]:
     """The standard library's imports, then torch's; in each, plain imports before `from`, by name. Doubles are left out."""
-    unique = {_plain(line) for line in lines}
+    unique = _merged({_plain(line) for line in lines})
     standard = [line for line in unique if _module(line) != "torch"]
     torch = [line for line in unique if _module(line) == "torch"]
     return [sorted(section, key=_order) for section in (standard, torch) if section]
+
+
+def _merged(lines: set[str]) -> set[str]:
+    """With one line for all that comes `from` a module, but for what gets another name."""
+    found, names = set[str](), dict[str, set[str]]()
+    for line in lines:
+        module, _, what = line.removeprefix("from ").partition(" import ")
+        if line.startswith("from ") and " as " not in line and "*" not in line:
+            names.setdefault(module, set()).update(what.strip("()").replace(" ", "").strip(",").split(","))
+        else:
+            found.add(line)
+    return found | {f"from {module} import {', '.join(sorted(all_, key=_kind))}" for module, all_ in names.items()}
+
+
+def _kind(name: str) -> tuple[bool, bool, str]:
+    """CONSTANTS, then Classes, then others."""
+    return not name.isupper(), not name[:1].isupper(), name
 
 
 def _plain(line: str) -> str:

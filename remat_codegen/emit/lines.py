@@ -3,6 +3,7 @@ last use by a wait."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,9 +48,18 @@ def drop(depth: int, names: Sequence[str]) -> Line:
     return Line(depth, f"del {', '.join(names)}", drops=tuple(names))
 
 
+_TEXTS = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+
+
 def uses(name: str, text: str) -> int:
     """How often a name is used in an expression."""
-    return len(_name(name).findall(text))
+    return len(_name(name).findall(_without_texts(text)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_texts(code: str) -> str:
+    """Code with blanks in its strings: the letters of torch.einsum("b l d, d n -> b l n", ...) are no names."""
+    return _TEXTS.sub(lambda text: " " * len(text[0]), code)
 
 
 def _name(name: str) -> re.Pattern[str]:
@@ -223,7 +233,7 @@ def _merge(first: Line, second: Line, rest: Sequence[Line]) -> Line | None:
     if left != name or second.text.startswith(("with", "yield", "kept.")):
         return None
     start, body = second.text.split(" = ", 1) if second.defines else ("", second.text)
-    place = _name(name).search(body)
+    place = _name(name).search(_without_texts(body))
     if place is None or uses(name, body) != 1 or _read_later(name, second, rest) or ")" in body[: place.start()]:
         return None
     text = body[: place.start()] + _bare(expression, body[: place.start()], body[place.end() :]) + body[place.end() :]

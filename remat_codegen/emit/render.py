@@ -18,6 +18,7 @@ import black
 import jinja2
 import torch
 
+from remat_codegen import runtime
 from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
@@ -192,6 +193,7 @@ class _Renderer:
             alive=f"{written.alive_bytes / MIB:,.1f} MiB",
         )
         expressions = [a.expression for a in used]
+        layouts = self._layouts()
         uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
         parts: dict[str, Any] = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
@@ -206,6 +208,7 @@ class _Renderer:
             dynamic=bool(self.trace.sizes),
             plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
             modes=self._modes(),
+            layouts=layouts,
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
@@ -216,6 +219,7 @@ class _Renderer:
         parts["sizes"] = self._sizes(given)
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
+        given_names |= {"check_layouts"} if layouts else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
@@ -296,6 +300,20 @@ class _Renderer:
                 modes[path] = path not in self.trace.evaluating
         return modes
 
+    def _layouts(self) -> str:
+        """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""
+        images = [a for a in self.arguments if a.variable is not None and self._is_image(self.trace.variables[a.variable])]
+        weights = [v for v in self.trace.variables if v.origin is Origin.PARAMETER and self._is_image(v)]
+        if not images and not weights:
+            return ""
+        last = {a.name for a in images if a.variable is not None and is_channels_last(self.trace.variables[a.variable])}
+        last |= {"parameters"} if any(map(is_channels_last, weights)) else set()
+        return f"{{{', '.join(f'{a.name!r}: {a.expression}' for a in images)}}}, {tuple(sorted(last))!r}"
+
+    @staticmethod
+    def _is_image(variable: Variable) -> bool:
+        return len(variable.shape) in (4, 5) and variable.dtype.is_floating_point
+
     def _frozen(self) -> str:
         paths = [
             n
@@ -337,6 +355,12 @@ def _with_return(lines: Sequence[str], result: str) -> list[str]:
     if result.isidentifier() and last.startswith(f"{result} = "):
         return [*rest, f"return {last.removeprefix(f'{result} = ')}"]
     return [*lines, f"return {result}"]
+
+
+def is_channels_last(variable: Variable) -> bool:
+    """Whether a tensor with channels in its second dimension has them next to each other, and not its last dimension."""
+    tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device="meta")
+    return not tensor.is_contiguous() and runtime.is_channels_last(tensor)
 
 
 def packed(tensor: torch.Tensor) -> list[str]:

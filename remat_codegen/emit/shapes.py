@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 from remat_codegen.emit.arithmetic import Arithmetic, Number
-from remat_codegen.emit.lines import Line
+from remat_codegen.emit.lines import Line, uses
 from remat_codegen.emit.names import Namer, owner_of
 from remat_codegen.emit.reading import (
     Function,
@@ -119,6 +119,7 @@ class ShapeNames:
         """Adds to the lines of a function those that ask for sizes, and in a first run those that keep shapes."""
         name = self.name
         left = {} if self.again else dict(self.block.kept)
+        written = "\n".join(line.text for line in lines)
         for unpacking, variable in self.asked.items():
             whole = unpacking.shape.suffix == ".shape"
             shape, chained = f"{name(variable)}.shape", ""
@@ -127,7 +128,7 @@ class ShapeNames:
             elif whole and variable in left:
                 del left[variable]
                 chained = f"kept.shapes[{name(variable)!r}] = "
-            names = self.block.names[unpacking]
+            names = tuple(n if uses(n, written) else "_" for n in self.block.names[unpacking])
             part = unpacking.shape.suffix.removeprefix(".shape")
             comma = "," if len(names) == 1 and (":" in part or not part) else ""
             text = f"{', '.join(names)}{comma} = {chained}{shape}{part}"

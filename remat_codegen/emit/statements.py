@@ -372,11 +372,12 @@ def _may_import(node: cst.Import | cst.ImportFrom) -> bool:
 
 
 def import_lines_of(nodes: Iterable[cst.BaseStatement]) -> tuple[str, ...]:
-    """Import statements, one a line, without comments."""
+    """Import statements, one a line, one module each, without comments."""
+    alone = {"semicolon": cst.MaybeSentinel.DEFAULT}
     found = []
-    for node in nodes:
-        for statement in imports_in(node):
-            found.append(
-                " ".join(cst.Module([]).code_for_node(statement.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)).split())
-            )
+    for statement in (s for node in nodes for s in imports_in(node)):
+        aliases = statement.names if isinstance(statement, cst.Import) else ()
+        parts = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in aliases]
+        single = [statement.with_changes(names=[part], **alone) for part in parts] or [statement.with_changes(**alone)]
+        found += [" ".join(cst.Module([]).code_for_node(s).split()) for s in single]
     return tuple(found)

@@ -141,6 +141,9 @@ class Reader:
             kinds.CONSTANT_TENSOR: Origin.CONSTANT,
         }.get(spec.kind)
         if origin is None:
+            if spec.kind is kinds.CUSTOM_OBJ:
+                hint = "use the default generator"
+                raise UnsupportedError("the model uses a torch.Generator of its own (or another such object)", hint=hint)
             raise UnsupportedError(f"the model holds a {spec.kind.name.lower()}, which is not supported")
         if not isinstance(value, torch.Tensor):
             self.of_node[node] = getattr(spec.arg, "value", value)

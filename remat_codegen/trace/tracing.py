@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
@@ -116,8 +117,12 @@ def _only_plain_gradients() -> Iterator[None]:
     apply = function.__dict__["apply"].__func__
 
     def refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith("torch._"):
+        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled():
             return apply(cls, *args, **kwargs)
+        if cls is BackwardHookFunction:
+            raise refused(
+                "register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows"
+            )
         raise refused(f"the autograd.Function {cls.__name__} has a backward of its own, which no trace shows")
 
     def refusing(name: str) -> Any:

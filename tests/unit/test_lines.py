@@ -2,6 +2,7 @@
 
 import pytest
 
+from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import Line, drop, tidy
 
 
@@ -38,3 +39,15 @@ def test_what_nobody_reads_at_all_is_run_where_it_does_something(view):
 def test_an_unpacked_single_result_stays_unpacked():
     lines = [Line(1, "a, = f(x)", ("a",)), Line(1, "g(a)"), Line(1, "return h(a)")]
     assert texts(*lines)[0] == "a, = f(x)"
+
+
+def test_letters_in_texts_are_no_names():
+    """einsum's subscripts look like sizes."""
+    lines = [Line(1, "b, l, d = x.shape", ("b", "l", "d")), Line(1, "y = x.view(l, -1)", ("y",))]
+    last = Line(1, "return torch.einsum('b l d, y l -> b d', [x, y])")
+    assert texts(*lines, last) == ["_, l, _ = x.shape", "return torch.einsum('b l d, y l -> b d', [x, x.view(l, -1)])"]
+
+
+def test_imports_of_one_module_share_a_line():
+    lines = ["from torch import nn", "from torch import (einsum, Tensor,)", "from torch import nn as N", "import math"]
+    assert sections(lines) == [["import math"], ["from torch import Tensor, einsum, nn", "from torch import nn as N"]]
