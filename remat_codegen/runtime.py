@@ -132,7 +132,7 @@ class Step:
 
     def __init__(self):
         self.live, self.blocks, self.theirs, self.group, self.refills = {}, {}, set(), (), ()
-        self.program, self.marks, self.marked, self.awaited, self.finished = (), None, None, None, False
+        self.program, self.awaited, self.finished = (), None, False
 
     def __getitem__(self, block):
         return self.blocks.setdefault(block, Kept(self, block))
@@ -142,15 +142,12 @@ class Step:
         """The first forward pass; afterwards autograd drives `backward_program`."""
         tensors = [t for t in inputs if torch.is_tensor(t)]
         self.theirs = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors)}
-
-        def marks():  # what a second run goes by, which holds the parameters themselves
-            given = [*model.parameters(), *tensors]
-            return [m.training for m in model.modules()], [(id(t), t._version, t.data_ptr()) for t in given], given
-
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
         self.live.clear()
-        self.marks, self.marked = marks, marks()
+        self.marks = lambda: [(id(t), t._version, t.data_ptr()) for t in (*model.parameters(), *tensors)]
+        self.modes = lambda: [m.training for m in model.modules()]
+        self.before = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -196,7 +193,7 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif self.marks()[:2] != self.marked[:2]:
+        elif (self.marks(), self.modes()) != self.before[:2]:
             raise RuntimeError("a parameter or input was changed in place or replaced, or a mode, before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
