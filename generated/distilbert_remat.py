@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"92f349a31ac08ced"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"cc8d4ab4a5cb84bf"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -542,10 +542,6 @@ class Kept:
             value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
 
-    def before(self, blocks):
-        """What the block keeps that stands so many blocks earlier."""
-        return self.step[self.number - blocks]
-
 
 class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
@@ -567,7 +563,7 @@ class Step:
         self.live.clear()
         self.marks = lambda: [(id(t), t._version, t.data_ptr()) for t in (*model.parameters(), *tensors)]
         self.modes = lambda: [m.training for m in model.modules()]
-        self.before = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
+        self.marked = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -613,7 +609,7 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif (self.marks(), self.modes()) != self.before[:2]:
+        elif (self.marks(), self.modes()) != self.marked[:2]:
             raise RuntimeError(
                 "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
             )

@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"729c707ede70007d"}
+#: "seal":"d840d7c1fe1fccee"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -657,10 +657,6 @@ class Kept:
             value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
 
-    def before(self, blocks):
-        """What the block keeps that stands so many blocks earlier."""
-        return self.step[self.number - blocks]
-
 
 class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
@@ -682,7 +678,7 @@ class Step:
         self.live.clear()
         self.marks = lambda: [(id(t), t._version, t.data_ptr()) for t in (*model.parameters(), *tensors)]
         self.modes = lambda: [m.training for m in model.modules()]
-        self.before = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
+        self.marked = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -728,7 +724,7 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif (self.marks(), self.modes()) != self.before[:2]:
+        elif (self.marks(), self.modes()) != self.marked[:2]:
             raise RuntimeError(
                 "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
             )

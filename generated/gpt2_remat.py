@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"b9d07ef1b8193724"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"9e1275dea37b3008"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -337,10 +337,6 @@ class Kept:
             value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
 
-    def before(self, blocks):
-        """What the block keeps that stands so many blocks earlier."""
-        return self.step[self.number - blocks]
-
 
 class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
@@ -362,7 +358,7 @@ class Step:
         self.live.clear()
         self.marks = lambda: [(id(t), t._version, t.data_ptr()) for t in (*model.parameters(), *tensors)]
         self.modes = lambda: [m.training for m in model.modules()]
-        self.before = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
+        self.marked = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -408,7 +404,7 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif (self.marks(), self.modes()) != self.before[:2]:
+        elif (self.marks(), self.modes()) != self.marked[:2]:
             raise RuntimeError(
                 "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
             )

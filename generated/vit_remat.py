@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"c8d277cec61f1845"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"aba220423c28508c"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -297,10 +297,6 @@ class Kept:
             value.grad_fn.register_prehook(functools.partial(self.step.reach, stop))
         return value
 
-    def before(self, blocks):
-        """What the block keeps that stands so many blocks earlier."""
-        return self.step[self.number - blocks]
-
 
 class Step:
     """One training step: what its blocks keep, and how far its backward program has come."""
@@ -322,7 +318,7 @@ class Step:
         self.live.clear()
         self.marks = lambda: [(id(t), t._version, t.data_ptr()) for t in (*model.parameters(), *tensors)]
         self.modes = lambda: [m.training for m in model.modules()]
-        self.before = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
+        self.marked = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -368,7 +364,7 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif (self.marks(), self.modes()) != self.before[:2]:
+        elif (self.marks(), self.modes()) != self.marked[:2]:
             raise RuntimeError(
                 "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
             )

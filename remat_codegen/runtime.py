@@ -147,7 +147,7 @@ class Step:
         self.live.clear()
         self.marks = lambda: [(id(t), t._version, t.data_ptr()) for t in (*model.parameters(), *tensors)]
         self.modes = lambda: [m.training for m in model.modules()]
-        self.before = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
+        self.marked = self.marks(), self.modes(), list(model.parameters())  # held, so that no others get their ids
         self.program = backward_program(weakref.proxy(self), model, *inputs)  # a proxy: only autograd owns the step
 
     def pack(self, saved):
@@ -193,7 +193,7 @@ class Step:
             raise RuntimeError("backward can run only once: what it used is gone")
         if self.awaited is not None:
             self.awaited.passed = True
-        elif (self.marks(), self.modes()) != self.before[:2]:
+        elif (self.marks(), self.modes()) != self.marked[:2]:
             raise RuntimeError("a parameter or input was changed in place or replaced, or a mode, before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
