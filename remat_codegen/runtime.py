@@ -194,7 +194,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter or input was changed in place or replaced, or a mode, before the backward pass")
+            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():

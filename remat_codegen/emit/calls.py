@@ -38,7 +38,7 @@ def arguments(
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
     found = []
-    for (path, value), variable in zip(leaves, trace.inputs, strict=True):
+    for (path, value), variable in zip(leaves, trace.inputs, strict=False):  # the last inputs are buffers
         name, rest = _place(path, parameters, positional, named)
         if variable is None and value != value:  # nothing compares equal to NaN
             continue

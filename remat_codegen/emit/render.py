@@ -104,6 +104,8 @@ class _Renderer:
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
+        paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
+        self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
@@ -151,7 +153,7 @@ class _Renderer:
         """Names in run_forward for inputs and constants."""
         namer = Namer()
         given = {}
-        for argument in self.arguments:
+        for argument in (*self.arguments, *self.state):
             if argument.variable is not None:
                 given[argument.variable] = namer.fresh(re.sub(r"\W+", "_", argument.name).strip("_"))
         for size in self.trace.sizes:
@@ -180,12 +182,13 @@ class _Renderer:
 
     def _parts(self, written: Written, given: dict[int, str]) -> dict[str, Any]:
         rematerializes = bool(written.backward)
-        used = [a for a in self.arguments if a.variable is not None]
+        used = [a for a in (*self.arguments, *self.state) if a.variable is not None]
         inputs = [given[a.variable] for a in used if a.variable is not None]
         functions = "\n\n\n".join(self._function(named) for named in written.functions)
         uses_step = rematerializes or any("step[" in line for line in written.forward)
         head = ["m", *(["step"] if uses_step else []), *inputs]
         result = calls.result(self.trace, lambda v: self._output(v, written, given), self._class)
+        result = ", ".join([result, *(self._output(v, written, given) for v in self._state_after())])
         schedule = self.environment.get_template("schedule.py.jinja").render(
             head=", ".join(head),
             forward=[*self._measured(given, [*written.forward, result]), *_with_return(written.forward, result)],
@@ -209,6 +212,8 @@ class _Renderer:
             plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
             modes=self._modes(),
             layouts=layouts,
+            assigned=[a.expression for a in self.state],
+            result="result" if "result" not in {a.name for a in self.arguments} else "remat_result",
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
@@ -299,6 +304,11 @@ class _Renderer:
             if path and (path in self.trace.evaluating or fixed):
                 modes[path] = path not in self.trace.evaluating
         return modes
+
+    def _state_after(self) -> list[int]:
+        """The variables that buffers are at the end, in the order of `state`."""
+        outputs = self.trace.outputs
+        return [o.variable for o in outputs[len(outputs) - len(self.state) :]]
 
     def _layouts(self) -> str:
         """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""

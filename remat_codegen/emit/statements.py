@@ -174,8 +174,8 @@ class Names(cst.CSTVisitor):
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
         self._decorated(node)
-        for keyword in node.keywords:
-            self._called(keyword.value)
+        for argument in (*node.bases, *node.keywords):  # a metaclass may do the same, that of a base, too
+            self._called(argument.value)
         self._enter(node.name.value)
 
     def leave_ClassDef(self, original_node: cst.ClassDef) -> None:

@@ -29,13 +29,21 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
     found = read(seen)
     drawn = [name for name, state in _states().items() if state != before.get(name, state)]
     alike = not (drawn or seen.left()) or _alike_again(found, read, module, seen.left())
-    set_attributes(module, {name: held.get(name, ABSENT) for name in seen.attributes})
+    set_attributes(module, {name: held.get(name, ABSENT) for name in (*seen.attributes, *seen.assigned)})
+    switched = [name.rpartition(".")[0] for name in seen.attributes if name.rpartition(".")[2] == "training"]
+    if switched:
+        hint = "do it in the model's own train()"
+        raise UnsupportedError(f"forward switches {switched[0] or 'the model'} to another mode", hint=hint)
     if not alike and drawn:
         hint = "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in"
         raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
     if not alike:
+        name, *_ = [*(name for name in seen.left() if name not in seen.assigned), *seen.assigned]
         hint = "hold it in a buffer, or pass it in as a tensor"
-        what = f"forward changes {next(iter(seen.left()))}, and computes with it: a trace would hold its value"
+        what = f"forward changes {name}, and computes with it: a trace would hold its value"
+        if name in seen.assigned:
+            hint = f"write into it instead: self.{name.rpartition('.')[2]}.copy_(...)"
+            what = f"forward assigns to the buffer {name}, which the model holds under another name, too"
         raise UnsupportedError(what, hint=hint)
     return replace(found, assigned=tuple(dict.fromkeys(seen.names())))
 
@@ -47,8 +55,8 @@ def _alike_again(found: Trace, read: Callable[[Seen], Trace], module: torch.nn.M
         seen = Seen()
         try:
             again = read(seen)
-        except (TraceError, UnsupportedError):
-            return False
+        except (TraceError, UnsupportedError) as error:
+            return "fake" in str(error.__cause__).lower()  # a function has cached a tensor of the trace before
         if not _alike(found, again):
             return False
         left = seen.left()

@@ -95,7 +95,9 @@ class Trace:
     `constants` are the tensors that the model holds as plain attributes, by variable.
     `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
     `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
-    to tensors, and places in dicts and lists that it is given, as it calls them. `numbers` are the whole numbers that modules
+    to tensors, and places in dicts and lists that it is given, as it calls them. `state` are the paths of buffers that forward
+    assigns, whose new values are the last of `outputs`, and their variables, the last of `inputs`; None where forward does not
+    read the old ones. `numbers` are the whole numbers that modules
     hold as attributes, by path.
     """
 
@@ -110,6 +112,7 @@ class Trace:
     sizes: tuple[Dynamic, ...] = ()
     evaluating: frozenset[str] = frozenset()
     assigned: tuple[str, ...] = ()
+    state: tuple[tuple[str, int | None], ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
 
     def results(self) -> tuple[Variable, ...]:

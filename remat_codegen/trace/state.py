@@ -1,4 +1,4 @@
-"""What forward leaves in the model: buffers that it assigns, which a training step writes; and other attributes that it sets,
+"""What forward leaves in the model: buffers that it assigns, as training steps do, too; and other attributes that it sets,
 which a trace holds as they were."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,9 @@ import torch
 from torch.export import _trace as exporting
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
+
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.trace.ir import Origin, Trace
 
 ABSENT = object()  # stands for an attribute that was not there
 PLAIN = (bool, int, float, str, type(None), torch.Tensor)
@@ -27,15 +30,18 @@ Attributes = dict[str, Any]  # by path, `h.0.calls`; containers are copies
 @dataclass
 class Seen:
     """What forward changed while it was traced: in dicts and lists that it was given, and attributes, as it left them. The
-    `constant` ones are tensors that it would make again, as no input, parameter or random number is in them."""
+    `constant` ones are tensors that it would make again, as no input, parameter or random number is in them.
+    `assigned` are the new values of buffers, which the traced forward returns beside its result.
+    """
 
     written: list[str] = field(default_factory=list)
     attributes: Attributes = field(default_factory=dict)
     constant: set[str] = field(default_factory=set)
+    assigned: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def left(self) -> Attributes:
-        """The attributes that the next call may come out otherwise for."""
-        return {name: value for name, value in self.attributes.items() if name not in self.constant}
+        """The attributes that the next call may come out otherwise for, and the buffers."""
+        return self.assigned | {name: value for name, value in self.attributes.items() if name not in self.constant}
 
     def names(self) -> Iterator[str]:
         """What a user may want to know of: not the numbers that libraries keep for themselves."""
@@ -47,8 +53,8 @@ class Seen:
 
 @contextlib.contextmanager
 def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
-    """Fills `seen` with what forward changes, and makes it write the buffers that it assigns. torch.export would do so itself,
-    but not in submodules, and it takes one buffer for another where there are some that are None."""
+    """Fills `seen` with what forward changes, and makes it return the buffers that it assigns. torch.export would copy these
+    into the old ones, which others may hold, but not in submodules, and it takes one for another where some are None."""
     containers = list[tuple[str, Any, Any]]()
     attributes: Attributes = {}
 
@@ -57,13 +63,14 @@ def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
         containers.extend((name, c, copy.copy(c)) for name, value in named.items() for name, c in _containers(name, value))
         attributes.update(attributes_of(module))
 
-    def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+    def after(module: torch.nn.Module, args: Any, result: Any) -> Any:
         seen.written.extend(part for name, container, copied in containers for part in _changed(name, container, copied))
-        _write_assigned_buffers(module, attributes)
+        seen.assigned |= _assigned_buffers(module, attributes)
         now = attributes_of(module)
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
         seen.constant |= {name for name, value in changed.items() if _is_constant(value)}
+        return (result, list(seen.assigned.values())) if seen.assigned else result
 
     hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
     try:
@@ -74,16 +81,35 @@ def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
             hook.remove()
 
 
-def _write_assigned_buffers(module: torch.nn.Module, before: Attributes) -> None:
-    """`self.mean = mean` of a buffer becomes `self.mean.copy_(mean)`, if it has room for that."""
+def _assigned_buffers(module: torch.nn.Module, before: Attributes) -> dict[str, torch.Tensor]:
+    """The buffers that forward has assigned, with their new values; the module gets the old ones back.
+
+    Raises UnsupportedError where the next call would compute something else with the new one.
+    """
+    own = {t.untyped_storage()._cdata for t in (*module.parameters(), *_tensors_in(before))}
+    found = {}
     for path, part in module.named_modules():
         for name, tensor in part._buffers.items():
-            own = before.get(f"{path}.{name}".lstrip("."))
-            if own is tensor or own is None or tensor is None:
+            where = f"{path}.{name}".lstrip(".")
+            old = before.get(where)
+            if old is tensor or old is None or tensor is None:
                 continue
-            if (own.shape, own.dtype, own.device) == (tensor.shape, tensor.dtype, tensor.device):
-                own.copy_(tensor.detach() if tensor.requires_grad else tensor)
-                part._buffers[name] = own
+            if (old.shape, old.dtype, old.device) != (tensor.shape, tensor.dtype, tensor.device):
+                raise _refused(where, f"a {tensor.dtype} of shape {[*tensor.shape]}, and it was {old.dtype} of {[*old.shape]}")
+            if tensor.untyped_storage()._cdata in own:
+                raise _refused(where, "what is the memory of a parameter or of a buffer")
+            found[where] = tensor.detach() if tensor.requires_grad else tensor
+            part._buffers[name] = old
+    return found
+
+
+def _tensors_in(attributes: Attributes) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(attributes) if isinstance(leaf, torch.Tensor))
+
+
+def _refused(buffer: str, what: str) -> UnsupportedError:
+    hint = f"write into it instead: self.{buffer.rpartition('.')[2]}.copy_(...)"
+    return UnsupportedError(f"forward assigns to the buffer {buffer} {what}", hint=hint)
 
 
 def attributes_of(module: torch.nn.Module) -> Attributes:
@@ -115,13 +141,14 @@ def set_attributes(module: torch.nn.Module, values: Attributes) -> None:
 
 
 def without_data(values: Attributes) -> Attributes:
-    """The same with tensors of zeros in place of those of a trace."""
+    """The same with tensors of zeros in place of those of a trace: one for each of these."""
+    made: dict[int, torch.Tensor] = {}
 
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         shape = [n if isinstance(n, int) else n.node.hint for n in leaf.shape]
-        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
+        return made.setdefault(id(leaf), torch.zeros(shape, dtype=leaf.dtype, device=leaf.device))
 
     return {name: pytree.tree_map(zeros, value) for name, value in values.items()}
 
@@ -185,3 +212,26 @@ def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
         return
     keys = [key for key in {**before, **now} if now.get(key, ABSENT) is not before.get(key, ABSENT)]
     yield from (f"{name}[{key!r}]" for key in keys)
+
+
+def with_assigned(trace: Trace, assigned: Iterable[str]) -> Trace:
+    """The trace of a forward that returns `assigned` buffers beside its result. It reads the old ones as it does inputs, so that
+    second runs can."""
+    paths = list(assigned)
+    if not paths:
+        return trace
+    variables, inputs, state = list(trace.variables), list(trace.inputs), list[tuple[str, int | None]]()
+    for path in paths:
+        known = next((v for v in variables if v.origin is Origin.BUFFER and path in (v.path, *v.aliases)), None)
+        if known is not None and known.aliases:
+            others = [name for name in (known.path, *known.aliases) if name != path]
+            raise _refused(path, f"a tensor, but not to {' and '.join(others)}, which is the same buffer")
+        if known is not None and trace.readers[known.id]:
+            variables[known.id] = replace(known, origin=Origin.INPUT)
+            inputs.append(known.id)
+            state.append((path, known.id))
+        else:
+            state.append((path, None))
+    spec = trace.output_spec
+    children = spec.children() if hasattr(spec, "children") else spec.children_specs
+    return replace(trace, variables=tuple(variables), inputs=tuple(inputs), output_spec=children[0], state=tuple(state))

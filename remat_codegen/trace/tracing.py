@@ -25,7 +25,7 @@ from remat_codegen.trace.hidden import (
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
-from remat_codegen.trace.state import Seen, watched
+from remat_codegen.trace.state import Seen, watched, with_assigned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.views import separate_views
@@ -58,7 +58,7 @@ def trace(
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(found, numbers=numbers)
+        return replace(with_assigned(found, seen.assigned), numbers=numbers)
 
     return traced_alike(read, module)
 

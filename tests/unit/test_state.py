@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from remat_codegen import pipeline
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
+from remat_codegen.verify import load_generated
 
 PARTS = """
+import functools
+import math
+
 import torch
 from torch import nn
 
@@ -63,6 +68,32 @@ class Last(nn.Linear):
         return self.seen[0].relu()
 
 
+class Cached(nn.Linear):
+    '''Sets a number that is always the same, beside a tensor that a function caches.'''
+
+    @functools.cached_property
+    def scale(self):
+        return 1 / math.sqrt(self.in_features)
+
+    def forward(self, x):
+        return super().forward(x).tanh() * self.scale + positions(x.shape[0])
+
+
+@functools.lru_cache(None)
+def positions(length):
+    return torch.arange(length).float()[:, None] / length
+
+
+class Switching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        self.norm.eval()
+        return self.norm(self.inner(x))
+
+
 class Hidden(nn.Module):
     '''Goes on from where the last call ended.'''
 
@@ -98,6 +129,42 @@ class Lengthened(nn.Linear):
         return super().forward(x) + self.memory.sum(0)
 
 
+class Swapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("one", torch.zeros(8))
+        self.register_buffer("two", torch.ones(8))
+
+    def forward(self, x):
+        self.one, self.two = self.two, self.one
+        return self.inner(x) * self.one
+
+
+class Tied(Swapped):
+    def __init__(self):
+        super().__init__()
+        self.two = self.one
+
+    def forward(self, x):
+        self.one = self.one + 1
+        return self.inner(x) * self.one * self.two
+
+
+class Kept(nn.Module):
+    def __init__(self, d=8):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+        self.register_buffer("last", torch.zeros(16, d))
+        self.register_buffer("old", torch.ones(16, d))
+
+    def forward(self, x):
+        y = self.inner(x) * self.old + self.last
+        self.old = 0.9 * self.old
+        self.last = x
+        return y
+
+
 def example_inputs():
     return torch.randn(16, 8) + 1
 """
@@ -107,7 +174,7 @@ def request(write_file, tmp_path, name, budget="100%", **options):
     return Request(f"{write_file(PARTS)}:{name}", budget, tmp_path / "out.py", verify=True, **options)
 
 
-@pytest.mark.parametrize(("name", "budget"), [("Nothing", "100%"), ("Deep", "75%"), ("Deep", "100%")])
+@pytest.mark.parametrize(("name", "budget"), [("Nothing", "100%"), ("Deep", "75%"), ("Deep", "100%"), ("Kept", "100%")])
 def test_buffers_that_forward_assigns_move_as_in_the_original(name, budget, write_file, tmp_path):
     report = pipeline.generate(request(write_file, tmp_path, name, budget), Progress(None))
     assert report.verify.ok and not [note for note in report.notes if "forward changes" in note]
@@ -119,8 +186,40 @@ def test_what_is_never_read_is_named(write_file, tmp_path):
     assert "forward changes seen; training steps of this file leave that as it is" in report.notes
 
 
-@pytest.mark.parametrize(("name", "what"), [("Hidden", "state"), ("Cache", "cache"), ("Lengthened", "memory")])
+def test_what_comes_out_the_same_is_not_refused(write_file, tmp_path):
+    assert pipeline.generate(request(write_file, tmp_path, "Cached", init="8, 8"), Progress(None)).verify.ok
+
+
+def test_switching_modes_is_refused(write_file, tmp_path):
+    with pytest.raises(UnsupportedError, match="forward switches norm to another mode"):
+        pipeline.generate(request(write_file, tmp_path, "Switching"), Progress(None))
+
+
+@pytest.mark.parametrize(("name", "what"), [("Hidden", "state"), ("Cache", "cache")])
 def test_what_the_next_call_computes_with_is_refused(name, what, write_file, tmp_path):
-    init = "8, 8" if name == "Lengthened" else ""
     with pytest.raises(UnsupportedError, match=f"forward changes {what}, and computes with it"):
+        pipeline.generate(request(write_file, tmp_path, name), Progress(None))
+
+
+@pytest.mark.parametrize(
+    ("name", "init", "said"),
+    [
+        ("Lengthened", "8, 8", r"the buffer memory a torch.float32 of shape \[2, 8\], and it was torch.float32 of \[1, 8\]"),
+        ("Swapped", "", "the buffer one what is the memory of a parameter or of a buffer"),
+        ("Tied", "", "the buffer one a tensor, but not to two, which is the same buffer"),
+    ],
+)
+def test_buffers_that_cannot_be_assigned_are_refused(name, init, said, write_file, tmp_path):
+    with pytest.raises(UnsupportedError, match=f"forward assigns to {said}"):
         pipeline.generate(request(write_file, tmp_path, name, init=init), Progress(None))
+
+
+def test_what_holds_an_old_buffer_keeps_it(write_file, tmp_path):
+    """The buffer is another tensor after a step, as in the original."""
+    pipeline.generate(request(write_file, tmp_path, "Kept"), Progress(None))
+    net, x = load_generated(tmp_path / "out.py").Kept(), torch.randn(16, 8)
+    net.eval()(x)
+    before, values = x.clone(), net.last
+    net.train()(torch.randn(16, 8)).sum().backward()
+    assert x.equal(before) and net.last is not values and values.equal(before)
+    assert net.last.equal(net.state_dict()["last"])
