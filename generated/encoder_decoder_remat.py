@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"d840d7c1fe1fccee"}
+#: "seal":"5562f671ed0337e5"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -21,6 +21,7 @@ import contextlib
 import functools
 import types
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -123,7 +124,7 @@ class EncoderDecoder(nn.Module):
     def forward(self, source, target):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(source, target)
-        check_call(self, FROZEN, EXPECTED, {"source": source, "target": target}, AUTOCAST, MODES)
+        check_call(self, STRUCTURE, FROZEN, EXPECTED, {"source": source, "target": target}, AUTOCAST, MODES)
         step = Step()
         with step.forward(run_backward, self, source, target):
             return run_forward(self, step, source, target)
@@ -143,6 +144,7 @@ def rematerialize(model):
 BUDGET_BYTES = 69777412
 PLANNED_PEAK_BYTES = 69594760
 EXPECTED = {"source": ((4, 128), torch.int64, False), "target": ((4, 128), torch.int64, False)}
+STRUCTURE = "b800746c"
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
 # Whether these modules were in training mode: what they compute here does not follow it.
@@ -725,9 +727,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError(
-                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
-            )
+            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -764,11 +764,18 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
-def check_call(model, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+def structure(model):
+    """What a plan is for: the modules and their classes, the parameters and their shapes."""
+    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
+    return f"{zlib.crc32(repr((modules, [(n, *p.shape) for n, p in model.named_parameters()])).encode()):08x}"
+
+
+def check_call(model, planned, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [("the model's structure", structure(model), planned)]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:

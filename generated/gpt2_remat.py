@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"9e1275dea37b3008"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"8831f64017dd25d9"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -21,6 +21,7 @@ import functools
 import math
 import types
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -108,7 +109,7 @@ class GPT2(nn.Module):
     def forward(self, idx):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(idx)
-        check_call(self, FROZEN, EXPECTED, {"idx": idx}, AUTOCAST)
+        check_call(self, STRUCTURE, FROZEN, EXPECTED, {"idx": idx}, AUTOCAST)
         step = Step()
         with step.forward(run_backward, self, idx):
             return run_forward(self, step, idx)
@@ -128,6 +129,7 @@ def rematerialize(model):
 BUDGET_BYTES = 1073741824
 PLANNED_PEAK_BYTES = 1062632904
 EXPECTED = {"idx": ((2, 512), torch.int64, False)}
+STRUCTURE = "f31bbe90"
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
 
@@ -405,9 +407,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError(
-                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
-            )
+            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -444,11 +444,18 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
-def check_call(model, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+def structure(model):
+    """What a plan is for: the modules and their classes, the parameters and their shapes."""
+    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
+    return f"{zlib.crc32(repr((modules, [(n, *p.shape) for n, p in model.named_parameters()])).encode()):08x}"
+
+
+def check_call(model, planned, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [("the model's structure", structure(model), planned)]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"36fa12ae5a157480"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"3eaec7ab4f3b2fc2"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -20,6 +20,7 @@ import contextlib
 import functools
 import types
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +70,7 @@ class ResNet(nn.Module):
     def forward(self, image: torch.Tensor):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(image)
-        check_call(self, FROZEN, EXPECTED, {"image": image}, AUTOCAST)
+        check_call(self, STRUCTURE, FROZEN, EXPECTED, {"image": image}, AUTOCAST)
         check_layouts(self, {"image": image}, ())
         step = Step()
         with step.forward(run_backward, self, image):
@@ -90,6 +91,7 @@ def rematerialize(model):
 BUDGET_BYTES = 47208322
 PLANNED_PEAK_BYTES = 46686980
 EXPECTED = {"image": ((16, 3, 32, 32), torch.float32, False)}
+STRUCTURE = "93b8710b"
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
 
@@ -642,9 +644,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError(
-                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
-            )
+            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -681,11 +681,18 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
-def check_call(model, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+def structure(model):
+    """What a plan is for: the modules and their classes, the parameters and their shapes."""
+    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
+    return f"{zlib.crc32(repr((modules, [(n, *p.shape) for n, p in model.named_parameters()])).encode()):08x}"
+
+
+def check_call(model, planned, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [("the model's structure", structure(model), planned)]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:

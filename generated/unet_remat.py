@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"3c65d9e22f92b1eb"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"bda203221820444b"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -21,6 +21,7 @@ import functools
 import math
 import types
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,7 @@ class UNet(nn.Module):
     def forward(self, image, t):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(image, t)
-        check_call(self, FROZEN, EXPECTED, {"image": image, "t": t}, AUTOCAST)
+        check_call(self, STRUCTURE, FROZEN, EXPECTED, {"image": image, "t": t}, AUTOCAST)
         check_layouts(self, {"image": image}, ())
         step = Step()
         with step.forward(run_backward, self, image, t):
@@ -105,6 +106,7 @@ def rematerialize(model):
 BUDGET_BYTES = 40388130
 PLANNED_PEAK_BYTES = 40208772
 EXPECTED = {"image": ((4, 3, 64, 64), torch.float32, False), "t": ((4,), torch.float32, False)}
+STRUCTURE = "9a736c67"
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
 
@@ -511,9 +513,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError(
-                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
-            )
+            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -550,11 +550,18 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
-def check_call(model, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+def structure(model):
+    """What a plan is for: the modules and their classes, the parameters and their shapes."""
+    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
+    return f"{zlib.crc32(repr((modules, [(n, *p.shape) for n, p in model.named_parameters()])).encode()):08x}"
+
+
+def check_call(model, planned, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [("the model's structure", structure(model), planned)]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"aba220423c28508c"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"4726a3f59bcf316e"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -20,6 +20,7 @@ import contextlib
 import functools
 import types
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +81,7 @@ class ViT(nn.Module):
     def forward(self, image):
         if not (self.training and torch.is_grad_enabled()):
             return self.plain_forward(image)
-        check_call(self, FROZEN, EXPECTED, {"image": image}, AUTOCAST, MODES)
+        check_call(self, STRUCTURE, FROZEN, EXPECTED, {"image": image}, AUTOCAST, MODES)
         check_layouts(self, {"image": image}, ())
         step = Step()
         with step.forward(run_backward, self, image):
@@ -101,6 +102,7 @@ def rematerialize(model):
 BUDGET_BYTES = 48503906
 PLANNED_PEAK_BYTES = 48005316
 EXPECTED = {"image": ((8, 3, 96, 96), torch.float32, False)}
+STRUCTURE = "7d4eee20"
 FROZEN: set[str] = set()
 AUTOCAST = {"cpu": None}
 # Whether these modules were in training mode: what they compute here does not follow it.
@@ -365,9 +367,7 @@ class Step:
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError(
-                "a parameter or input was changed in place or replaced, or a mode, before the backward pass"
-            )
+            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -404,11 +404,18 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
-def check_call(model, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+def structure(model):
+    """What a plan is for: the modules and their classes, the parameters and their shapes."""
+    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
+    return f"{zlib.crc32(repr((modules, [(n, *p.shape) for n, p in model.named_parameters()])).encode()):08x}"
+
+
+def check_call(model, planned, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [("the model's structure", structure(model), planned)]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:

@@ -30,6 +30,7 @@ from remat_codegen.profile.measure import measure
 from remat_codegen.report import Progress, Report, Verification
 from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
+from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
@@ -273,6 +274,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         forward=target.module.forward,
         args=target.args,
         kwargs=target.kwargs,
+        structure=structure(target.module),
         source=source,
     )
     facts = Facts(

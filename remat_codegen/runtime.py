@@ -231,11 +231,18 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
-def check_call(model, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other inputs, trainable parameters, casts, or modes of some modules."""
+def structure(model):
+    """What a plan is for: the modules and their classes, the parameters and their shapes."""
+    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
+    return f"{zlib.crc32(repr((modules, [(n, *p.shape) for n, p in model.named_parameters()])).encode()):08x}"
+
+
+def check_call(model, planned, frozen, expected, given, autocast, modes=()):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
+    rows += [("the model's structure", structure(model), planned)]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:

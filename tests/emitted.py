@@ -18,6 +18,7 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.planfile import order_of
 from remat_codegen.readback.interpreter import read_back
+from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, validate, with_forgets
 from remat_codegen.verify import Comparison, compare
 
@@ -83,7 +84,9 @@ def emit(module, args, kwargs, model: Model, schedule: Schedule, source: str | N
     """The generated file's text."""
     name = type(module).__name__
     facts = replace(FACTS, growth=growth(model, schedule)) if model.trace.sizes else FACTS
-    return render(Original(f"zoo.py:{name}", name, module.forward, args, kwargs, source), model, schedule, facts)
+    return render(
+        Original(f"zoo.py:{name}", name, module.forward, args, kwargs, structure(module), source), model, schedule, facts
+    )
 
 
 def load(text: str, folder: Path, name: str = "generated") -> ModuleType:

@@ -46,13 +46,16 @@ _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Pyt
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a file is generated from. `source` is the text of the model's own file, if its class stands in one."""
+    """What a file is generated from. `structure` is runtime.structure of the model, `source` the text of its own file, if its
+    class stands in one.
+    """
 
     target: str
     class_name: str
     forward: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    structure: str
     source: str | None = None
 
 

@@ -30,10 +30,12 @@ OURS = {
     **{"nn": "torch.nn", "F": "torch.nn.functional"},
 }
 TAKEN = ("plain_forward", "__init_subclass__")  # our name for the original forward; and rematerialize() makes a subclass
-OWN_NAMES = frozenset("rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split())
+OWN_NAMES = frozenset(
+    "rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES STRUCTURE EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split()
+)
 IN_FORWARD = frozenset(
     (
-        "torch inspect check_call check_layouts check_modes run_forward run_backward Step EXPECTED FROZEN AUTOCAST MODES SIZES "
+        "torch inspect check_call check_layouts check_modes run_forward run_backward Step STRUCTURE EXPECTED FROZEN AUTOCAST MODES SIZES "
         "PLANNED_PEAK_BYTES PLAIN_AT_ONE "
         "uncached_casts with_sizes is_one super"
     ).split()

@@ -215,8 +215,8 @@ def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
 
 
 def with_assigned(trace: Trace, assigned: Iterable[str]) -> Trace:
-    """The trace of a forward that returns `assigned` buffers beside its result. It reads the old ones as it does inputs, so that
-    second runs can."""
+    """The trace of a forward that returns `assigned` buffers beside its result. It reads the old ones as it does inputs: so can
+    second runs."""
     paths = list(assigned)
     if not paths:
         return trace

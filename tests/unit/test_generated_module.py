@@ -237,6 +237,20 @@ def test_what_a_second_run_goes_by_must_be_there_in_the_backward_pass(generated,
         loss.backward()
 
 
+def test_another_structure_is_refused(generated):
+    _, make, idx = generated
+    for change in ("append", "replace", "reparametrize"):
+        model = make()
+        if change == "append":
+            model.h.append(copy.deepcopy(model.h[0]))
+        elif change == "replace":
+            model.drop = torch.nn.Identity()
+        else:
+            torch.nn.utils.parametrizations.weight_norm(model.head)
+        with pytest.raises(ValueError, match="the model's structure is .*, but this file was planned for"):
+            model(idx)
+
+
 def test_nothing_stays_behind(generated):
     """After a step, and after a forward pass whose result is dropped, no memory is held, without the garbage collector."""
     _, make, idx = generated
