@@ -35,7 +35,8 @@ OWN_NAMES = frozenset(
 )
 IN_FORWARD = frozenset(
     (
-        "torch inspect check_call check_layouts check_modes run_forward run_backward Step STRUCTURE EXPECTED FROZEN AUTOCAST MODES SIZES "
+        "torch inspect check_call check_layouts check_modes run_forward run_backward Step STRUCTURE EXPECTED "
+        "FROZEN AUTOCAST MODES SIZES "
         "PLANNED_PEAK_BYTES PLAIN_AT_ONE "
         "uncached_casts with_sizes is_one super"
     ).split()
