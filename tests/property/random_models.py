@@ -195,6 +195,37 @@ class RandomModel(nn.Module):
         return (x @ z.t() / WIDTH) @ x
 
 
+class Running(nn.Module):
+    """Assigns buffers: before or after it reads them, one or two, and there is one that is None."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.reads_first, self.two, self.late = (draw.random() < 0.5 for _ in range(3))
+        self.register_buffer("nothing", None)
+        self.register_buffer("mean", torch.full((WIDTH,), 0.1))
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x):
+        y = x * self.mean if self.reads_first else x
+        seen = (x if self.late else x.detach()).float().mean(0)
+        self.mean = 0.9 * self.mean + 0.1 * seen.detach()
+        if self.two:
+            self.scale = torch.lerp(self.scale, seen, 0.1).detach().clamp(0.5, 2)
+        return y - self.mean * self.scale
+
+
+class StatefulModel(RandomModel):
+    """The model of a seed, with modules that assign buffers here and there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        draw = random.Random(seed + 4)
+        for _ in range(draw.randint(1, 3)):
+            place = draw.randint(0, len(self.steps))
+            self.parts.append(Running(draw))
+            self.steps.insert(place, ("module", len(self.parts) - 1, draw.randrange(self.inputs + place), 0))
+
+
 def inputs(model: RandomModel, seed: int, rows: int = ROWS) -> tuple[torch.Tensor, ...]:
     """What the model of a seed is called with."""
     generator = torch.Generator().manual_seed(seed)

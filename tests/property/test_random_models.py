@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emitted import emit, load, model_of
-from random_models import ROWS, RandomModel, inputs
+from random_models import ROWS, RandomModel, StatefulModel, inputs
 
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.graph.record import example_loss
@@ -52,10 +52,10 @@ FINDINGS: dict[int, str] = {  # seeds that once failed, and why
 }
 
 
-def check(seed: int, folder, rows: int = ROWS) -> str:
+def check(seed: int, folder, rows: int = ROWS, kind: type[RandomModel] = RandomModel) -> str:
     """Runs one case; returns what it was."""
     draw = random.Random(seed)
-    module = RandomModel(seed).train()
+    module = kind(seed).train()
     args = inputs(module, seed, rows)
     try:
         example_loss(copy.deepcopy(module)(*args)).backward()
@@ -141,6 +141,12 @@ def test_random_models(part, tmp_path):
     torch._dynamo.reset() if hasattr(torch, "_dynamo") else None
     for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES, 10):
         check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_models_that_assign_buffers(part, tmp_path):
+    for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 10, 4):
+        check(seed, tmp_path, kind=StatefulModel)
 
 
 @pytest.mark.parametrize("part", range(4))
