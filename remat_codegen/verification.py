@@ -112,7 +112,7 @@ def _own_class(trial: _Trial) -> Row:
     said = differences(getattr(trial.generated, name))
     if said and differences(type(trial.target.module)):  # nor does the original make the same model twice
         return Row(what, True, f"not compared: {name}() is another model every time")
-    return Row(what, not said, f"{name}(): {said}" if said else f"{name}() is the same model")
+    return Row(what, not said, f"{name}(): {said}" if said else f"{name}() bit-identical")
 
 
 def _notes(found: comparing.Comparison) -> tuple[str, ...]:

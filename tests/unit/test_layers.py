@@ -37,6 +37,7 @@ ALLOWED = {
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile"),
     "readback": ("errors", "budget", "report", "trace", "sizes", "graph", "profile.costs", "schedule", "emit", "readback"),
     "verify": ("attributes", "errors", "trace", "graph", "profile"),
+    "verification": ("budget", "errors", "inputs", "report", "target", "trace", "verify"),
 }
 SEES_EVERYTHING = set(
     "cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture report_graphs".split()
