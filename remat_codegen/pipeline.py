@@ -274,7 +274,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         forward=target.module.forward,
         args=target.args,
         kwargs=target.kwargs,
-        structure=structure(target.module),
+        structure=structure(target.module, traced.model.trace.settings),
         source=source,
     )
     facts = Facts(

@@ -85,7 +85,10 @@ def emit(module, args, kwargs, model: Model, schedule: Schedule, source: str | N
     name = type(module).__name__
     facts = replace(FACTS, growth=growth(model, schedule)) if model.trace.sizes else FACTS
     return render(
-        Original(f"zoo.py:{name}", name, module.forward, args, kwargs, structure(module), source), model, schedule, facts
+        Original(f"zoo.py:{name}", name, module.forward, args, kwargs, structure(module, model.trace.settings), source),
+        model,
+        schedule,
+        facts,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+import textwrap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,8 +47,8 @@ _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Pyt
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a file is generated from. `structure` is runtime.structure of the model, `source` the text of its own file, if its
-    class stands in one.
+    """What a file is generated from. `structure` is runtime.structure of the model with its settings, `source` the text of its
+    own file, if its class stands in one.
     """
 
     target: str
@@ -55,7 +56,7 @@ class Original:
     forward: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    structure: str
+    structure: Mapping[str, str]
     source: str | None = None
 
 
@@ -199,7 +200,7 @@ class _Renderer:
             alive=f"{written.alive_bytes / MIB:,.1f} MiB",
         )
         expressions = [a.expression for a in used]
-        layouts = self._layouts()
+        layouts, dtypes = self._layouts(), self._dtypes()
         uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
         parts: dict[str, Any] = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
@@ -215,19 +216,21 @@ class _Renderer:
             plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
             modes=self._modes(),
             layouts=layouts,
+            dtypes=dtypes,
             assigned=[a.expression for a in self.state],
             result="result" if "result" not in {a.name for a in self.arguments} else "remat_result",
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
         parts["expected"] = self._expected()
+        parts["structure"] = self._structure()
         parts["frozen"] = self._frozen()
         parts["autocast"], parts["modes"] = self._autocast(), self._modes()
         given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
         parts["sizes"] = self._sizes(given)
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
-        given_names |= {"check_layouts"} if layouts else set()
+        given_names |= ({"check_layouts"} if layouts else set()) | ({"check_dtypes"} if dtypes else set())
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
@@ -269,6 +272,13 @@ class _Renderer:
                 text = f"({self._shape(v)!r}, {v.dtype}, {v.requires_grad})"
             rows.append(f"{argument.name!r}: {text}")
         return "{" + ", ".join(rows) + "}"
+
+    def _structure(self) -> str:
+        """What runtime.structure has to find, in words, as black does not part them."""
+        found = self.original.structure
+        words = " ".join(f"{name}={found[name]}" for name in sorted(found, key=lambda name: name != "structure"))
+        lines = textwrap.wrap(words, COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
+        return "(" + " ".join(repr(line + " " * (line is not lines[-1])) for line in lines) + ")"
 
     def _shape(self, variable: Variable) -> tuple[int | str, ...]:
         """A shape in which sizes that may change are names."""
@@ -312,6 +322,10 @@ class _Renderer:
         """The variables that buffers are at the end, in the order of `state`."""
         outputs = self.trace.outputs
         return [o.variable for o in outputs[len(outputs) - len(self.state) :]]
+
+    def _dtypes(self) -> str:
+        """The types of the parameters, where forward mentions types."""
+        return "{" + ", ".join(sorted(map(str, self.trace.dtypes))) + "}" if self.trace.dtypes else ""
 
     def _layouts(self) -> str:
         """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""

@@ -97,8 +97,9 @@ class Trace:
     `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
     to tensors, and places in dicts and lists that it is given, as it calls them. `state` are the paths of buffers that forward
     assigns, whose new values are the last of `outputs`, and their variables, the last of `inputs`; None where forward does not
-    read the old ones. `numbers` are the whole numbers that modules
-    hold as attributes, by path.
+    read the old ones. `settings` are names of attributes of modules: the numbers and texts that forward reads. `numbers` are
+    the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where forward mentions
+    types (`x.to(y.dtype)`), so that it would compute something else in others.
     """
 
     variables: tuple[Variable, ...]
@@ -113,6 +114,8 @@ class Trace:
     evaluating: frozenset[str] = frozenset()
     assigned: tuple[str, ...] = ()
     state: tuple[tuple[str, int | None], ...] = ()
+    settings: tuple[str, ...] = ()
+    dtypes: frozenset[torch.dtype] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
 
     def results(self) -> tuple[Variable, ...]:

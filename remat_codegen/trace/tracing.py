@@ -25,6 +25,7 @@ from remat_codegen.trace.hidden import (
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
+from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.state import Seen, watched, with_assigned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
@@ -50,15 +51,18 @@ def trace(
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
 
     def read(seen: Seen) -> Trace:
+        reads = Reads()
         try:
-            with warnings.catch_warnings(record=True), watched(module, seen):
+            with warnings.catch_warnings(record=True), watched(module, seen), reads.noted():
                 exported = _export(module, args, kwargs, autocast, dynamic)
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
+        dtypes = {p.dtype for p in module.parameters()} if mentions_types(exported.graph_module) else set()
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        return replace(with_assigned(found, seen.assigned), numbers=numbers)
+        found = replace(found, numbers=numbers, settings=reads.of(module), dtypes=frozenset(dtypes))
+        return with_assigned(found, seen.assigned)
 
     return traced_alike(read, module)
 

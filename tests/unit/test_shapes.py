@@ -75,8 +75,7 @@ CASES = {
     ),
     "a factor": (
         "B, T, C = x.shape",
-        "y = self.proj(x).view(B, T, self.heads, C // self.heads).flatten(2)"
-        " * (1.0 / math.sqrt(C // self.heads)) / self.heads",
+        "y = self.proj(x).view(B, T, self.heads, C // self.heads).flatten(2) * (1.0 / math.sqrt(C // self.heads)) / self.heads",
         ["(1.0 / math.sqrt(C // m.attn.heads))", "/ m.attn.heads"],
     ),
     "another number than what it seems": (

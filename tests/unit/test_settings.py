@@ -1,0 +1,135 @@
+"""Numbers that forward reads of its modules: a step refuses a model that holds others than those that were traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remat_codegen import pipeline
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.trace.settings import Reads
+from remat_codegen.verify import load_generated
+
+SOURCE = """
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass
+class Config:
+    width: int = 8
+    slope: float = 0.5
+
+
+class Part(nn.Module):
+    def __init__(self, config, heads, act, scale, causal):
+        super().__init__()
+        self.config, self.heads, self.act, self.scale, self.causal = config, heads, getattr(F, act), scale, causal
+        self.name, self.seen, self.last = "part", 0, None
+        self.inner, self.drop = nn.Linear(config.width, config.width), nn.Dropout(0.25)
+
+    def forward(self, x):
+        self.last = "forward"
+        h = self.inner(x).view(x.shape[0], self.heads, -1)
+        h = h.flip(1) if self.causal else h
+        return self.drop(self.act(h.flatten(1)) * self.scale) * self.config.slope
+
+
+class Net(nn.Module):
+    def __init__(self, heads=2, act="gelu", scale=1.5, causal=False, slope=0.5):
+        super().__init__()
+        self.parts = nn.ModuleList(Part(Config(slope=slope), heads, act, scale, causal) for _ in range(3))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = x + part(self.norm(x))
+        return x
+
+
+def example_inputs():
+    return (torch.randn(64, 8),)
+"""
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("settings")
+    (folder / "net.py").write_text(SOURCE)
+    output = folder / "net_remat.py"
+    pipeline.generate(Request(f"{folder / 'net.py'}:Net", "80%", output), Progress(None))
+    return load_generated(output)
+
+
+def changed(name, value):
+    def change(net):
+        setattr(net.parts[1], name, value)
+
+    return change
+
+
+def drops_more(net):
+    net.parts[2].drop.p = 0.5
+
+
+@pytest.mark.parametrize(
+    "setting, change",
+    [
+        ("heads", changed("heads", 4)),
+        ("act", changed("act", torch.nn.functional.relu)),
+        ("scale", changed("scale", 2.0)),
+        ("causal", changed("causal", True)),
+        ("config", changed("config", None)),
+        ("p", drops_more),
+        ("eps", lambda net: setattr(net.norm, "eps", 0.1)),
+    ],
+)
+def test_a_step_refuses_other_settings(generated, setting, change):
+    net = generated.Net()
+    change(net)
+    with pytest.raises(ValueError, match=f"the model's {setting} is .* was planned for .*: generate it again"):
+        net(*torch.randn(1, 64, 8))
+
+
+@pytest.mark.parametrize("init", [{"heads": 4}, {"act": "relu"}, {"scale": 2.0}, {"causal": True}, {"slope": 2.0}])
+def test_a_model_of_other_arguments_is_refused(generated, init):
+    with pytest.raises(ValueError, match="generate it again"):
+        generated.Net(**init)(torch.randn(64, 8))
+
+
+def test_the_message_says_both_values(generated):
+    with pytest.raises(ValueError, match=r"the model's scale is 2.0, but this file was planned for 1.5: generate it again"):
+        generated.Net(scale=2.0)(torch.randn(64, 8))
+
+
+def test_what_forward_does_not_read_or_sets_may_change(generated):
+    net = generated.Net()
+    net.parts[0].name, net.parts[0].seen, net.parts[0].last, net.more = "other", 3, "evaluated", 7
+    net(torch.randn(64, 8)).sum().backward()
+
+
+def test_evaluation_goes_by_the_model(generated):
+    net = generated.Net(scale=2.0).eval()
+    other = generated.Net().eval()
+    other.load_state_dict(net.state_dict())
+    x = torch.randn(64, 8)
+    assert not torch.equal(net(x), other(x))
+
+
+def test_reads_leave_out_what_nobody_asked_for():
+    reads, embedding = Reads(), torch.nn.Embedding(4, 2)
+    with reads.noted():
+        embedding(torch.tensor([1]))
+    assert reads.of(embedding) == ("norm_type",)
+
+
+def test_attributes_are_as_before_when_reads_were_noted():
+    before = torch.nn.Module.__setattr__
+    with pytest.raises(RuntimeError), Reads().noted():
+        raise RuntimeError
+    assert torch.nn.Module.__setattr__ is before
+    assert "__getattribute__" not in vars(torch.nn.Module)
