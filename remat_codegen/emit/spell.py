@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from remat_codegen.emit.shapes import Spelled
+from remat_codegen.graph.nature import STATISTICS
 from remat_codegen.sizes import Size
 from remat_codegen.trace import Operation, Ref
 
@@ -46,10 +47,6 @@ _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
 
 
-# Operations that move statistics along: arguments that they change, though their results in training do not depend on them.
-_STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
-
-
 def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False, way: int = 0) -> str:
     """A Python expression for `operation`: one of its spellings, by number."""
     found = spellings(operation, tensor, training, again)
@@ -72,7 +69,7 @@ def spellings(operation: Operation, tensor: Tensor, training: str | None = None,
         values[position] = training
     if training is not None and base == "scaled_dot_product_attention" and len(values) > 4:
         values[4] = f"({values[4]} if {training} else 0.0)"
-    for place in _STATISTICS.get(base, ()) if again else ():
+    for place in STATISTICS.get(base, ()) if again else ():
         values[place] = values[place] if values[place] == "None" else f"{values[place]}.clone()"
     call = ", ".join([*values, *(f"{k}={v}" for k, v in keywords)])
     return [

@@ -11,6 +11,15 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.trace import Operation
 
+# Arguments that an operation moves along, running statistics, though its results in training do not depend on them.
+STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
+IN_TRAINING = 5  # the argument that says whether it does
+
+
+def moves_statistics(op: Operation) -> bool:
+    """Whether an operation moves running statistics along. Fake tensors do not show it."""
+    return op.target._schema.name.removeprefix("aten::") in STATISTICS and op.args[IN_TRAINING] is True
+
 
 def is_opaque(op: Operation) -> bool:
     """Whether an operation saves a workspace of its library's own, the size of which fake tensors do not know."""

@@ -13,12 +13,13 @@ Groups are contiguous in the order of the trace, so their backward steps are con
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
+from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import Record
 from remat_codegen.trace import Operation, Ref, Trace, location, refs, substitute
 
@@ -118,11 +119,18 @@ def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]])
         home = next(homes, len(joined))
         counters = [g for g in joined[home:] if any(changes_given(record, trace.operations[op]) for op in g)]
         between = [op for g in joined[home:] if g not in counters for op in g]
-        if between and len(between) <= FEW:
+        counted = {s for g in counters for op in g for s in record.mutated[op]}
+        if between and len(between) <= FEW and not counted & _touched(trace, record, between):
             joined[home:] = [*counters, (*between, *group)]  # counting earlier changes nothing
         else:
             joined.append(group)
     return joined
+
+
+def _touched(trace: Trace, record: Record, operations: Sequence[int]) -> set[int]:
+    """The storages that operations mention."""
+    operands = ((trace.operations[op].args, dict(trace.operations[op].kwargs)) for op in operations)
+    return {record.of_variable[v] for variables in operands for v in refs(variables)}
 
 
 class _Uses:
@@ -143,7 +151,15 @@ class _Uses:
                 self.savers[storage].add(operation.id)
             for storage in record.mutated[operation.id]:
                 self.changers[storage].add(operation.id)
+        moved = [op for op in trace.operations if moves_statistics(op)]
+        self.statistics = {record.of_variable[v] for op in moved for v in _statistics(op)}
         self.outputs = {record.of_variable[r.variable] for r in trace.outputs if isinstance(r, Ref)}
+
+
+def _statistics(operation: Operation) -> Iterator[int]:
+    """The running statistics that an operation is given, as variables."""
+    places = STATISTICS.get(operation.target._schema.name.removeprefix("aten::"), ())
+    yield from (a.variable for a in (operation.args[place] for place in places) if isinstance(a, Ref))
 
 
 def is_view(record: Record, operation: Operation) -> bool:
@@ -288,9 +304,10 @@ class _Builder:
                 if storage not in own:
                     return False
             operation = self.trace.operations[op]
-            for variable in refs((operation.args, dict(operation.kwargs))):
+            own_statistics = set(_statistics(operation)) if moves_statistics(operation) else set()
+            for variable in set(refs((operation.args, dict(operation.kwargs)))) - own_statistics:
                 storage = self.record.of_variable[variable]
-                if storage not in own and self._changed_later(storage):
+                if storage in self.uses.statistics or (storage not in own and self._changed_later(storage)):
                     return False
         return True
 

@@ -54,6 +54,23 @@ def test_running_statistics_do_not_keep_batch_norm_from_running_again():
     assert all(name.startswith("add_") for name in once) and len(once) == 4
 
 
+class Folded(nn.Module):
+    """Computes with running statistics before they move, as quantization-aware training does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        factor = self.norm.weight / torch.sqrt(self.norm.running_var[:] + self.norm.eps)
+        return self.norm(nn.functional.linear(x, self.inner.weight * factor) / factor).tanh()
+
+
+def test_what_reads_running_statistics_does_not_run_again():
+    once = {n.name for n in model_of(Folded(), (torch.randn(4, 8),), {}).graph.forward_nodes if not n.recomputable}
+    assert once == {"add_", "sqrt"}
+
+
 class InPlaceAcross(nn.Module):
     """Something changes a value in place long after others have read it."""
 

@@ -40,7 +40,8 @@ ALLOWED = {
     "verification": ("budget", "errors", "inputs", "report", "target", "trace", "verify"),
 }
 SEES_EVERYTHING = set(
-    "cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture report_graphs".split()
+    "__main__ cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture "
+    "report_graphs".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 

@@ -37,6 +37,27 @@ def same_state(ours, theirs) -> bool:
     return all(a.equal(b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
 
 
+class Folded(nn.Module):
+    """Computes with running statistics before they move, as quantization-aware training does, and with a counter."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(3))
+
+    def forward(self, x):
+        for inner, norm in zip(self.inner, self.norms, strict=True):
+            h = (x * (1 + norm.num_batches_tracked)).sin()
+            factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            h = nn.functional.conv2d(h, inner.weight * factor.reshape(-1, 1, 1, 1), padding=1) / factor.reshape(-1, 1, 1)
+            x = x + norm(h).relu_() + norm.running_mean.reshape(-1, 1, 1)
+        return x
+
+
+def test_running_statistics_that_are_read_before_they_move(tmp_path):
+    assert exact(Folded(), (torch.randn(4, 3, 6, 6),), tmp_path)
+
+
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
