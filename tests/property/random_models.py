@@ -214,15 +214,29 @@ class Running(nn.Module):
         return y - self.mean * self.scale
 
 
+class Folding(nn.Module):
+    """Computes with the running statistics of a batch norm: before or after they move, or both."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.early, self.late = draw.choice([(True, False), (False, True), (True, True)])
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        x = x * torch.rsqrt(self.norm.running_var + 1) if self.early else x
+        y = self.norm(x).tanh()
+        return y * (self.norm.running_mean + 1).sin() if self.late else y
+
+
 class StatefulModel(RandomModel):
-    """The model of a seed, with modules that assign buffers here and there."""
+    """The model of a seed, with modules that assign buffers, or compute with those that move, here and there."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         draw = random.Random(seed + 4)
         for _ in range(draw.randint(1, 3)):
             place = draw.randint(0, len(self.steps))
-            self.parts.append(Running(draw))
+            self.parts.append(draw.choice([Running, Folding])(draw))
             self.steps.insert(place, ("module", len(self.parts) - 1, draw.randrange(self.inputs + place), 0))
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from emitted import droppable, emit, load, model_of, rebuilding
 
 from remat_codegen import pipeline
 from remat_codegen.report import Progress
@@ -133,3 +136,59 @@ def test_attributes_are_as_before_when_reads_were_noted():
         raise RuntimeError
     assert torch.nn.Module.__setattr__ is before
     assert "__getattribute__" not in vars(torch.nn.Module)
+
+
+class Casting(torch.nn.Module):
+    """Computes its norm in float32, whatever its weights are, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.inner = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, idx):
+        x = self.embedding(idx)
+        h = x.float()
+        return self.inner((h * h.square().mean(-1, keepdim=True).rsqrt()).to(x.dtype)).tanh()
+
+
+class Plain(Casting):
+    """Mentions no types."""
+
+    def forward(self, idx):
+        return self.inner(self.embedding(idx).sin()).tanh()
+
+
+class Masking(Casting):
+    """Its mask is the least number of the type that the weights have."""
+
+    def forward(self, idx):
+        x = self.inner(self.embedding(idx))
+        return x.masked_fill(idx[..., None] > 5, torch.finfo(x.dtype).min).softmax(-1)
+
+
+def rematerialized(module, args, folder):
+    model = model_of(module, args, {})
+    schedule = rebuilding(model.graph, set(droppable(model.graph)))
+    return load(emit(module, args, {}, model, schedule, None), folder, type(module).__name__.lower()).rematerialize
+
+
+@pytest.mark.parametrize("kind", [Casting, Masking])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_are_refused_where_forward_mentions_types(kind, dtype, tmp_path):
+    idx = torch.randint(10, (4, 6), generator=torch.Generator().manual_seed(0))
+    generated = rematerialized(kind(), (idx,), tmp_path)(kind())
+    generated(idx).sum().backward()
+    message = f"parameters are of {{{dtype}}}, but this file was planned for {{torch.float32}}: generate it again"
+    with pytest.raises(ValueError, match=message):
+        generated.to(dtype)(idx)
+    generated.eval()(idx)
+
+
+def test_other_types_are_exact_where_forward_mentions_none(tmp_path):
+    idx = torch.randint(10, (4, 6), generator=torch.Generator().manual_seed(0))
+    original = Plain()
+    generated = rematerialized(original, (idx,), tmp_path)(copy.deepcopy(original)).to(torch.bfloat16)
+    original.to(torch.bfloat16)
+    for model in (original, generated):
+        model(idx).sum().backward()
+    assert all(a.grad.equal(b.grad) for a, b in zip(original.parameters(), generated.parameters(), strict=True))
