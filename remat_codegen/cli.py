@@ -257,9 +257,10 @@ def check(files: tuple[Path, ...], plan: Path | None, as_json: bool, quiet: bool
         found = [lifecycle.check(file, progress, plan) for file in files]
         ok = all(f.ok for f in found)
         show({"ok": ok, "files": [f.to_json() for f in found]}, *verbatim(line for f in found for line in f.lines()))
-    if not ok:
-        stale = ", ".join(str(f.file) for f in found if not f.ok)
-        print(f"{NAME}: out of date: {stale}; run {NAME} update", file=sys.stderr)
+    stale = ", ".join(str(f.file) for f in found if not f.ok and not f.unmakeable)
+    lost = ", ".join(str(f.file) for f in found if f.unmakeable)
+    for line in [f"out of date: {stale}; run {NAME} update"] * bool(stale) + [f"not checked: {lost}"] * bool(lost):
+        print(f"{NAME}: {line}", file=sys.stderr)
     return 0 if ok else 1
 
 

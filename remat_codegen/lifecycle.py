@@ -55,12 +55,15 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What `check` found: reasons why a file is out of date (none where it is not), a diff, and what could not be checked."""
+    """What `check` found: reasons why a file is out of date (none where it is not), a diff, and what could not be checked.
+    `unmakeable`: its model is gone, or cannot be traced any more, so that `update` would not help.
+    """
 
     file: Path
     reasons: tuple[str, ...] = ()
     diff: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unmakeable: bool = False
 
     @property
     def ok(self) -> bool:
@@ -229,7 +232,7 @@ def check(file: Path, progress: Progress, plan: Path | None = None) -> Finding:
         try:
             traced = pipeline.trace_target(request, progress)
         except RematError as error:
-            return Finding(file, (*edited, f"it cannot be made again: {error.line()}"))
+            return _unmakeable(file, edited, error)
         return _compared(file, text, header, traced, edited, progress)
 
 
@@ -247,10 +250,14 @@ def _compared(
         with progress.stage("emit"):
             wanted = _emitted(file, header, header.plan, traced)
     except RematError as error:
-        return Finding(file, (*edited, *changed, f"it cannot be made again: {error.line()}"))
+        return _unmakeable(file, (*edited, *changed), error)
     if wanted == text:
         return Finding(file)
     return Finding(file, (*edited, *changed) or (_newer(header),), _diff(text, wanted, file))
+
+
+def _unmakeable(file: Path, reasons: tuple[str, ...], error: RematError) -> Finding:
+    return Finding(file, (*reasons, f"it cannot be made again: {error.line()}"), unmakeable=True)
 
 
 def _newer(header: Header) -> str:

@@ -356,6 +356,10 @@ def test_the_verbs_print_and_exit_as_they_say(folder, capsys):
     code, out, err = run(capsys, "check", "--json", "-q", "net_remat.py")
     assert code == 1 and json.loads(out)["files"][0]["reasons"] == ["model.py has changed"]
     assert run(capsys, "update", "net_remat.py")[:2] == (0, "net_remat.py: written, with the same plan\n")
+    change(folder / "model.py", "import torch\n", "import nowhere\nimport torch\n")
+    code, out, err = run(capsys, "check", "net_remat.py")
+    assert code == 1 and "cannot be made again" in out and err.endswith("remat-codegen: not checked: net_remat.py\n")
+    change(folder / "model.py", "import nowhere\n", "")
     assert run(capsys, "check", "net_remat.py")[0] == 0
     code, out, err = run(capsys, "check", "model.py", "-q")
     assert code == 2 and len(err.splitlines()) == 1 and "not written by remat-codegen" in err
