@@ -231,26 +231,33 @@ def _view(value, dtype, place, conjugate, negative):
 
 
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests where they differ in that."""
+    """What a plan is for: modules, parameters' shapes, hooks, and what modules hold as `names`; digests of what is long."""
     held = [vars(m) for m in model.modules()]
-    found = {n: [repr(getattr(h[n], "__name__", h[n])).replace(" ", "") for h in held if n in h] for n in names}
-    modules = [(n, type(m).__name__) for n, m in model.named_modules() if n]
-    found["structure"] = [repr(modules), repr([(n, *p.shape) for n, p in model.named_parameters()])]
-    return {n: t[0] if len({*t}) == 1 > len(t[0]) // 40 else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    found = {n: [repr(getattr(h[n], "__name__", h[n])) for h in held if n in h] for n in names}
+    parts = [(n, m) for n, m in model.named_modules() if n]
+    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts] + [f"{p.shape}" for p in model.parameters()]
+    found["hooks"] = [repr([n for n, m in parts if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks])]
+    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
 
 
-def check_call(model, planned, frozen, expected, given, autocast, modes=()):
-    """Refuses what the plan was not made for: other modules, inputs, trainable parameters, casts or modes."""
+def check_call(model, planned, frozen, expected, given, autocast):
+    """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split())
+    planned = dict(word.split("=", 1) for word in planned.split("; "))
     rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
-    rows += [(f"{path}.training", model.get_submodule(path).training, modes[path]) for path in modes]
     for what, found, wanted in rows:
         if found != wanted:
             raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
+
+
+def check_modes(model, modes):
+    """Refuses modules in another mode: what they compute here does not follow it."""
+    for path, planned in modes.items():
+        if model.get_submodule(path).training != planned:
+            raise ValueError(f"{path}.training is {not planned}, but this file was planned for {planned}: generate it again")
 
 
 def _described(value, wanted=None):

@@ -215,6 +215,7 @@ class _Renderer:
             dynamic=bool(self.trace.sizes),
             plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
             modes=self._modes(),
+            frozen=self._frozen(),
             layouts=layouts,
             dtypes=dtypes,
             assigned=[a.expression for a in self.state],
@@ -230,7 +231,8 @@ class _Renderer:
         parts["sizes"] = self._sizes(given)
         parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
-        given_names |= ({"check_layouts"} if layouts else set()) | ({"check_dtypes"} if dtypes else set())
+        checks = {"check_layouts": layouts, "check_dtypes": dtypes, "check_modes": parts["modes"]}
+        given_names |= {name for name, text in checks.items() if text}
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
@@ -276,9 +278,10 @@ class _Renderer:
     def _structure(self) -> str:
         """What runtime.structure has to find, in words, as black does not part them."""
         found = self.original.structure
-        words = " ".join(f"{name}={found[name]}" for name in sorted(found, key=lambda name: name != "structure"))
+        rows = [f"{name}={found[name]}" for name in sorted(found, key=lambda name: name != "structure")]
+        words = "; ".join(row.replace(" ", "\0") for row in rows)  # lines do not end inside of a row
         lines = textwrap.wrap(words, COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
-        return "(" + " ".join(repr(line + " " * (line is not lines[-1])) for line in lines) + ")"
+        return "(" + " ".join(repr((line + " " * (line is not lines[-1])).replace("\0", " ")) for line in lines) + ")"
 
     def _shape(self, variable: Variable) -> tuple[int | str, ...]:
         """A shape in which sizes that may change are names."""
@@ -348,7 +351,7 @@ class _Renderer:
             if v.origin is Origin.PARAMETER and not v.requires_grad
             for n in (v.path, *v.aliases)
         ]
-        return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else "set()"
+        return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else ""
 
     def _autocast(self) -> str:
         """For each device type in use, what autocast has to cast to when the model is called; None for not at all."""

@@ -115,6 +115,18 @@ def test_what_forward_does_not_read_or_sets_may_change(generated):
     net(torch.randn(64, 8)).sum().backward()
 
 
+def test_hooks_on_submodules_are_refused_in_training(generated):
+    net, seen, x = generated.Net(), [], torch.randn(64, 8)
+    net.register_forward_hook(lambda module, args, result: seen.append("net"))
+    hook = net.parts[1].inner.register_forward_hook(lambda module, args, result: seen.append("inner"))
+    with pytest.raises(ValueError, match=r"the model's hooks is \['parts.1.inner'\], but this file was planned for \[\]"):
+        net(x)
+    net.eval()(x)
+    hook.remove()
+    net.train()(x).sum().backward()
+    assert seen == ["inner", "net", "net"]
+
+
 def test_evaluation_goes_by_the_model(generated):
     net = generated.Net(scale=2.0).eval()
     other = generated.Net().eval()
