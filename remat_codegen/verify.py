@@ -316,7 +316,8 @@ def double_throughout(generated: Any) -> Iterator[None]:
 
     `generated`, a module, is changed for good: it no longer refuses other types than it was planned for.
     """
-    generated.check_call = lambda *given: None
+    for check in ("check_call", "check_dtypes"):
+        setattr(generated, check, lambda *given: None)
     if hasattr(generated, "Step"):
         generated.Step.go_on = _widened(generated.Step.go_on)  # autograd calls it outside of modes
     usual = torch.get_default_dtype()

@@ -127,6 +127,30 @@ def no_switching() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Answers libraries that ask whether they are being traced as if they ran: some compute something else in a trace.
+    PyTorch's own code is told the truth."""
+    places = [(torch.compiler, name) for name in ("is_compiling", "is_exporting", "is_dynamo_compiling")]
+    if "transformers" in sys.modules:
+        places.append((sys.modules["transformers.utils.import_utils"], "is_fake_tensor"))
+    before = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
+
+    def unless_asked_by_library(own: Callable[..., bool]) -> Callable[..., bool]:
+        def ask(*args: Any) -> bool:
+            return own(*args) if is_library(sys._getframe(1).f_code.co_filename) else False
+
+        return ask
+
+    for owner, name, own in before:
+        setattr(owner, name, unless_asked_by_library(own))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            setattr(owner, name, own)
+
+
+@contextlib.contextmanager
 def unchecked_distributions() -> Iterator[None]:
     """Lets torch.distributions take its arguments as they are: to check them is to decide something by a tensor's value, and
     changes nothing but whether an error is raised."""

@@ -13,11 +13,11 @@ from unittest import mock
 
 import torch
 from torch.export import _trace as exporting
-from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.ir import Origin, Trace
+from remat_codegen.trace.values import are_constant
 
 ABSENT = object()  # stands for an attribute that was not there
 PLAIN = (bool, int, float, str, type(None), torch.Tensor)
@@ -69,7 +69,7 @@ def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
         now = attributes_of(module)
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
-        seen.constant |= {name for name, value in changed.items() if _is_constant(value)}
+        seen.constant |= {name for name, value in changed.items() if are_constant([*_tensors_in({name: value})])}
         return (result, list(seen.assigned.values())) if seen.assigned else result
 
     hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
@@ -151,23 +151,6 @@ def without_data(values: Attributes) -> Attributes:
         return made.setdefault(id(leaf), torch.zeros(shape, dtype=leaf.dtype, device=leaf.device))
 
     return {name: pytree.tree_map(zeros, value) for name, value in values.items()}
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether tensors of a trace are computed from nothing that may be another in the next call."""
-    mode = proxy_tensor.get_proxy_mode()
-    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    if mode is None or not tensors:
-        return False
-    slots = [proxy_tensor.get_proxy_slot(tensor, mode.tracer, None) for tensor in tensors]
-    found = {slot.proxy.node for slot in slots if slot is not None}
-    while more := {node for known in found for node in known.all_input_nodes} - found:
-        found |= more
-    return not any(node.op == "placeholder" or _is_random(node.target) for node in found)
-
-
-def _is_random(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def has_tensors(value: Any) -> bool:

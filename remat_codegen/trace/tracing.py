@@ -21,6 +21,7 @@ from remat_codegen.trace.hidden import (
     traced_alike,
     traced_data,
     unchecked_distributions,
+    unnoticed,
 )
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
@@ -29,6 +30,7 @@ from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.state import Seen, watched, with_assigned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
+from remat_codegen.trace.values import known_values
 from remat_codegen.views import separate_views
 
 
@@ -89,7 +91,7 @@ def _numbers(module: torch.nn.Module) -> dict[str, int]:
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
-    def export(others: bool = False) -> torch.export.ExportedProgram:
+    def export(others: bool = False, noticed: bool = False) -> torch.export.ExportedProgram:
         given, shapes = (args, kwargs), None
         if dynamic:
             given, copied = _copies(given, dynamic)
@@ -102,15 +104,20 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
+            for context in () if noticed else (known_values(), unnoticed()):
+                around.enter_context(context)
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
     try:
         return export()
-    except Exception:  # sizes that have to be equal to those asked for: let torch.export find them
-        if not dynamic:
+    except Exception as error:
+        if refusal(error) is not None:
             raise
-        with contextlib.suppress(Exception):
-            return export(others=True)
+        ways = [{"others": True}] if dynamic else []  # torch.export may find which sizes have to equal those asked for
+        ways += [{**way, "noticed": True} for way in ({}, *ways)]  # some models are written to be traced, and only so can be
+        for way in ways:
+            with contextlib.suppress(Exception):
+                return export(**way)
         raise
 
 

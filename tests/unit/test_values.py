@@ -1,0 +1,99 @@
+"""What forward decides by values that are the same in every call, or by whether it is being traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emitted import droppable, emit, load, model_of, rebuilding
+from torch import nn
+
+from remat_codegen.errors import TraceError
+from remat_codegen.verify import compare
+
+
+def exact(module, *args) -> bool:
+    model = model_of(module, args, {})
+    schedule = rebuilding(model.graph, set(droppable(model.graph)))
+    folder = exact.folder
+    generated = load(emit(module, args, {}, model, schedule, None), folder, type(module).__name__.lower())
+    return compare(module, generated.rematerialize, args, {}).identical
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path):
+    exact.folder = tmp_path
+
+
+class Deciding(nn.Linear):
+    """Skips what it computes to be of no effect, and takes numbers from a table that it makes."""
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[0])
+        if (positions.diff() == 1).all():
+            x = super().forward(x)
+        steps = torch.linspace(0, 1, 4).tolist()
+        shift, length = int(positions[-1]), positions.max().item()
+        return (x * steps[1] + shift).tanh() * float(positions.sum()) / length
+
+
+class Counting(nn.Linear):
+    """What it decides by was changed in place."""
+
+    def forward(self, x):
+        mask = torch.ones(4)
+        mask[2:] = 0
+        return super().forward(x) if mask.all() else x
+
+
+class ByInput(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if (x > 0).all() else x
+
+
+class ByChance(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if torch.rand(()) > 0.5 else x
+
+
+class ByWeight(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if self.weight.sum() > 0 else x
+
+
+class Aware(nn.Linear):
+    """Computes something else where it is traced."""
+
+    def forward(self, x):
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return super().forward(x) + 1
+        return super().forward(x).tanh()
+
+
+class Cautious(nn.Linear):
+    """Looks at values, but not where it is traced."""
+
+    def forward(self, x):
+        if not torch.compiler.is_exporting() and (x != x).any():
+            raise ValueError("not a number")
+        return super().forward(x).tanh()
+
+
+def test_constant_values_are_computed():
+    assert exact(Deciding(8, 8), torch.randn(6, 8))
+
+
+@pytest.mark.parametrize("kind", [Counting, ByInput, ByChance, ByWeight])
+def test_other_values_are_refused(kind):
+    with pytest.raises(TraceError, match=r"test_values.py:\d+: .*decides something by the value of a tensor"):
+        model_of(kind(8, 8), (torch.randn(6, 8),), {})
+
+
+@pytest.mark.parametrize("kind", [Aware, Cautious])
+def test_models_that_ask_whether_they_are_traced_train_as_they_run(kind):
+    assert exact(kind(8, 8), torch.randn(6, 8))
+
+
+def test_everything_is_as_before_afterwards():
+    before = torch.Tensor.__bool__, torch.Tensor.item, torch.compiler.is_exporting, "__bool__" in vars(torch.Tensor)
+    model_of(Aware(8, 8), (torch.randn(6, 8),), {})
+    assert before == (torch.Tensor.__bool__, torch.Tensor.item, torch.compiler.is_exporting, "__bool__" in vars(torch.Tensor))
