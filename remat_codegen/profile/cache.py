@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
-VERSION = 7  # raise when what is measured changes
+VERSION = 8  # raise when what is measured changes
 
 
 def device_name(device: str) -> str:

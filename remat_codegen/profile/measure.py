@@ -300,7 +300,7 @@ class _Bench:
             tensor = torch.ones_like(tensor)
         if self.model.record.requires_grad[variable]:
             tensor.requires_grad_()
-            if v.origin in (Origin.PARAMETER, Origin.INPUT):
+            if v.origin is Origin.PARAMETER:  # an input's own gradient counts among what the node writes, and stays
                 tensor.grad = torch.zeros_like(tensor)
         return tensor
 

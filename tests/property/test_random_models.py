@@ -40,6 +40,8 @@ OFF_PEAK: dict[int, str] = {  # seeds whose peak once was off with as many rows,
     90: "autograd held what attention saved for a result that nobody used",
     107: "and what products saved",
     13000178: "and what operations in place saved",
+    16000236: "the gradient of an input, made by a view, waited for another one while a node went on",
+    16000565: "and so it did under mincut",
 }
 
 FINDINGS: dict[int, str] = {  # seeds that once failed, and why
