@@ -223,14 +223,17 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if plan.schedule is None:
-        raise _too_small(traced, limit, plan.minimum_bytes, unmodified)
+        raise _too_small(traced, request.planner, limit, plan.minimum_bytes, unmodified)
     return plan
 
 
-def _too_small(traced: Traced, limit: int, least: int | None, unmodified: int) -> BudgetError:
+def _too_small(traced: Traced, planner: str, limit: int, least: int | None, unmodified: int) -> BudgetError:
     found = min(least or unmodified, unmodified)
-    what = "the smallest budget that works is" if least is not None else "without recomputation the step needs"
-    hint = f"{what} {format_bytes(found, up=True)} ({found} bytes)"
+    usual = planner == Request("").planner
+    what = f"the smallest budget that works{'' if usual else f' with {planner}'} is"
+    what = what if least is not None else "without recomputation the step needs"
+    others = "" if usual or least is not None else f"; {Request('').planner} may need less"
+    hint = f"{what} {format_bytes(found, up=True)} ({found} bytes){others}"
     return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
 
 
