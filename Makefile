@@ -5,6 +5,7 @@ STAMP := $(VENV)/.installed
 LIBRARIES := $(VENV)/.libraries
 CASES ?= 100
 SEED ?= 0
+WORKERS ?= 2
 
 .PHONY: demo test test-slow lint format type golden bench bench-models libraries fuzz clean
 
@@ -13,7 +14,7 @@ demo: $(STAMP)
 	$(BIN)/remat-codegen examples/gpt2.py:GPT2 --budget 1GiB -o build/gpt2_remat.py --verify
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 # The models of torchvision, timm and transformers among them.
 test-slow: $(LIBRARIES)

@@ -231,11 +231,10 @@ def _view(value, dtype, place, conjugate, negative):
 
 
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, hooks, and what modules hold as `names`; digests of what is long."""
+    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
     parts = list(model.named_modules())
     found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
     found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    found["hooks"] = [repr([n for n, m in parts[1:] if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks])]
     return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
 
 

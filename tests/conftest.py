@@ -10,6 +10,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: a thread that waits must not spin
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent

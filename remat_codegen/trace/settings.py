@@ -22,7 +22,7 @@ KINDS = (bool, int, float, complex, str, type(None), torch.dtype)
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 LIKE_OTHERS = (torch.ops.aten.type_as.default, torch.ops.aten.to.other)
 LIMITS = {n for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16) for n in _limits(torch.finfo(t))}
-OTHERWISE_KNOWN = frozenset({*vars(nn.Module()), "structure", "hooks"})  # `training`, and what PyTorch keeps for itself
+OTHERWISE_KNOWN = frozenset({*vars(nn.Module()), "structure"})  # `training`, and what PyTorch keeps for itself
 
 
 @dataclass
