@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import enum
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,29 +14,27 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from remat_codegen.trace.refusals import is_library
 
-def _limits(type: torch.finfo) -> tuple[float, ...]:
-    return type.max, type.tiny, type.eps
-
-
-KINDS = (bool, int, float, complex, str, type(None), torch.dtype)
+KINDS = (bool, int, float, complex, str, type(None), torch.dtype, enum.Enum)
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 LIKE_OTHERS = (torch.ops.aten.type_as.default, torch.ops.aten.to.other)
-LIMITS = {n for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16) for n in _limits(torch.finfo(t))}
 OTHERWISE_KNOWN = frozenset({*vars(nn.Module()), "structure"})  # `training`, and what PyTorch keeps for itself
 
 
 @dataclass
 class Reads:
-    """The names of attributes that forward reads, and of those that it sets."""
+    """The names of attributes that forward reads, and of those that it sets; and whether it asks a tensor for its type."""
 
     read: dict[str, None] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
+    asked_for_types: bool = False
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes what is read and set meanwhile."""
         own = nn.Module.__setattr__
+        own_dtype: Any = torch._C.TensorBase.dtype  # type: ignore[attr-defined]
 
         def get(module: nn.Module, name: str) -> Any:
             value = object.__getattribute__(module, name)
@@ -47,32 +46,38 @@ class Reads:
             self.written.add(name)
             own(module, name, value)
 
+        def dtype(tensor: torch.Tensor) -> Any:
+            if not self.asked_for_types:
+                self.asked_for_types = not is_library(sys._getframe(1).f_code.co_filename)
+            return own_dtype.__get__(tensor)
+
+        torch.Tensor.dtype = property(dtype)  # type: ignore[assignment, misc]
         nn.Module.__getattribute__ = get  # type: ignore[method-assign, assignment]
         nn.Module.__setattr__ = put  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            del nn.Module.__getattribute__
+            del nn.Module.__getattribute__, torch.Tensor.dtype
             nn.Module.__setattr__ = own  # type: ignore[method-assign]
 
-    def of(self, module: nn.Module) -> tuple[str, ...]:
-        """The names under which modules hold what a plan is made for, as a text can say: no tensors and no other objects."""
+    def of(self, module: nn.Module, changed: Iterable[str]) -> tuple[str, ...]:
+        """The names under which modules hold what a plan is made for, as a text can say: no tensors and no other objects, and
+        nothing that forward sets or changes."""
         held = [vars(part) for part in module.modules()]
-        names = (name for name in self.read if name not in OTHERWISE_KNOWN | self.written)
+        left_out = OTHERWISE_KNOWN | self.written | {name.rpartition(".")[2] for name in changed}
+        names = (name for name in self.read if name not in left_out)
         return tuple(n for n in names if all(_is_setting(values[n]) for values in held if n in values))
 
 
 def mentions_types(exported: torch.fx.GraphModule) -> bool:
-    """Whether forward mentions types of numbers, as in `x.float()` and `torch.finfo(x.dtype).min`: a trace holds the types that
-    these were. torch.export's own assertions do not count."""
+    """Whether forward casts, as in `x.float()`: a trace holds the types that these were. torch.export's own assertions do not
+    count."""
     nodes = (n for n in exported.graph.nodes if n.target is not torch.ops.aten._assert_tensor_metadata.default)
     return any(n.target in LIKE_OTHERS or any(map(_is_typed, pytree.tree_leaves((n.args, n.kwargs)))) for n in nodes)
 
 
 def _is_typed(value: Any) -> bool:
-    if isinstance(value, torch.dtype):
-        return value.is_floating_point or value.is_complex
-    return type(value) is float and abs(value) in LIMITS
+    return isinstance(value, torch.dtype) and (value.is_floating_point or value.is_complex)
 
 
 def _is_off(module: nn.Module, value: Any) -> bool:
@@ -81,15 +86,9 @@ def _is_off(module: nn.Module, value: Any) -> bool:
 
 
 def _is_setting(value: Any) -> bool:
-    if "; " in repr(value):  # parts one row from the next
+    """Whether a text says what it is, the same one in every process."""
+    if isinstance(value, (tuple, list)):  # an empty list is to be filled
+        return value != [] and all(map(_is_setting, value))
+    if "; " in repr(value):  # parts one row of a file from the next
         return False
-    if isinstance(value, NAMED):
-        return True
-    if dataclasses.is_dataclass(value):  # a configuration; the text that Python makes of one
-        text = repr(value)
-        return text.startswith(f"{type(value).__name__}(") and " at 0x" not in text
-    return type(value) in KINDS or (isinstance(value, (tuple, list, dict)) and _is_plain(value))
-
-
-def _is_plain(value: Any) -> bool:
-    return all(type(leaf) in KINDS for leaf in pytree.tree_leaves(value))
+    return isinstance(value, KINDS) or (isinstance(value, NAMED) and value.__name__ != "<lambda>")

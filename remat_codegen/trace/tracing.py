@@ -59,11 +59,14 @@ def trace(
                 exported = _export(module, args, kwargs, autocast, dynamic)
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
-        dtypes = {p.dtype for p in module.parameters()} if mentions_types(exported.graph_module) else set()
+        typed = reads.asked_for_types or mentions_types(exported.graph_module)
+        dtypes = {p.dtype for p in module.parameters()} if typed else set()
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        found = replace(found, numbers=numbers, settings=reads.of(module), dtypes=frozenset(dtypes))
+        found = replace(
+            found, numbers=numbers, settings=reads.of(module, [*seen.attributes, *seen.written]), dtypes=frozenset(dtypes)
+        )
         return with_assigned(found, seen.assigned)
 
     return traced_alike(read, module)
