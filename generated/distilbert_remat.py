@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"c98706dbb19e1b3c"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"aa2cfece63d3a012"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -72,6 +72,7 @@ class DistilBertForSequenceClassificationRemat(nn.Module):
             AUTOCAST,
         )
         check_modes(self, MODES)
+        check_dtypes(self, {torch.float32})
         step = Step()
         with step.forward(run_backward, self, given["input_ids"], given["attention_mask"], given["labels"]):
             return run_forward(self, step, given["input_ids"], given["attention_mask"], given["labels"])
@@ -689,6 +690,13 @@ def _described(value, wanted=None):
         return repr(value)
     shape, dtype, requires_grad = value
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}{' with gradient' if requires_grad else ''}"
+
+
+def check_dtypes(model, planned):
+    """Refuses parameters of other types: forward mentions types, and computes here in those that it was traced with."""
+    found = {p.dtype for p in model.parameters()}
+    if found != planned:
+        raise ValueError(f"parameters are of {found}, but this file was planned for {planned}: generate it again")
 
 
 def known_class(module, name):
