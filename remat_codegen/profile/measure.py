@@ -162,7 +162,7 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
 def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:
     """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot train it."""
     refused: list[RuntimeError] = []
-    for values in (random_tensor, near_identity):
+    for values in (random_tensor, near_identity, counting):
         try:
             return _Bench(model, node, device, held, values).run()
         except torch.OutOfMemoryError:
@@ -237,6 +237,13 @@ def near_identity(variable: Variable, device: str) -> torch.Tensor:
     if numbers and tensor.dim() > 1 and 0 not in tensor.stride():  # a repeated row has no diagonal of its own
         tensor.diagonal(dim1=-2, dim2=-1).fill_(0.9)
     return tensor
+
+
+def counting(variable: Variable, device: str) -> torch.Tensor:
+    """Another tensor of its layout, with whole numbers that are not 0, for operations that count those and look at the last."""
+    tensor = random_tensor(variable, device)
+    numbers = variable.dtype.is_floating_point or variable.dtype.is_complex or variable.dtype is torch.bool
+    return tensor if numbers else tensor.fill_(2)
 
 
 def _small(count: int, **options: Any) -> torch.Tensor:

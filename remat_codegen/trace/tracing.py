@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.trace.hidden import (
+    Questions,
     no_seeding,
     no_switching,
     traced_alike,
     traced_data,
     unchecked_distributions,
-    unnoticed,
 )
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.reader import Reader
@@ -32,6 +32,8 @@ from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.values import known_values
 from remat_codegen.views import separate_views
+
+MOST_ASKED = 8  # places that are told of the trace, one after the other
 
 
 def trace(
@@ -94,6 +96,8 @@ def _numbers(module: torch.nn.Module) -> dict[str, int]:
 
 
 def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
+    questions = Questions()
+
     def export(others: bool = False, noticed: bool = False) -> torch.export.ExportedProgram:
         given, shapes = (args, kwargs), None
         if dynamic:
@@ -107,12 +111,12 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
-            for context in () if noticed else (known_values(), unnoticed()):
+            for context in () if noticed else (known_values(), questions.answered()):
                 around.enter_context(context)
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 
     try:
-        return export()
+        return _asked_again(export, questions)
     except Exception as error:
         if refusal(error) is not None:
             raise
@@ -122,6 +126,17 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
             with contextlib.suppress(Exception):
                 return export(**way)
         raise
+
+
+def _asked_again(export: Callable[[], torch.export.ExportedProgram], questions: Questions) -> torch.export.ExportedProgram:
+    """What `export` gives once those have been told the truth who would else do what no trace can follow."""
+    for _ in range(MOST_ASKED):
+        try:
+            return export()
+        except Exception as error:
+            if refusal(error) is not None or not questions.tell_last():
+                raise
+    return export()
 
 
 @contextlib.contextmanager

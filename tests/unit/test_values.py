@@ -97,3 +97,33 @@ def test_everything_is_as_before_afterwards():
     before = torch.Tensor.__bool__, torch.Tensor.item, torch.compiler.is_exporting, "__bool__" in vars(torch.Tensor)
     model_of(Aware(8, 8), (torch.randn(6, 8),), {})
     assert before == (torch.Tensor.__bool__, torch.Tensor.item, torch.compiler.is_exporting, "__bool__" in vars(torch.Tensor))
+
+
+class Both(nn.Linear):
+    """Has to be traced as such at one place, and would compute something else then at another."""
+
+    def forward(self, x):
+        if not torch.compiler.is_exporting():
+            self.check(x)
+        h = super().forward(x)
+        return h.tanh() if torch.compiler.is_exporting() else h.sin()
+
+    def check(self, x):
+        if (x != x).any():
+            raise ValueError("not a number")
+
+
+def test_only_those_are_told_of_the_trace_who_would_look_at_values():
+    assert exact(Both(8, 8), torch.randn(6, 8))
+
+
+class Last(nn.Embedding):
+    """Takes what stands at the last place that is not padding."""
+
+    def forward(self, idx):
+        last = idx.gather(1, idx.ne(1).sum(1, keepdim=True) - 1)
+        return super().forward(last).sin()
+
+
+def test_places_that_are_counted_are_measured():
+    assert exact(Last(10, 8), torch.randint(2, 10, (4, 6), generator=torch.Generator().manual_seed(0)))
