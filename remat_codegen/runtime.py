@@ -283,6 +283,13 @@ def check_dtypes(model, planned):
         raise ValueError(f"parameters are of {found}, but this file was planned for {planned}: generate it again")
 
 
+def check_decisions(found, planned):
+    """Refuses inputs by whose values the model would do something else: such as a mask that is not all ones any more."""
+    for value, (line, wanted) in zip(found, planned, strict=True):
+        if bool(value) != wanted:
+            raise ValueError(f"{line} is {not wanted}, but this file was planned for {wanted}: generate it for such inputs")
+
+
 def is_channels_last(tensor):
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])

@@ -192,7 +192,7 @@ class _Renderer:
         uses_step = rematerializes or any("step[" in line for line in written.forward)
         head = ["m", *(["step"] if uses_step else []), *inputs]
         result = calls.result(self.trace, lambda v: self._output(v, written, given), self._class)
-        result = ", ".join([result, *(self._output(v, written, given) for v in self._state_after())])
+        result = ", ".join([result, *(self._output(v, written, given) for v in self._beside_result())])
         schedule = self.environment.get_template("schedule.py.jinja").render(
             head=", ".join(head),
             forward=[*self._measured(given, [*written.forward, result]), *_with_return(written.forward, result)],
@@ -219,7 +219,8 @@ class _Renderer:
             layouts=layouts,
             dtypes=dtypes,
             assigned=[a.expression for a in self.state],
-            result="result" if "result" not in {a.name for a in self.arguments} else "remat_result",
+            decisions=list(self.trace.decisions),
+            names={n: n if n not in {a.name for a in self.arguments} else f"remat_{n}" for n in ("result", "decided")},
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
@@ -233,6 +234,7 @@ class _Renderer:
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         checks = {"check_layouts": layouts, "check_dtypes": dtypes, "check_modes": parts["modes"]}
         given_names |= {name for name, text in checks.items() if text}
+        given_names |= {"check_decisions"} if self.trace.decisions else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
@@ -321,10 +323,10 @@ class _Renderer:
                 modes[path] = path not in self.trace.evaluating
         return modes
 
-    def _state_after(self) -> list[int]:
-        """The variables that buffers are at the end, in the order of `state`."""
+    def _beside_result(self) -> list[int]:
+        """The variables that buffers are at the end, in the order of `state`, and those that decide something."""
         outputs = self.trace.outputs
-        return [o.variable for o in outputs[len(outputs) - len(self.state) :]]
+        return [o.variable for o in outputs[len(outputs) - len(self.state) - len(self.trace.decisions) :]]
 
     def _dtypes(self) -> str:
         """The types of the parameters, where forward mentions types."""

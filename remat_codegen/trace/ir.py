@@ -96,10 +96,11 @@ class Trace:
     `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
     `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
     to tensors, and places in dicts and lists that it is given, as it calls them. `state` are the paths of buffers that forward
-    assigns, whose new values are the last of `outputs`, and their variables, the last of `inputs`; None where forward does not
-    read the old ones. `settings` are names of attributes of modules: the numbers and texts that forward reads. `numbers` are
-    the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where forward mentions
-    types (`x.to(y.dtype)`), so that it would compute something else in others.
+    assigns, whose new values come after the result in `outputs`, and their variables, the last of `inputs`; None where forward
+    does not read the old ones. `decisions` are lines that decide something by an input's value, and what it was: these values
+    are the last of `outputs`. `settings` are names of attributes of modules: the numbers and texts that forward reads.
+    `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
+    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others.
     """
 
     variables: tuple[Variable, ...]
@@ -114,6 +115,7 @@ class Trace:
     evaluating: frozenset[str] = frozenset()
     assigned: tuple[str, ...] = ()
     state: tuple[tuple[str, int | None], ...] = ()
+    decisions: tuple[tuple[str, bool], ...] = ()
     settings: tuple[str, ...] = ()
     dtypes: frozenset[torch.dtype] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)

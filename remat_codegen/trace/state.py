@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.ir import Origin, Trace
-from remat_codegen.trace.values import are_constant
+from remat_codegen.trace.values import Decisions, are_constant
 
 ABSENT = object()  # stands for an attribute that was not there
 PLAIN = (bool, int, float, str, type(None), torch.Tensor)
@@ -52,9 +52,10 @@ class Seen:
 
 
 @contextlib.contextmanager
-def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
-    """Fills `seen` with what forward changes, and makes it return the buffers that it assigns. torch.export would copy these
-    into the old ones, which others may hold, but not in submodules, and it takes one for another where some are None."""
+def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterator[None]:
+    """Fills `seen` with what forward changes, and makes it return the buffers that it assigns, and what it decides by.
+    torch.export would copy these buffers into the old ones, which others may hold, but not in submodules, and it takes one for
+    another where some are None."""
     containers = list[tuple[str, Any, Any]]()
     attributes: Attributes = {}
 
@@ -70,7 +71,8 @@ def watched(module: torch.nn.Module, seen: Seen) -> Iterator[None]:
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
         seen.constant |= {name for name, value in changed.items() if are_constant([*_tensors_in({name: value})])}
-        return (result, list(seen.assigned.values())) if seen.assigned else result
+        more = [*seen.assigned.values(), *(tensor for tensor, *_ in decisions.made)]
+        return (result, more) if more else result
 
     hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
     try:
@@ -197,11 +199,11 @@ def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
     yield from (f"{name}[{key!r}]" for key in keys)
 
 
-def with_assigned(trace: Trace, assigned: Iterable[str]) -> Trace:
-    """The trace of a forward that returns `assigned` buffers beside its result. It reads the old ones as it does inputs: so can
-    second runs."""
-    paths = list(assigned)
-    if not paths:
+def with_returned(trace: Trace, assigned: Iterable[str], decisions: Iterable[tuple[str, bool]]) -> Trace:
+    """The trace of a forward that returns `assigned` buffers beside its result, and what it decides by. It reads the old
+    buffers as it does inputs: so can second runs."""
+    paths, decided = list(assigned), tuple(decisions)
+    if not paths and not decided:
         return trace
     variables, inputs, state = list(trace.variables), list(trace.inputs), list[tuple[str, int | None]]()
     for path in paths:
@@ -217,4 +219,5 @@ def with_assigned(trace: Trace, assigned: Iterable[str]) -> Trace:
             state.append((path, None))
     spec = trace.output_spec
     children = spec.children() if hasattr(spec, "children") else spec.children_specs
-    return replace(trace, variables=tuple(variables), inputs=tuple(inputs), output_spec=children[0], state=tuple(state))
+    found = replace(trace, variables=tuple(variables), inputs=tuple(inputs), output_spec=children[0])
+    return replace(found, state=tuple(state), decisions=decided)

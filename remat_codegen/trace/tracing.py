@@ -8,29 +8,26 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 
+from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
-from remat_codegen.trace.hidden import (
-    Questions,
-    no_seeding,
-    no_switching,
-    traced_alike,
-    traced_data,
-    unchecked_distributions,
-)
+from remat_codegen.trace.faithful import computes_alike
+from remat_codegen.trace.hidden import no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
+from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
 from remat_codegen.trace.settings import Reads, mentions_types
-from remat_codegen.trace.state import Seen, watched, with_assigned
+from remat_codegen.trace.state import Seen, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
-from remat_codegen.trace.values import known_values
+from remat_codegen.trace.values import Decisions
 from remat_codegen.views import separate_views
 
 MOST_ASKED = 8  # places that are told of the trace, one after the other
@@ -47,18 +44,23 @@ def trace(
     """The operations of `module(*args, **kwargs)`, called under `autocast`. `dynamic` names the sizes that may change;
     `together` says which of them are always equal.
 
+    Libraries that decide something by an input's value (a mask that is all ones is left out) do not in a trace, and may round
+    otherwise then. Where they do, the trace is that of what they decide by these inputs.
+
     Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
     (naming the line).
     """
     numbers = _numbers(module)
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
+    runs: list[Any] = []  # the programs that may compute something else than the model
 
-    def read(seen: Seen) -> Trace:
-        reads = Reads()
+    def read(seen: Seen, given: Any = None) -> Trace:
+        reads, questions, decisions = Reads(), Questions(), Decisions(given)
         try:
-            with warnings.catch_warnings(record=True), watched(module, seen), reads.noted():
-                exported = _export(module, args, kwargs, autocast, dynamic)
+            with warnings.catch_warnings(record=True), watched(module, seen, decisions), reads.noted():
+                exported = _export(module, args, kwargs, autocast, dynamic, questions, decisions)
+            runs.extend([exported.module()] if questions.told or decisions.made else [])
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         typed = reads.asked_for_types or mentions_types(exported.graph_module)
@@ -69,9 +71,17 @@ def trace(
         found = replace(
             found, numbers=numbers, settings=reads.of(module, [*seen.attributes, *seen.written]), dtypes=frozenset(dtypes)
         )
-        return with_assigned(found, seen.assigned)
+        return with_returned(found, seen.assigned, [(where, value) for _, value, where in decisions.made])
 
-    return traced_alike(read, module)
+    found = traced_alike(read, module)
+    if not runs or computes_alike(runs[-1], module, args, kwargs, autocast) is True:
+        return found
+    try:
+        other = traced_alike(partial(read, given=(args, kwargs)), module)
+    except RematError:
+        return found
+    differs = not other.decisions or computes_alike(runs[-1], module, args, kwargs, autocast) is False
+    return found if differs else other
 
 
 def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
@@ -95,9 +105,9 @@ def _numbers(module: torch.nn.Module) -> dict[str, int]:
     return {f"{path}.{name}": value for path, _, name, value in plain}
 
 
-def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked) -> torch.export.ExportedProgram:
-    questions = Questions()
-
+def _export(
+    module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked, questions: Questions, decisions: Decisions
+) -> torch.export.ExportedProgram:
     def export(others: bool = False, noticed: bool = False) -> torch.export.ExportedProgram:
         given, shapes = (args, kwargs), None
         if dynamic:
@@ -111,7 +121,7 @@ def _export(module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: As
                 around.enter_context(context)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
-            for context in () if noticed else (known_values(), questions.answered()):
+            for context in () if noticed else (decisions.answered(module), questions.answered()):
                 around.enter_context(context)
             return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
 

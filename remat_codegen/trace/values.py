@@ -1,15 +1,22 @@
-"""Values of tensors that forward asks for (`if mask.all():`), where they are the same in every call, as no input, parameter or
-random number is in them. torch.export refuses to decide by any value; these can be computed."""
+"""Values of tensors that forward asks for (`if mask.all():`). torch.export refuses to decide by any of them. Those that no
+input, parameter or random number is in are the same in every call, and can be computed. So can those of inputs: a file looks at
+these again in every step."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from remat_codegen.trace.refusals import is_library
 
 ASKING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")  # how Python asks for a tensor's value
 
@@ -20,42 +27,93 @@ def are_constant(tensors: list[torch.Tensor]) -> bool:
     return nodes is not None and not any(_varies(node) for node in nodes)
 
 
-@contextlib.contextmanager
-def known_values() -> Iterator[None]:
-    """Computes the values that forward asks for, where they are constant."""
-    before = {name: getattr(torch.Tensor, name) for name in ASKING}
-    own = {name: name in vars(torch.Tensor) for name in ASKING}
+@dataclass
+class Decisions:
+    """What forward decides by the values of its inputs. `made` are a tensor of the trace with one truth value, what it was, and
+    the line that asks for it. `given` are the arguments to decide by; None where forward may not."""
 
-    def answering(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(tensor: torch.Tensor) -> Any:
-            known = _computed(tensor)
-            if known is None:
-                return usual(tensor)
-            with _disable_current_modes():
-                return usual(known)
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    made: list[tuple[torch.Tensor, bool, str]] = field(default_factory=list)
+    inputs: dict[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
+    known: set[Any] = field(default_factory=set)
 
-        return ask
+    @contextlib.contextmanager
+    def answered(self, module: torch.nn.Module) -> Iterator[None]:
+        """Answers where `module` asks for values."""
+        before = {name: getattr(torch.Tensor, name) for name in ASKING}
+        own = {name: name in vars(torch.Tensor) for name in ASKING}
 
-    for name, usual in before.items():
-        setattr(torch.Tensor, name, answering(name, usual))
-    try:
-        yield
-    finally:
+        def answering(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+            def ask(tensor: torch.Tensor) -> Any:
+                known = self._computed(tensor, name)
+                if known is None:
+                    return usual(tensor)
+                with _disable_current_modes():
+                    return usual(known)
+
+            return ask
+
+        hook = module.register_forward_pre_hook(self._begin, with_kwargs=True)
         for name, usual in before.items():
-            setattr(torch.Tensor, name, usual) if own[name] else delattr(torch.Tensor, name)
+            setattr(torch.Tensor, name, answering(name, usual))
+        try:
+            yield
+        finally:
+            hook.remove()
+            for name, usual in before.items():
+                setattr(torch.Tensor, name, usual) if own[name] else delattr(torch.Tensor, name)
+
+    def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Finds which of a trace's tensors are the arguments."""
+        self.made, self.inputs, self.known = [], {}, set()
+        if self.given is None:
+            return
+        signature = inspect.signature(module.forward)
+        traced, given = (pytree.tree_leaves(dict(signature.bind(*a, **k).arguments)) for a, k in ((args, kwargs), self.given))
+        for leaf, value in zip(traced, given, strict=True):
+            node = _maker(leaf) if isinstance(leaf, torch.Tensor) else None
+            if node is not None:
+                self.inputs[node] = value
+
+    def _computed(self, tensor: torch.Tensor, name: str) -> torch.Tensor | None:
+        """A tensor of a trace, computed; None where it may be another in the next call, other than by what is given, or where
+        something was changed in place."""
+        nodes = _makers([tensor])
+        made = _maker(tensor)
+        if not nodes or made is None or _are_changed(nodes):
+            return None
+        ours = nodes & set(self.inputs)
+        if any(_varies(node) or node.op != "call_function" for node in nodes - ours):
+            return None
+        if ours and not (name == "__bool__" or tensor.dtype == torch.bool and tensor.numel() == 1):
+            return None  # numbers: other inputs have others
+        values = dict[torch.fx.Node, Any](self.inputs)
+        with _disable_current_modes(), torch.no_grad():
+            for node in (n for n in made.graph.nodes if n in nodes - ours):  # in their order
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+            if ours:
+                self._note(tensor, made, values[made])
+            return values[made]
+
+    def _note(self, tensor: torch.Tensor, made: torch.fx.Node, value: torch.Tensor) -> None:
+        key = _key(made)
+        if key not in self.known:
+            self.known.add(key)
+            self.made.append((tensor, bool(value), _asking_line()))
 
 
-def _computed(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A constant tensor of a trace, computed; None where it is none, or where something was changed in place."""
-    nodes = _makers([tensor])
-    if not nodes or any(_varies(node) or node.op != "call_function" for node in nodes) or _are_changed(nodes):
-        return None
-    made, values = _maker(tensor), dict[torch.fx.Node, Any]()
-    with _disable_current_modes():
-        for node in (n for n in next(iter(nodes)).graph.nodes if n in nodes):  # in their order
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-        return values[made] if made is not None else None
+def _key(node: Any) -> Any:
+    """The same for nodes that compute the same."""
+    if node.op == "placeholder":
+        return node.name
+    return str(node.target), str(torch.fx.map_arg((node.args, node.kwargs), lambda n: repr(_key(n))))
+
+
+def _asking_line() -> str:
+    """The line that asks for a value."""
+    frame = next(f for f in reversed(traceback.extract_stack()) if not is_library(f.filename))
+    return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
 
 
 def _makers(tensors: list[torch.Tensor]) -> set[torch.fx.Node] | None:
