@@ -173,11 +173,16 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
 
 
 def _unseen(traced: Traced) -> tuple[str, ...]:
-    """A note on what forward does and the file's training steps do not."""
-    names = traced.model.trace.assigned
+    """Notes on what forward does and the file's training steps do not."""
+    trace = traced.model.trace
+    decided = [
+        f"this file is for inputs of which {line} finds {value}; others raise an error" for line, value in trace.decisions
+    ]
+    names = trace.assigned
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     listed = f"{', '.join(names[:MOST_NAMES])}{more}"
-    return (f"forward changes {listed}; training steps of this file leave that as it is",) if names else ()
+    changes = [f"forward changes {listed}; training steps of this file leave that as it is"] if names else []
+    return (*decided, *changes)
 
 
 def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:

@@ -287,7 +287,7 @@ def check_decisions(found, planned):
     """Refuses inputs by whose values the model would do something else: such as a mask that is not all ones any more."""
     for value, (line, wanted) in zip(found, planned, strict=True):
         if bool(value) != wanted:
-            raise ValueError(f"{line} is {not wanted}, but this file was planned for {wanted}: generate it for such inputs")
+            raise ValueError(f"{line} finds {not wanted}, but this file was planned for {wanted}: generate it for such inputs")
 
 
 def is_channels_last(tensor):

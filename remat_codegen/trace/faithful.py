@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from remat_codegen.sizes import hint
 from remat_codegen.trace.state import ABSENT, attributes_of, set_attributes
 from remat_codegen.trace.surroundings import Autocast, autocasting
 
@@ -69,7 +70,8 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _most_bytes(program: Any) -> int:
     """The bytes that a training step holds at most: all that it computes on the CPU, and gradients."""
     computed = (n.meta.get("val") for n in program.graph.nodes if n.op == "call_function")
-    return sum(t.nbytes for t in (*computed, *program.parameters()) if isinstance(t, torch.Tensor) and t.device.type == "cpu")
+    tensors = [t for t in (*computed, *program.parameters()) if isinstance(t, torch.Tensor) and t.device.type == "cpu"]
+    return sum(math.prod(map(hint, t.shape)) * t.element_size() for t in tensors)
 
 
 def _free_bytes() -> float:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_codegen.trace.refusals import is_library
 
+LONGEST = 120  # characters of a line that asks for a value, in messages
 ASKING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")  # how Python asks for a tensor's value
 
 
@@ -85,10 +86,10 @@ class Decisions:
         ours = nodes & set(self.inputs)
         if any(_varies(node) or node.op != "call_function" for node in nodes - ours):
             return None
-        if ours and not (name == "__bool__" or tensor.dtype == torch.bool and tensor.numel() == 1):
+        if ours and not (name == "__bool__" or (name != "tolist" and tensor.dtype == torch.bool)):
             return None  # numbers: other inputs have others
         values = dict[torch.fx.Node, Any](self.inputs)
-        with _disable_current_modes(), torch.no_grad():
+        with _disable_current_modes():  # and no other mode here: entering one would be traced
             for node in (n for n in made.graph.nodes if n in nodes - ours):  # in their order
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
@@ -111,9 +112,10 @@ def _key(node: Any) -> Any:
 
 
 def _asking_line() -> str:
-    """The line that asks for a value."""
+    """The line that asks for a value: where it is, and its text."""
     frame = next(f for f in reversed(traceback.extract_stack()) if not is_library(f.filename))
-    return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+    text = (frame.line or "").strip().rstrip(":")
+    return f"{frame.filename.rpartition('/')[2]}:{frame.lineno} (`{text[:LONGEST]}`)"
 
 
 def _makers(tensors: list[torch.Tensor]) -> set[torch.fx.Node] | None:

@@ -70,7 +70,7 @@ def _labelled():
 
 
 def _masked_language_inputs():
-    """For a model whose library makes a mask where none is given, but not while it is traced."""
+    """For a model whose library makes a mask where none is given, or leaves out one of ones, but not while it is traced."""
     return language_inputs() | {"attention_mask": torch.ones(2, 16, dtype=torch.long)}
 
 
@@ -171,6 +171,8 @@ _add(
 _add("bloom", "BloomForCausalLM", language_inputs, **text, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.1)
 _add("qwen2", "Qwen2ForCausalLM", language_inputs, **text, **narrow, num_key_value_heads=2)
 _add("olmo2", "Olmo2ForCausalLM", language_inputs, **text, **narrow)
+_add("llama_grouped", "LlamaForCausalLM", language_inputs, **text, **narrow, num_key_value_heads=2)
+_catalogue.add("llama_bfloat16", lambda: globals()["llama_grouped"]().bfloat16(), _masked_language_inputs, "transformers")
 _add(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",

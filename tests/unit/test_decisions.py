@@ -1,0 +1,119 @@
+"""What libraries decide by an input's value, such as to leave out a mask that is all ones, but not in a trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emitted import droppable, emit, load, model_of, rebuilding
+from torch import nn
+
+from remat_codegen.trace import faithful
+from remat_codegen.verify import compare
+
+
+class Masked(nn.Linear):
+    """Rounds otherwise with a mask than without."""
+
+    def forward(self, x, mask, result=None):
+        if not torch.compiler.is_compiling() and mask.all():
+            return super().forward(x).sin()
+        return super().forward(x * mask / 3 * 3).sin()
+
+
+class Harmless(nn.Linear):
+    """A mask of ones makes no difference."""
+
+    def forward(self, x, mask):
+        h = super().forward(x)
+        return h.sin() if not torch.compiler.is_compiling() and mask.all() else (h * mask).sin()
+
+
+class InGradients(nn.Linear):
+    """Differs on the way back only."""
+
+    def forward(self, x, mask):
+        h = super().forward(x)
+        if not torch.compiler.is_compiling() and mask.all():
+            return h.sin()
+        return (h + (h / 3 - (h / 3).detach())).sin()
+
+
+class Counted(nn.Linear):
+    """Asks for a number, which other inputs have another of."""
+
+    def forward(self, x, mask):
+        if not torch.compiler.is_compiling() and int(mask.sum()) == mask.numel():
+            return super().forward(x).sin()
+        return super().forward(x * mask / 3 * 3).sin()
+
+
+class Stateful(Masked):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.norm = nn.BatchNorm1d(8)
+        self.calls = 0
+        self.seen = None
+
+    def forward(self, x, mask):
+        self.seen = mask
+        return nn.functional.dropout(self.norm(super().forward(x, mask)), 0.5)
+
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+ONES = torch.ones(6, 8, dtype=torch.bool)
+PADDED = ONES.clone()
+PADDED[:, 5:] = False
+
+
+def generated(module, args, tmp_path):
+    model = model_of(module, args, {})
+    schedule = rebuilding(model.graph, set(droppable(model.graph)))
+    file = load(emit(module, args, {}, model, schedule, None), tmp_path, type(module).__name__.lower())
+    assert compare(module, file.rematerialize, args, {}).identical
+    return model.trace.decisions, file.rematerialize(module)
+
+
+def test_a_decision_that_changes_bits_is_traced_and_looked_at_in_every_step(tmp_path):
+    decisions, ours = generated(Masked(8, 8), (X, ONES), tmp_path)
+    assert [value for _, value in decisions] == [True]
+    with pytest.raises(ValueError, match=r"test_decisions.py:\d+ \(`if .* and mask.all\(\)`\) finds False, but .* for True"):
+        ours(X, PADDED)
+    ours(X, ONES).sum().backward()
+    assert torch.equal(ours.eval()(X, PADDED), ours.original(X, PADDED))
+
+
+def test_what_is_alike_is_traced_for_all_inputs(tmp_path):
+    decisions, ours = generated(Harmless(8, 8), (X, ONES), tmp_path)
+    assert decisions == ()
+    assert torch.equal(ours(X, PADDED), ours.original(X, PADDED))
+
+
+def test_padded_inputs_are_traced_for_all_inputs(tmp_path):
+    decisions, ours = generated(Masked(8, 8), (X, PADDED), tmp_path)
+    assert decisions == ()
+    ours(X, ONES)
+
+
+def test_gradients_are_compared_too(tmp_path):
+    decisions, _ = generated(InGradients(8, 8), (X, ONES), tmp_path)
+    assert len(decisions) == 1
+
+
+def test_numbers_are_not_decided_by():
+    assert model_of(Counted(8, 8), (X, ONES), {}).trace.decisions == ()
+
+
+def test_without_memory_to_compare_the_decision_is_traced(tmp_path, monkeypatch):
+    monkeypatch.setattr(faithful, "_free_bytes", lambda: 0)
+    decisions, _ = generated(Harmless(8, 8), (X, ONES), tmp_path)
+    assert len(decisions) == 1
+
+
+def test_comparing_leaves_the_model_and_the_generators_as_they_were():
+    module, random = Stateful(8, 8), torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert len(model_of(module, (X, ONES), {}).trace.decisions) == 1
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert module.seen is None
+    assert module.weight.grad is None
