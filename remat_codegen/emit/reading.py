@@ -73,7 +73,7 @@ def operands_in(function: Function, operation: Operation) -> Iterator[ast.expr]:
 
 def base_name(operation: Operation) -> str:
     """What people call an operation, in place or not."""
-    return operation.target._schema.name.removeprefix("aten::").rstrip("_")
+    return operation.base.rstrip("_")
 
 
 def calls_in(function: Function, operation: Operation) -> Iterator[list[ast.expr]]:

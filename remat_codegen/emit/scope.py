@@ -50,7 +50,7 @@ def common_path(paths: Sequence[str]) -> str:
 
 def has_training_flag(operation: Operation) -> bool:
     """Whether an operation behaves differently in training, and its module's flag says which."""
-    base = operation.target._schema.name.removeprefix("aten::").rstrip("_")
+    base = operation.base.rstrip("_")
     if base == "scaled_dot_product_attention":
         position = 4
         drops = position < len(operation.args) and operation.args[position] or dict(operation.kwargs).get("dropout_p")

@@ -60,7 +60,7 @@ def spellings(operation: Operation, tensor: Tensor, training: str | None = None,
     `training` is the expression for its module's training flag, if it has to follow it. `again` leaves the running statistics
     where they are: an operation that runs a second time moves copies of them.
     """
-    base = operation.target._schema.name.removeprefix("aten::")
+    base = operation.base
     overload = operation.target._overloadname
     values = [literal(a, tensor) for a in operation.args]
     keywords = _keywords(operation, tensor)

@@ -18,12 +18,12 @@ IN_TRAINING = 5  # the argument that says whether it does
 
 def moves_statistics(op: Operation) -> bool:
     """Whether an operation moves running statistics along. Fake tensors do not show it."""
-    return op.target._schema.name.removeprefix("aten::") in STATISTICS and op.args[IN_TRAINING] is True
+    return op.base in STATISTICS and _argument(op, IN_TRAINING, op.target._schema.arguments[IN_TRAINING]) is True
 
 
 def is_opaque(op: Operation) -> bool:
     """Whether an operation saves a workspace of its library's own, the size of which fake tensors do not know."""
-    return op.target._schema.name.removeprefix("aten::") in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    return op.base in ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:

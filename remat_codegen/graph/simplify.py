@@ -158,7 +158,7 @@ class _Uses:
 
 def _statistics(operation: Operation) -> Iterator[int]:
     """The running statistics that an operation is given, as variables."""
-    places = STATISTICS.get(operation.target._schema.name.removeprefix("aten::"), ())
+    places = STATISTICS.get(operation.base, ())
     yield from (a.variable for a in (operation.args[place] for place in places) if isinstance(a, Ref))
 
 

@@ -85,6 +85,11 @@ class Operation:
         """The operation in ATen's spelling, such as aten.linear.default."""
         return str(self.target)
 
+    @property
+    def base(self) -> str:
+        """The same without namespace and overload, such as linear."""
+        return str(self.target._schema.name.removeprefix("aten::"))
+
 
 @dataclass(frozen=True)
 class Trace:

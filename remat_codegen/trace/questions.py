@@ -6,6 +6,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,26 +31,28 @@ class Questions:
 
     @contextlib.contextmanager
     def answered(self) -> Iterator[None]:
-        """PyTorch's own code is told the truth."""
-        places = [(torch.compiler, name) for name in ("is_compiling", "is_exporting", "is_dynamo_compiling")]
+        """PyTorch's own code is told the truth. Functions get another code, as others hold them under names of their own."""
+        functions = [torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling]
         if "transformers" in sys.modules:
-            places.append((sys.modules["transformers.utils.import_utils"], "is_fake_tensor"))
-        before = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
-
-        def unless_asked_by_library(own: Callable[..., bool]) -> Callable[..., bool]:
-            def ask(*args: Any) -> bool:
-                frame = sys._getframe(1)
-                return own(*args) if is_library(frame.f_code.co_filename) or self._is_told(frame) else False
-
-            return ask
-
-        for owner, name, own in before:
-            setattr(owner, name, unless_asked_by_library(own))
+            functions += filter(None, [getattr(sys.modules["transformers.utils.import_utils"], "is_fake_tensor", None)])
+        before = [(function, function.__code__) for function in functions]
+        for function, code in before:
+            own = types.FunctionType(code, function.__globals__)
+            function.__globals__[f"_{function.__name__}_"] = partial(self._answer, own)
+            asking = compile(f"lambda *args: _{function.__name__}_(*args)", __file__, "eval").co_consts[0]
+            function.__code__ = asking
         try:
             yield
         finally:
-            for owner, name, own in before:
-                setattr(owner, name, own)
+            for function, code in before:
+                function.__code__ = code
+                del function.__globals__[f"_{function.__name__}_"]
+
+    def _answer(self, own: Callable[..., bool], *args: Any) -> bool:
+        frame = sys._getframe(2)
+        if frame.f_code.co_filename.endswith("_dynamo/external_utils.py") and frame.f_back is not None:
+            frame = frame.f_back  # torch._dynamo.is_compiling()
+        return own(*args) if is_library(frame.f_code.co_filename) or self._is_told(frame) else False
 
     def _is_told(self, frame: types.FrameType) -> bool:
         callers = (frame, frame.f_back, frame.f_back and frame.f_back.f_back)
