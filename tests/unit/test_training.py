@@ -58,6 +58,20 @@ def test_running_statistics_that_are_read_before_they_move(tmp_path):
     assert exact(Folded(), (torch.randn(4, 3, 6, 6),), tmp_path)
 
 
+class Named(nn.BatchNorm1d):
+    """Calls the operation with its arguments under their names."""
+
+    def forward(self, x):
+        shift = self.running_mean * 2
+        moved = {"running_mean": self.running_mean, "running_var": self.running_var, "training": True, "momentum": 0.1}
+        rest = {"weight": self.weight, "bias": self.bias, "eps": 1e-5, "cudnn_enabled": False}
+        return torch.ops.aten.batch_norm.default(x, **moved, **rest).sin() * shift
+
+
+def test_arguments_may_come_under_their_names(tmp_path):
+    assert exact(Named(8), (torch.randn(4, 8),), tmp_path)
+
+
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
