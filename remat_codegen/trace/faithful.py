@@ -1,4 +1,4 @@
-"""Whether what torch.export has made of a model computes what the model does."""
+"""Whether a trace that libraries were told of computes what the model does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import hint
+from remat_codegen.trace.ir import Trace, refs, substitute
 from remat_codegen.trace.state import ABSENT, attributes_of, set_attributes
 from remat_codegen.trace.surroundings import Autocast, autocasting
 
@@ -65,6 +66,32 @@ def _are_equal(one: Results, other: Results) -> bool:
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     alike = (one.shape, one.dtype) == (other.shape, other.dtype)
     return alike and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def have_the_same_operations(one: Trace, other: Trace) -> bool:
+    """Whether two traces compute the same but for what is decided by."""
+    return _described(one) == _described(other)
+
+
+def _described(trace: Trace) -> list[Any]:
+    """What a trace computes its result by, without what it numbers: names of operations, and what they are given."""
+    ends = list(trace.outputs[: len(trace.outputs) - len(trace.decisions)])
+    wanted, deciding = set(refs(ends)), set(refs(list(trace.outputs[len(ends) :])))
+    kept = []
+    for operation in reversed(trace.operations):
+        made = {v for v in operation.results if v is not None}
+        given = refs((operation.args, dict(operation.kwargs)))
+        if made & deciding and not made & wanted:
+            deciding.update(given)
+        else:
+            wanted.update(given)
+            kept.append(operation)
+    names: dict[int, Any] = {v.id: v.path for v in trace.variables if v.path}
+    described: list[Any] = []
+    for place, operation in enumerate(reversed(kept)):
+        names |= {v: (place, k) for k, v in enumerate(operation.results) if v is not None}
+        described.append((operation.name, substitute((operation.args, dict(operation.kwargs)), names)))
+    return [*described, substitute(ends, names)]
 
 
 def _most_bytes(program: Any) -> int:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
-from remat_codegen.trace.faithful import computes_alike
+from remat_codegen.trace.faithful import computes_alike, have_the_same_operations
 from remat_codegen.trace.hidden import no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.questions import Questions
@@ -53,14 +53,14 @@ def trace(
     numbers = _numbers(module)
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
-    runs: list[Any] = []  # the programs that may compute something else than the model
+    programs: list[Any] = []  # that may compute something else than the model, as libraries were told of the trace
 
     def read(seen: Seen, given: Any = None) -> Trace:
         reads, questions, decisions = Reads(), Questions(), Decisions(given)
         try:
             with warnings.catch_warnings(record=True), watched(module, seen, decisions), reads.noted():
                 exported = _export(module, args, kwargs, autocast, dynamic, questions, decisions)
-            runs.extend([exported.module()] if questions.told or decisions.made else [])
+            programs.extend([exported.module()] if questions.told else [])
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         typed = reads.asked_for_types or mentions_types(exported.graph_module)
@@ -74,14 +74,14 @@ def trace(
         return with_returned(found, seen.assigned, [(where, value) for _, value, where in decisions.made])
 
     found = traced_alike(read, module)
-    if not runs or computes_alike(runs[-1], module, args, kwargs, autocast) is True:
+    if not programs:
         return found
     try:
-        other = traced_alike(partial(read, given=(args, kwargs)), module)
+        decided = traced_alike(partial(read, given=(args, kwargs)), module)
     except RematError:
         return found
-    differs = not other.decisions or computes_alike(runs[-1], module, args, kwargs, autocast) is False
-    return found if differs else other
+    alike = not decided.decisions or have_the_same_operations(found, decided)
+    return found if alike or computes_alike(programs[0], module, args, kwargs, autocast) else decided
 
 
 def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
