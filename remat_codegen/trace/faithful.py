@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.sizes import hint
 from remat_codegen.trace.ir import Trace, refs, substitute
-from remat_codegen.trace.state import ABSENT, attributes_of, set_attributes
+from remat_codegen.trace.state import attributes_of, put_back
 from remat_codegen.trace.surroundings import Autocast, autocasting
 
 SEED = 0
@@ -37,7 +37,7 @@ def computes_alike(program: Any, module: nn.Module, args: Any, kwargs: Any, auto
     except Exception:  # no memory, or no forward pass but in a trace
         return None
     finally:
-        set_attributes(module, {**dict.fromkeys(attributes_of(module), ABSENT), **held})
+        put_back(module, held)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

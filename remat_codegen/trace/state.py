@@ -142,6 +142,11 @@ def set_attributes(module: torch.nn.Module, values: Attributes) -> None:
             own[name] = _copied(value)
 
 
+def put_back(module: torch.nn.Module, held: Attributes) -> None:
+    """Gives a module the attributes that `attributes_of` found before, and no others of that kind."""
+    set_attributes(module, {**dict.fromkeys(attributes_of(module), ABSENT), **held})
+
+
 def without_data(values: Attributes) -> Attributes:
     """The same with tensors of zeros in place of those of a trace: one for each of these."""
     made: dict[int, torch.Tensor] = {}

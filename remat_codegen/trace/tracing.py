@@ -24,7 +24,7 @@ from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
 from remat_codegen.trace.settings import Reads, mentions_types
-from remat_codegen.trace.state import Seen, watched, with_returned
+from remat_codegen.trace.state import Seen, attributes_of, put_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.values import Decisions
@@ -108,6 +108,8 @@ def _numbers(module: torch.nn.Module) -> dict[str, int]:
 def _export(
     module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked, questions: Questions, decisions: Decisions
 ) -> torch.export.ExportedProgram:
+    held = attributes_of(module)
+
     def export(others: bool = False, noticed: bool = False) -> torch.export.ExportedProgram:
         given, shapes = (args, kwargs), None
         if dynamic:
@@ -123,7 +125,11 @@ def _export(
             around.enter_context(_only_plain_gradients())
             for context in () if noticed else (decisions.answered(module), questions.answered()):
                 around.enter_context(context)
-            return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
+            try:
+                return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
+            except Exception:
+                put_back(module, held)  # a table that forward has made and holds is one of that trace
+                raise
 
     try:
         return _asked_again(export, questions)

@@ -126,6 +126,25 @@ class Both(nn.Linear):
             raise ValueError("not a number")
 
 
+class Caching(nn.Linear):
+    """Has to be traced as such, which shows only after it has made a table."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(8.0) + 1
+        if not torch.compiler.is_exporting() and (x != x).any():
+            raise ValueError("not a number")
+        return super().forward(x).tanh() * self.table
+
+
+def test_a_trace_that_failed_leaves_nothing_behind_for_the_next():
+    module = Caching(8, 8)
+    assert exact(module, torch.randn(6, 8))
+    assert "table" not in vars(module)
+
+
 def test_only_those_are_told_of_the_trace_who_would_look_at_values():
     assert exact(Both(8, 8), torch.randn(6, 8))
 
