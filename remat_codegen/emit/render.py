@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import re
-import textwrap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,28 +18,26 @@ import black
 import jinja2
 import torch
 
-from remat_codegen import runtime
 from remat_codegen.emit import calls, usersource
+from remat_codegen.emit.guards import Guards
 from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import COLUMNS, uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.program import Named, Written, write_program
-from remat_codegen.emit.scope import has_training_flag, module_expression
+from remat_codegen.emit.scope import module_expression
 from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.schedule import Schedule
-from remat_codegen.sizes import Dynamic
-from remat_codegen.trace import Origin, Variable
+from remat_codegen.trace import Origin
 
 MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
 LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
 PACKED_LINE = 96  # characters
 MIB = 2**20
-AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspaces
 
 _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Python takes for a file's encoding
 
@@ -110,6 +107,8 @@ class _Renderer:
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
         paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
         self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
+        peaks = facts.unmodified_peak_bytes, facts.budget_bytes
+        self.guards = Guards(model, self.arguments, original.structure, facts.growth, *peaks)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
@@ -200,7 +199,7 @@ class _Renderer:
             alive=f"{written.alive_bytes / MIB:,.1f} MiB",
         )
         expressions = [a.expression for a in used]
-        layouts, dtypes = self._layouts(), self._dtypes()
+        layouts, dtypes = self.guards.layouts(), self.guards.dtypes()
         uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
         parts: dict[str, Any] = {"functions": functions, "schedule": schedule, "result": result}
         parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
@@ -213,9 +212,9 @@ class _Renderer:
             uses_step=uses_step,
             uncached=uncached,
             dynamic=bool(self.trace.sizes),
-            plain_at_one=any(self._plain_at_one(s) for s in self.trace.sizes),
-            modes=self._modes(),
-            frozen=self._frozen(),
+            plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
+            modes=self.guards.modes(),
+            frozen=self.guards.frozen(),
             layouts=layouts,
             dtypes=dtypes,
             assigned=[a.expression for a in self.state],
@@ -224,13 +223,8 @@ class _Renderer:
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
         )
-        parts["expected"] = self._expected()
-        parts["structure"] = self._structure()
-        parts["frozen"] = self._frozen()
-        parts["autocast"], parts["modes"] = self._autocast(), self._modes()
+        parts |= self.guards.constants(given)
         given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
-        parts["sizes"] = self._sizes(given)
-        parts["plain_at_one"] = self._plain_sizes(given)
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         checks = {"check_layouts": layouts, "check_dtypes": dtypes, "check_modes": parts["modes"]}
         given_names |= {name for name, text in checks.items() if text}
@@ -265,101 +259,15 @@ class _Renderer:
             return module_expression("m", found.path, self.trace.containers)
         return written.outputs.get(variable) or given[variable]
 
-    def _expected(self) -> str:
-        """What each argument has to be: (shape, dtype, requires_grad) of a tensor, or a value."""
-        rows = []
-        for argument in self.arguments:
-            if argument.variable is None:
-                text = literal(argument.value, str)
-            else:
-                v = self.trace.variables[argument.variable]
-                text = f"({self._shape(v)!r}, {v.dtype}, {v.requires_grad})"
-            rows.append(f"{argument.name!r}: {text}")
-        return "{" + ", ".join(rows) + "}"
-
-    def _structure(self) -> str:
-        """What runtime.structure has to find, in words, as black does not part them."""
-        found = self.original.structure
-        rows = [f"{name}={found[name]}" for name in sorted(found, key=lambda name: name != "structure")]
-        words = "; ".join(row.replace(" ", "\0") for row in rows)  # lines do not end inside of a row
-        lines = textwrap.wrap(words, COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
-        return "(" + " ".join(repr((line + " " * (line is not lines[-1])).replace("\0", " ")) for line in lines) + ")"
-
-    def _shape(self, variable: Variable) -> tuple[int | str, ...]:
-        """A shape in which sizes that may change are names."""
-        return variable.shape if variable.sizes is None else tuple(variable.sizes)
-
     def _measured(self, given: dict[int, str], lines: Sequence[str]) -> list[str]:
         """The lines that take the sizes which `lines` mention from the inputs."""
         used = [s for s in self.trace.sizes if any(uses(given[s.variable], line) for line in lines)]
         return [f"{given[s.variable]} = {given[s.source]}.shape[{s.dimension}]" for s in used]
 
-    def _sizes(self, given: dict[int, str]) -> list[str]:
-        """For each size that may change: its least, the planned, its most, and the power of it that the peak grows with."""
-        rows = []
-        for size in self.trace.sizes:
-            least = 1 if self._plain_at_one(size) else size.least
-            known = (least, size.planned, size.most, self.facts.growth[size.variable])
-            rows.append(f"{given[size.variable]!r}: {known},")
-        return rows
-
-    def _plain_at_one(self, size: Dynamic) -> bool:
-        """Whether the original forward is within the budget at size 1, where the plan does not hold."""
-        facts = self.facts
-        share = size.share_at_one
-        return share is not None and facts.unmodified_peak_bytes * share * AT_ONE_MARGIN <= facts.budget_bytes
-
-    def _plain_sizes(self, given: dict[int, str]) -> str:
-        names = [given[s.variable] for s in self.trace.sizes if self._plain_at_one(s)]
-        return "{" + ", ".join(repr(n) for n in names) + "}" if names else ""
-
-    def _modes(self) -> dict[str, bool]:
-        """By module: the mode it has to be in, where its operations are those of one mode only."""
-        modes = {}
-        for operation in self.trace.operations:
-            path = operation.module_path
-            fixed = self.model.record.random[operation.id] and not has_training_flag(operation)
-            if path and (path in self.trace.evaluating or fixed):
-                modes[path] = path not in self.trace.evaluating
-        return modes
-
     def _beside_result(self) -> list[int]:
         """The variables that buffers are at the end, in the order of `state`, and those that decide something."""
         outputs = self.trace.outputs
         return [o.variable for o in outputs[len(outputs) - len(self.state) - len(self.trace.decisions) :]]
-
-    def _dtypes(self) -> str:
-        """The types of the parameters, where forward mentions types."""
-        return "{" + ", ".join(sorted(map(str, self.trace.dtypes))) + "}" if self.trace.dtypes else ""
-
-    def _layouts(self) -> str:
-        """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""
-        images = [a for a in self.arguments if a.variable is not None and self._is_image(self.trace.variables[a.variable])]
-        weights = [v for v in self.trace.variables if v.origin is Origin.PARAMETER and self._is_image(v)]
-        if not images and not weights:
-            return ""
-        last = {a.name for a in images if a.variable is not None and is_channels_last(self.trace.variables[a.variable])}
-        last |= {"parameters"} if any(map(is_channels_last, weights)) else set()
-        return f"{{{', '.join(f'{a.name!r}: {a.expression}' for a in images)}}}, {tuple(sorted(last))!r}"
-
-    @staticmethod
-    def _is_image(variable: Variable) -> bool:
-        return len(variable.shape) in (4, 5) and variable.dtype.is_floating_point
-
-    def _frozen(self) -> str:
-        paths = [
-            n
-            for v in self.trace.variables
-            if v.origin is Origin.PARAMETER and not v.requires_grad
-            for n in (v.path, *v.aliases)
-        ]
-        return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else ""
-
-    def _autocast(self) -> str:
-        """For each device type in use, what autocast has to cast to when the model is called; None for not at all."""
-        types = {torch.device(v.device).type for v in self.trace.results()} | {device for device, _ in self.trace.autocast}
-        rows = [f"{t!r}: {dict(self.trace.autocast).get(t)}" for t in sorted(types & {"cpu", "cuda"})]
-        return "{" + ", ".join(rows) + "}"
 
     def _described(self) -> str:
         parts = []
@@ -387,12 +295,6 @@ def _with_return(lines: Sequence[str], result: str) -> list[str]:
     if result.isidentifier() and last.startswith(f"{result} = "):
         return [*rest, f"return {last.removeprefix(f'{result} = ')}"]
     return [*lines, f"return {result}"]
-
-
-def is_channels_last(variable: Variable) -> bool:
-    """Whether a tensor with channels in its second dimension has them next to each other, and not its last dimension."""
-    tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device="meta")
-    return not tensor.is_contiguous() and runtime.is_channels_last(tensor)
 
 
 def packed(tensor: torch.Tensor) -> list[str]:

@@ -1,0 +1,134 @@
+"""What a generated file checks before each step: that it is called as it was planned for. Texts of its constants and calls."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat_codegen import runtime
+from remat_codegen.emit.calls import Argument
+from remat_codegen.emit.lines import COLUMNS
+from remat_codegen.emit.scope import has_training_flag
+from remat_codegen.emit.spell import literal
+from remat_codegen.graph.simplify import Model
+from remat_codegen.sizes import Dynamic
+from remat_codegen.trace import Origin, Trace, Variable
+
+AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspaces
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The checks of a file for `model`, called with `arguments`. `found` is runtime.structure of it with its settings; `growth`
+    is the power of each size that may change, by variable, that the peak grows with."""
+
+    model: Model
+    arguments: Sequence[Argument]
+    found: Mapping[str, str]
+    growth: Mapping[int, float]
+    unmodified_peak_bytes: int
+    budget_bytes: int
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the model."""
+        return self.model.trace
+
+    def constants(self, given: dict[int, str]) -> dict[str, Any]:
+        """The constants of a file that it checks a step with. `given` are names of inputs and sizes, by variable."""
+        found: dict[str, Any] = {"expected": self._expected(), "structure": self._structure(), "frozen": self.frozen()}
+        found |= {"autocast": self._autocast(), "modes": self.modes()}
+        return found | {"sizes": self._sizes(given), "plain_at_one": self._plain_sizes(given)}
+
+    def _expected(self) -> str:
+        """What each argument has to be: (shape, dtype, requires_grad) of a tensor, or a value."""
+        rows = []
+        for argument in self.arguments:
+            if argument.variable is None:
+                text = literal(argument.value, str)
+            else:
+                v = self.trace.variables[argument.variable]
+                text = f"({self._shape(v)!r}, {v.dtype}, {v.requires_grad})"
+            rows.append(f"{argument.name!r}: {text}")
+        return "{" + ", ".join(rows) + "}"
+
+    def _structure(self) -> str:
+        """What runtime.structure has to find, in words, as black does not part them."""
+        names = sorted(self.found, key=lambda name: name != "structure")
+        rows = [f"{name}={self.found[name]}" for name in names]
+        words = "; ".join(row.replace(" ", "\0") for row in rows)  # lines do not end inside of a row
+        lines = textwrap.wrap(words, COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
+        return "(" + " ".join(repr((line + " " * (line is not lines[-1])).replace("\0", " ")) for line in lines) + ")"
+
+    def _shape(self, variable: Variable) -> tuple[int | str, ...]:
+        """A shape in which sizes that may change are names."""
+        return variable.shape if variable.sizes is None else tuple(variable.sizes)
+
+    def _sizes(self, given: dict[int, str]) -> list[str]:
+        """For each size that may change: its least, the planned, its most, and the power of it that the peak grows with."""
+        rows = []
+        for size in self.trace.sizes:
+            least = 1 if self.plain_at_one(size) else size.least
+            known = (least, size.planned, size.most, self.growth[size.variable])
+            rows.append(f"{given[size.variable]!r}: {known},")
+        return rows
+
+    def plain_at_one(self, size: Dynamic) -> bool:
+        """Whether the original forward is within the budget at size 1, where the plan does not hold."""
+        share = size.share_at_one
+        return share is not None and self.unmodified_peak_bytes * share * AT_ONE_MARGIN <= self.budget_bytes
+
+    def _plain_sizes(self, given: dict[int, str]) -> str:
+        """The names of sizes at whose size 1 the original forward runs."""
+        names = [given[s.variable] for s in self.trace.sizes if self.plain_at_one(s)]
+        return "{" + ", ".join(repr(n) for n in names) + "}" if names else ""
+
+    def modes(self) -> dict[str, bool]:
+        """By module: the mode it has to be in, where its operations are those of one mode only."""
+        modes = {}
+        for operation in self.trace.operations:
+            path = operation.module_path
+            fixed = self.model.record.random[operation.id] and not has_training_flag(operation)
+            if path and (path in self.trace.evaluating or fixed):
+                modes[path] = path not in self.trace.evaluating
+        return modes
+
+    def dtypes(self) -> str:
+        """The types of the parameters, where forward mentions types."""
+        return "{" + ", ".join(sorted(map(str, self.trace.dtypes))) + "}" if self.trace.dtypes else ""
+
+    def layouts(self) -> str:
+        """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""
+        images = [a for a in self.arguments if a.variable is not None and _is_image(self.trace.variables[a.variable])]
+        weights = [v for v in self.trace.variables if v.origin is Origin.PARAMETER and _is_image(v)]
+        if not images and not weights:
+            return ""
+        last = {a.name for a in images if a.variable is not None and is_channels_last(self.trace.variables[a.variable])}
+        last |= {"parameters"} if any(map(is_channels_last, weights)) else set()
+        return f"{{{', '.join(f'{a.name!r}: {a.expression}' for a in images)}}}, {tuple(sorted(last))!r}"
+
+    def frozen(self) -> str:
+        """The parameters that are not trained."""
+        frozen = [v for v in self.trace.variables if v.origin is Origin.PARAMETER and not v.requires_grad]
+        paths = [name for v in frozen for name in (v.path, *v.aliases)]
+        return "{" + ", ".join(repr(p) for p in sorted(paths)) + "}" if paths else ""
+
+    def _autocast(self) -> str:
+        """For each device type in use, what autocast has to cast to when the model is called; None for not at all."""
+        types = {torch.device(v.device).type for v in self.trace.results()} | {device for device, _ in self.trace.autocast}
+        rows = [f"{t!r}: {dict(self.trace.autocast).get(t)}" for t in sorted(types & {"cpu", "cuda"})]
+        return "{" + ", ".join(rows) + "}"
+
+
+def _is_image(variable: Variable) -> bool:
+    return len(variable.shape) in (4, 5) and variable.dtype.is_floating_point
+
+
+def is_channels_last(variable: Variable) -> bool:
+    """Whether a tensor with channels in its second dimension has them next to each other, and not its last dimension."""
+    tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device="meta")
+    return not tensor.is_contiguous() and runtime.is_channels_last(tensor)
