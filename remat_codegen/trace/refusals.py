@@ -14,11 +14,11 @@ from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.trace.ir import Source
 
 
-def refused(what: str) -> UnsupportedError:
+def refused(what: str, hint: str = "write it with differentiable operations, or move it out of the model") -> UnsupportedError:
     """The error for what the user's line does that calls us."""
     frames = [f for f in traceback.extract_stack() if not is_library(f.filename)]
     where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
-    return UnsupportedError(what, where=where, hint="write it with differentiable operations, or move it out of the model")
+    return UnsupportedError(what, where=where, hint=hint)
 
 
 def refusal(error: BaseException | None) -> UnsupportedError | None:

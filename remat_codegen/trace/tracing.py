@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
@@ -168,6 +169,9 @@ def _only_plain_gradients() -> Iterator[None]:
             raise refused(
                 "register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows"
             )
+        if cls is CheckpointFunction:
+            hint = "switch checkpointing off, which the plan takes the place of, or use its use_reentrant=False"
+            raise refused("torch.utils.checkpoint with use_reentrant=True cannot be traced", hint)
         raise refused(f"the autograd.Function {cls.__name__} has a backward of its own, which no trace shows")
 
     def refusing(name: str) -> Any:

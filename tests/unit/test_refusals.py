@@ -13,7 +13,10 @@ REFUSED = {
     "function": ("Reverse.apply(h)", "the autograd.Function Reverse has a backward of its own"),
     "hook": ("(h.register_hook(lambda g: -g), h)[1]", r"register_hook\(\) inside of forward"),
     "grad": ("h * torch.autograd.grad(h.sum(), x, create_graph=True)[0]", r"torch.autograd.grad\(\) inside of forward"),
-    "checkpoint": ("checkpoint(torch.tanh, h, use_reentrant=True)", "the autograd.Function CheckpointFunction"),
+    "checkpoint": (
+        "checkpoint(torch.tanh, h, use_reentrant=True)",
+        "torch.utils.checkpoint with use_reentrant=True cannot",
+    ),
 }
 
 
