@@ -182,7 +182,7 @@ def _unseen(traced: Traced) -> tuple[str, ...]:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     listed = f"{', '.join(names[:MOST_NAMES])}{more}"
     changes = [f"forward changes {listed}; training steps of this file leave that as it is"] if names else []
-    return (*decided, *changes)
+    return (*dict.fromkeys(decided), *changes)
 
 
 def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:

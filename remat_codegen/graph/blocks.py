@@ -17,7 +17,7 @@ from remat_codegen.graph.ir import Block, Graph, Kind, Node
 
 SMALL_PIECE = 4  # nodes; pieces below this are joined with neighbouring small ones
 JOINED_PIECE = 8  # nodes; the largest block made by joining
-SMALL_SHARE = 0.01  # a value without gradient may cross a cut if it is at most this part of the largest value
+SMALL_SHARE = 0.01  # a value without gradient may cross a cut if it is at most this part of all values together
 
 
 def cut_into_blocks(graph: Graph) -> tuple[Block, ...]:
@@ -43,8 +43,7 @@ class _Cuts:
         self.graph = graph
         back = {n.forward for n in graph.backward_nodes}
         self.differentiable = {d for n in graph.forward_nodes if n.id in back for d in n.writes}
-        largest = max((d.nbytes for d in graph.data if d.kind is Kind.VALUE), default=0)
-        self.small = largest * SMALL_SHARE
+        self.small = SMALL_SHARE * sum(d.nbytes for d in graph.data if d.kind is Kind.VALUE)
         self.crossing = self._crossing()
 
     def _crossing(self) -> list[list[int]]:

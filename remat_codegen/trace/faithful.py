@@ -2,65 +2,99 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from pathlib import Path
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from remat_codegen.attributes import computed_attributes
 from remat_codegen.sizes import hint
-from remat_codegen.trace.ir import Trace, refs, substitute
-from remat_codegen.trace.state import attributes_of, put_back
+from remat_codegen.trace.ir import Origin, Trace, refs, substitute
+from remat_codegen.trace.structures import know_dataclasses
 from remat_codegen.trace.surroundings import Autocast, autocasting
 
 SEED = 0
+LARGEST_STEP_BYTES = 8 * 2**30  # what a step that is run may hold: a constant, so that every machine chooses the same trace
 
-Results = tuple[list[torch.Tensor], dict[str, torch.Tensor]]  # what is returned, and gradients
+
+@dataclass(frozen=True)
+class Program:
+    """What torch.export has made of a model. It returns (result, more) where forward returns `beside` its result."""
+
+    run: Any
+    beside: bool
 
 
-def computes_alike(program: Any, module: nn.Module, args: Any, kwargs: Any, autocast: Autocast) -> bool | None:
-    """Whether `program`, a graph module, returns first of all the tensors that `module` does, with the same gradients, to the
-    bit. True, too, where those of the module are others each time; None where there is no memory to find out.
+@dataclass(frozen=True)
+class Step:
+    """What a step leaves: tensors and the rest of what is returned, gradients and buffers by name."""
 
-    Leaves the module, the arguments and the generators as they were.
+    tensors: list[torch.Tensor]
+    rest: list[Any]
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+def computes_alike(program: Program, module: nn.Module, args: Any, kwargs: Any, autocast: Autocast) -> bool | None:
+    """Whether `program` returns what `module` does, with the same gradients and buffers, to the bit. True, too, where those of
+    the module are others each time; None where a step is too large to find out, or cannot run.
+
+    Works on copies; leaves generators as they were.
     """
-    if _most_bytes(program) > _free_bytes():
+    if _most_bytes(program.run) > LARGEST_STEP_BYTES:
         return None
-    buffers, held = [(b, b.clone()) for b in module.buffers()], attributes_of(module)
     try:
-        first = _results(module, args, kwargs, autocast)
-        if not _are_equal(first, _results(module, args, kwargs, autocast)):
-            return True
-        return _are_equal(first, _results(program, args, kwargs, autocast, len(first[0])))
-    except Exception:  # no memory, or no forward pass but in a trace
+        with warnings.catch_warnings(record=True):
+            first = _step(module, False, args, kwargs, autocast)
+            if not _are_alike(first, _step(module, False, args, kwargs, autocast)):
+                return True
+            return _are_alike(first, _step(program.run, program.beside, args, kwargs, autocast))
+    except Exception:  # no memory, no copy, or no forward pass but in a trace
         return None
-    finally:
-        put_back(module, held)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
-def _results(run: nn.Module, args: Any, kwargs: Any, autocast: Autocast, most: int | None = None) -> Results:
-    """The first tensors that `run` returns, and the gradients of its parameters for random cotangents."""
-    given, others = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
-    parameters = {name: p for name, p in run.named_parameters() if p.requires_grad}
-    with torch.random.fork_rng(sorted({p.device.index for p in run.parameters() if p.device.type == "cuda"})):
+def _step(original: nn.Module, beside: bool, args: Any, kwargs: Any, autocast: Autocast) -> Step:
+    """One step of a copy, the gradients for random cotangents."""
+    run = copy.deepcopy(original, computed_attributes(original))
+    buffers = dict(run.named_buffers())
+    given, others = pytree.tree_map(_leaf, (args, kwargs))
+    inputs = {f"input {i}": leaf for i, leaf in enumerate(pytree.tree_leaves((given, others)))}
+    trained = {**inputs, **dict(run.named_parameters())}
+    trained = {name: t for name, t in trained.items() if isinstance(t, torch.Tensor) and t.requires_grad}
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         torch.manual_seed(SEED)
         with autocasting(autocast):
-            found = [t for t in pytree.tree_leaves(run(*given, **others)) if isinstance(t, torch.Tensor)][:most]
-        ends = [t for t in found if t.requires_grad]
+            found = run(*given, **others)
+        leaves, spec = pytree.tree_flatten(know_dataclasses(found[0] if beside else found))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        ends = [t for t in tensors if t.requires_grad]
         cotangents = [torch.randn_like(t) for t in ends]
-        gradients = torch.autograd.grad(ends, list(parameters.values()), cotangents, allow_unused=True)
-    return [t.detach() for t in found], {n: g for n, g in zip(parameters, gradients, strict=True) if g is not None}
+        some = ends and trained
+        gradients = torch.autograd.grad(ends, [*trained.values()], cotangents, allow_unused=True) if some else ()
+    rest = [spec, *(leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))]
+    kept = {
+        name: b for name, b in run.named_buffers() if b is buffers.get(name)
+    }  # assigned ones are returned beside the result
+    by_name = {name: g for name, g in zip(trained, gradients, strict=False) if g is not None}
+    return Step([t.detach() for t in tensors], rest, by_name, kept)
 
 
-def _are_equal(one: Results, other: Results) -> bool:
-    tensors, others = ([*found, *gradients.values()] for found, gradients in (one, other))
-    same = len(one[0]) == len(other[0]) and [*one[1]] == [*other[1]]
-    return same and all(map(_is_equal, tensors, others))
+def _leaf(leaf: Any) -> Any:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _are_alike(one: Step, other: Step) -> bool:
+    if (len(one.tensors), one.rest, one.gradients.keys()) != (len(other.tensors), other.rest, other.gradients.keys()):
+        return False
+    both = one.buffers.keys() & other.buffers.keys()
+    pairs = [*zip(one.tensors, other.tensors, strict=True), *((one.buffers[n], other.buffers[n]) for n in both)]
+    pairs += [(gradient, other.gradients[name]) for name, gradient in one.gradients.items()]
+    return all(_is_equal(a, b) for a, b in pairs)
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -70,10 +104,10 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def have_the_same_operations(one: Trace, other: Trace) -> bool:
     """Whether two traces compute the same but for what is decided by."""
-    return _described(one) == _described(other)
+    return one.output_spec == other.output_spec and _described(one) == _described(other)
 
 
-def _described(trace: Trace) -> list[Any]:
+def _described(trace: Trace) -> list[str]:
     """What a trace computes its result by, without what it numbers: names of operations, and what they are given."""
     ends = list(trace.outputs[: len(trace.outputs) - len(trace.decisions)])
     wanted, deciding = set(refs(ends)), set(refs(list(trace.outputs[len(ends) :])))
@@ -86,25 +120,18 @@ def _described(trace: Trace) -> list[Any]:
         else:
             wanted.update(given)
             kept.append(operation)
-    names: dict[int, Any] = {v.id: v.path for v in trace.variables if v.path}
-    described: list[Any] = []
+    names: dict[int, Any] = {v.id: v.path for v in trace.variables if v.origin is not Origin.CONSTANT and v.path}
+    names |= {v: (tensor.dtype, tensor.shape, tensor.tolist()) for v, tensor in trace.constants}
+    described = []
     for place, operation in enumerate(reversed(kept)):
         names |= {v: (place, k) for k, v in enumerate(operation.results) if v is not None}
-        described.append((operation.name, substitute((operation.args, dict(operation.kwargs)), names)))
-    return [*described, substitute(ends, names)]
+        given = substitute((operation.args, dict(operation.kwargs)), names)
+        described.append(repr((operation.name, given, operation.grad_enabled, operation.autocast)))
+    return [*described, repr(substitute(ends, names))]
 
 
 def _most_bytes(program: Any) -> int:
-    """The bytes that a training step holds at most: all that it computes on the CPU, and gradients."""
+    """The bytes that a training step holds at most: all that it computes, and gradients."""
     computed = (n.meta.get("val") for n in program.graph.nodes if n.op == "call_function")
-    tensors = [t for t in (*computed, *program.parameters()) if isinstance(t, torch.Tensor) and t.device.type == "cpu"]
+    tensors = [t for t in (*computed, *program.parameters()) if isinstance(t, torch.Tensor)]
     return sum(math.prod(map(hint, t.shape)) * t.element_size() for t in tensors)
-
-
-def _free_bytes() -> float:
-    """The memory that is left, where the system says so."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return math.inf

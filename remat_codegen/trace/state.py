@@ -71,7 +71,7 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
         seen.constant |= {name for name, value in changed.items() if are_constant([*_tensors_in({name: value})])}
-        more = [*seen.assigned.values(), *(tensor for tensor, *_ in decisions.made)]
+        more = [*seen.assigned.values(), *decisions.settled()]
         return (result, more) if more else result
 
     hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
@@ -144,7 +144,9 @@ def set_attributes(module: torch.nn.Module, values: Attributes) -> None:
 
 def put_back(module: torch.nn.Module, held: Attributes) -> None:
     """Gives a module the attributes that `attributes_of` found before, and no others of that kind."""
-    set_attributes(module, {**dict.fromkeys(attributes_of(module), ABSENT), **held})
+    now = attributes_of(module)
+    changed = {name for name in {**now, **held} if not _is_same(now.get(name, ABSENT), held.get(name, ABSENT))}
+    set_attributes(module, {name: held.get(name, ABSENT) for name in changed})
 
 
 def without_data(values: Attributes) -> Attributes:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
-from remat_codegen.trace.faithful import computes_alike, have_the_same_operations
+from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.hidden import no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.questions import Questions
@@ -54,14 +54,14 @@ def trace(
     numbers = _numbers(module)
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
-    programs: list[Any] = []  # that may compute something else than the model, as libraries were told of the trace
+    programs: list[Program] = []  # that may compute something else than the model, as libraries were told of the trace
 
     def read(seen: Seen, given: Any = None) -> Trace:
         reads, questions, decisions = Reads(), Questions(), Decisions(given)
         try:
             with warnings.catch_warnings(record=True), watched(module, seen, decisions), reads.noted():
                 exported = _export(module, args, kwargs, autocast, dynamic, questions, decisions)
-            programs.extend([exported.module()] if questions.told else [])
+            programs.extend([Program(exported.module(), bool(seen.assigned or decisions.made))] if questions.told else [])
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
         typed = reads.asked_for_types or mentions_types(exported.graph_module)
@@ -72,17 +72,22 @@ def trace(
         found = replace(
             found, numbers=numbers, settings=reads.of(module, [*seen.attributes, *seen.written]), dtypes=frozenset(dtypes)
         )
-        return with_returned(found, seen.assigned, [(where, value) for _, value, where in decisions.made])
+        return with_returned(found, seen.assigned, decisions.lines())
 
     found = traced_alike(read, module)
     if not programs:
         return found
+    told = len(programs)
     try:
         decided = traced_alike(partial(read, given=(args, kwargs)), module)
     except RematError:
         return found
-    alike = not decided.decisions or have_the_same_operations(found, decided)
-    return found if alike or computes_alike(programs[0], module, args, kwargs, autocast) else decided
+    if not decided.decisions or have_the_same_operations(found, decided):
+        return found
+    if computes_alike(programs[0], module, args, kwargs, autocast):
+        return found
+    differs = len(programs) > told and computes_alike(programs[-1], module, args, kwargs, autocast) is False
+    return found if differs else decided
 
 
 def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
@@ -112,6 +117,7 @@ def _export(
     held = attributes_of(module)
 
     def export(others: bool = False, noticed: bool = False) -> torch.export.ExportedProgram:
+        decisions.made.clear()
         given, shapes = (args, kwargs), None
         if dynamic:
             given, copied = _copies(given, dynamic)

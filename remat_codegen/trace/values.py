@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.refusals import is_library
 
 LONGEST = 120  # characters of a line that asks for a value, in messages
@@ -30,13 +32,15 @@ def are_constant(tensors: list[torch.Tensor]) -> bool:
 
 @dataclass
 class Decisions:
-    """What forward decides by the values of its inputs. `made` are a tensor of the trace with one truth value, what it was, and
-    the line that asks for it. `given` are the arguments to decide by; None where forward may not."""
+    """What forward decides by the values of its inputs. `made` are a tensor of the trace with one truth value, what it was, the
+    line that asks for it, and a number that is the same for tensors that are computed alike. `given` are the arguments to
+    decide by; None where forward may not."""
 
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    made: list[tuple[torch.Tensor, bool, str]] = field(default_factory=list)
+    made: list[tuple[torch.Tensor, bool, str, str]] = field(default_factory=list)
     inputs: dict[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
-    known: set[Any] = field(default_factory=set)
+    numbers: dict[Any, str] = field(default_factory=dict)
+    casts: list[Any] = field(default_factory=list)
 
     @contextlib.contextmanager
     def answered(self, module: torch.nn.Module) -> Iterator[None]:
@@ -66,7 +70,7 @@ class Decisions:
 
     def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Finds which of a trace's tensors are the arguments."""
-        self.made, self.inputs, self.known = [], {}, set()
+        self.made, self.inputs, self.numbers, self.casts = [], {}, {}, _casts()
         if self.given is None:
             return
         signature = inspect.signature(module.forward)
@@ -77,38 +81,40 @@ class Decisions:
                 self.inputs[node] = value
 
     def _computed(self, tensor: torch.Tensor, name: str) -> torch.Tensor | None:
-        """A tensor of a trace, computed; None where it may be another in the next call, other than by what is given, or where
-        something was changed in place."""
-        nodes = _makers([tensor])
-        made = _maker(tensor)
-        if not nodes or made is None or _are_changed(nodes):
+        """A tensor of a trace, computed; None where it may be another in the next call, other than by what is given, where
+        something was changed in place, or where it was computed under other casts than the model is called under."""
+        nodes, made = _makers([tensor]), _maker(tensor)
+        if not nodes or made is None or nodes & _changed(made.graph):
             return None
         ours = nodes & set(self.inputs)
         if any(_varies(node) or node.op != "call_function" for node in nodes - ours):
             return None
         if ours and not (name == "__bool__" or (name != "tolist" and tensor.dtype == torch.bool)):
             return None  # numbers: other inputs have others
-        values = dict[torch.fx.Node, Any](self.inputs)
+        if _casts() != self.casts or nodes & _cast_otherwise(made.graph):
+            return None
+        values, numbers = dict[torch.fx.Node, Any](self.inputs), {node: node.name for node in ours}
         with _disable_current_modes():  # and no other mode here: entering one would be traced
             for node in (n for n in made.graph.nodes if n in nodes - ours):  # in their order
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
-            if ours:
-                self._note(tensor, made, values[made])
+                key = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), numbers.__getitem__))
+                numbers[node] = self.numbers.setdefault(key, f"{len(self.numbers)}")
+            if ours and numbers[made] not in (number for *_, number in self.made):
+                self.made.append((tensor, bool(values[made]), _asking_line(), numbers[made]))
             return values[made]
 
-    def _note(self, tensor: torch.Tensor, made: torch.fx.Node, value: torch.Tensor) -> None:
-        key = _key(made)
-        if key not in self.known:
-            self.known.add(key)
-            self.made.append((tensor, bool(value), _asking_line()))
+    def settled(self) -> list[torch.Tensor]:
+        """The tensors that were decided by. Raises UnsupportedError where one of them was changed in place afterwards."""
+        tensors = [tensor for tensor, *_ in self.made]
+        makers = {node for node in map(_maker, tensors) if node is not None}
+        if makers and makers & _changed(next(iter(makers)).graph):
+            raise UnsupportedError("what forward decides by is changed in place")
+        return tensors
 
-
-def _key(node: Any) -> Any:
-    """The same for nodes that compute the same."""
-    if node.op == "placeholder":
-        return node.name
-    return str(node.target), str(torch.fx.map_arg((node.args, node.kwargs), lambda n: repr(_key(n))))
+    def lines(self) -> list[tuple[str, bool]]:
+        """The lines that ask, and what they found."""
+        return [(line, value) for _, value, line, _ in self.made]
 
 
 def _asking_line() -> str:
@@ -135,11 +141,47 @@ def _varies(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _are_changed(nodes: set[torch.fx.Node]) -> bool:
-    """Whether a trace changes something of nodes, or of what looks at it, in place so far."""
-    graph = next(iter(nodes)).graph
-    changing = [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable]
-    return any(nodes & _ancestors(set(n.all_input_nodes)) for n in changing)
+def _changed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes of a trace whose memory it changes in place so far."""
+    neighbours: dict[torch.fx.Node, set[torch.fx.Node]] = {}
+    written = set[torch.fx.Node]()
+    for node in graph.nodes:
+        for given, is_written in _shared(node):
+            neighbours.setdefault(node, set()).add(given)
+            neighbours.setdefault(given, set()).add(node)
+            written |= {given} if is_written else set()
+    found, new = set(written), written
+    while new:
+        new = {n for known in new for n in neighbours[known]} - found
+        found |= new
+    return found
+
+
+def _shared(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
+    """The arguments whose memory an operation may return, or writes; and whether it does."""
+    if node.target is operator.getitem:
+        yield from ((given, False) for given in node.all_input_nodes)
+    if isinstance(node.target, torch._ops.OpOverload):
+        for place, argument in enumerate(node.target._schema.arguments):
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            shared = argument.alias_info
+            leaves = pytree.tree_leaves(value) if shared is not None else []
+            yield from ((leaf, bool(shared and shared.is_write)) for leaf in leaves if isinstance(leaf, torch.fx.Node))
+
+
+def _casts() -> list[Any]:
+    """What autocast does at this moment."""
+    devices = ("cpu", "cuda")
+    return [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+
+
+def _cast_otherwise(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes of a trace that were made in a region with an autocast of its own."""
+    depth, found = 0, set[torch.fx.Node]()
+    for node in graph.nodes:
+        depth += {"_enter_autocast": 1, "_exit_autocast": -1}.get(getattr(node.target, "__name__", ""), 0)
+        found |= {node} if depth else set()
+    return found
 
 
 def _ancestors(nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:

@@ -90,7 +90,7 @@ def test_what_is_alike_is_traced_for_all_inputs(tmp_path):
 
 def test_padded_inputs_are_traced_for_all_inputs(tmp_path, monkeypatch):
     """Their operations are the same with the decision: nothing has to be run to see that."""
-    monkeypatch.setattr(faithful, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(faithful, "LARGEST_STEP_BYTES", 0)
     decisions, ours = generated(Masked(8, 8), (X, PADDED), tmp_path)
     assert decisions == ()
     ours(X, ONES)
@@ -106,7 +106,7 @@ def test_numbers_are_not_decided_by():
 
 
 def test_without_memory_to_compare_the_decision_is_traced(tmp_path, monkeypatch):
-    monkeypatch.setattr(faithful, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(faithful, "LARGEST_STEP_BYTES", 0)
     decisions, _ = generated(Harmless(8, 8), (X, ONES), tmp_path)
     assert len(decisions) == 1
 

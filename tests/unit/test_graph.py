@@ -54,6 +54,26 @@ def test_running_statistics_do_not_keep_batch_norm_from_running_again():
     assert all(name.startswith("add_") for name in once) and len(once) == 4
 
 
+class Padded(nn.Module):
+    """Makes a mask that all layers read, and that is not much smaller than what they make."""
+
+    def __init__(self, layers=6):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(layers))
+
+    def forward(self, x, lengths):
+        mask = torch.arange(x.shape[1]) >= lengths[:, None, None]
+        mask = mask.expand(-1, x.shape[1], -1).repeat_interleave(2, 0)
+        for layer in self.layers:
+            x = layer(x, src_mask=mask)
+        return x
+
+
+def test_a_mask_for_all_layers_does_not_join_them():
+    graph = model_of(Padded(), (torch.randn(4, 32, 16), torch.tensor([32, 32, 16, 8])), {}).graph
+    assert len(graph.blocks) >= 12
+
+
 class Folded(nn.Module):
     """Computes with running statistics before they move, as quantization-aware training does."""
 
