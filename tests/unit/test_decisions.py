@@ -59,6 +59,86 @@ class Stateful(Masked):
         return nn.functional.dropout(self.norm(super().forward(x, mask)), 0.5)
 
 
+class Deep(Masked):
+    """What decides is far from the input, and reaches it by many ways."""
+
+    def forward(self, x, mask):
+        whole = mask
+        for _ in range(24):
+            whole = whole & whole.roll(1, 0)
+        if not torch.compiler.is_compiling() and whole.all():
+            mask = True
+        return super().forward(x, mask if mask is not True else whole)
+
+
+class Holding(Masked):
+    """Holds what cannot be written to, an attribute with a dot in its name, and more than numbers."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("table", torch.arange(8.0).expand(6, 8))
+        setattr(self, "head.0", 3)
+        self.seen = set()
+
+    def forward(self, x, mask):
+        self.seen.add(len(self.seen))
+        return super().forward(x + self.table, mask)
+
+
+class Counting(Masked):
+    """Computes something else in each step."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, mask):
+        self.count += 1
+        return super().forward(x, mask) * self.count
+
+
+class WithoutGradient(nn.Linear):
+    """The same operation, but not for gradients."""
+
+    def forward(self, x, mask):
+        h = super().forward(x)
+        with torch.set_grad_enabled(torch.compiler.is_compiling() or not bool(mask.all())):
+            other = super().forward(2 * x)
+        return h + other
+
+
+class OfInputs(nn.Linear):
+    """Differs in the gradients of inputs only."""
+
+    def forward(self, x, mask):
+        return super().forward(x if not torch.compiler.is_compiling() and mask.all() else x.detach())
+
+
+class OtherNumbers(nn.Linear):
+    def forward(self, x, mask):
+        numbers = [3.0] * 8 if not torch.compiler.is_compiling() and mask.all() else [2.0] * 8
+        return super().forward(x) * torch.tensor(numbers)
+
+
+class InPlace(Masked):
+    """Changes in place what was computed with the mask, before it asks again."""
+
+    def forward(self, x, mask):
+        x = x * mask
+        x += 1
+        return super().forward(x, mask)
+
+
+class Overwriting(Masked):
+    """Changes what it has decided by."""
+
+    def forward(self, x, mask):
+        whole = mask.all()
+        h = super().forward(x, mask | whole) if not torch.compiler.is_compiling() and whole else x
+        whole.logical_not_()
+        return h + super().forward(x, mask) * whole.logical_not()
+
+
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 ONES = torch.ones(6, 8, dtype=torch.bool)
 PADDED = ONES.clone()
@@ -94,6 +174,21 @@ def test_padded_inputs_are_traced_for_all_inputs(tmp_path, monkeypatch):
     decisions, ours = generated(Masked(8, 8), (X, PADDED), tmp_path)
     assert decisions == ()
     ours(X, ONES)
+
+
+@pytest.mark.parametrize("kind", [Deep, Holding, Counting, WithoutGradient, OtherNumbers, InPlace])
+def test_decisions_are_traced_whatever_else_the_model_does(kind, tmp_path):
+    decisions, _ = generated(kind(8, 8), (X, ONES), tmp_path)
+    assert decisions
+
+
+def test_gradients_of_inputs_are_compared_too(tmp_path):
+    decisions, _ = generated(OfInputs(8, 8), (X.clone().requires_grad_(), ONES), tmp_path)
+    assert decisions
+
+
+def test_what_is_changed_after_it_was_decided_by_is_not_looked_at():
+    assert len(model_of(Overwriting(8, 8), (X, ONES), {}).trace.decisions) == 0
 
 
 def test_gradients_are_compared_too(tmp_path):
