@@ -1,12 +1,13 @@
 """Cuts a graph into a chain of blocks at its 1-separators, and finds the equal ones (rk-GB, appendix A.4 and A.5).
 
 A cut after forward node p is possible where exactly one value made before it is read after it. Small values that need no
-gradient (a mask, a position bias's indices) may cross as well: they stay where they are.
+gradient (a mask, a position bias's indices) may cross as well: they stay where they are. Where a block would be large
+otherwise, so may larger ones: the plan is a little slower, and found in seconds.
 
 Consecutive cuts leave pieces of one or two nodes (a final norm and its projection); neighbouring small pieces are
-joined. For a GPT-2
-of n layers this gives the paper's 2n + 2 blocks: the embedding, n attentions, n MLPs, the head. The paper's five
-kinds come out too: as there, the last MLP counts as a kind of its own, because its output has one reader instead of two.
+joined. For a GPT-2 of n layers this gives the paper's 2n + 2 blocks: the embedding, n attentions, n MLPs, the head. The
+paper's five kinds come out too: as there, the last MLP counts as a kind of its own, because its output has one reader
+instead of two.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from remat_codegen.graph.ir import Block, Graph, Kind, Node
 
 SMALL_PIECE = 4  # nodes; pieces below this are joined with neighbouring small ones
 JOINED_PIECE = 8  # nodes; the largest block made by joining
-SMALL_SHARE = 0.01  # a value without gradient may cross a cut if it is at most this part of all values together
+SMALL_SHARE = 0.01  # a value without gradient may cross a cut if it is at most this part of the largest value
+SMALL_SHARE_OF_ALL = 0.01  # of all values together, for graphs that would have a large block otherwise
+LARGE_BLOCK = 128  # nodes; a plan for more takes minutes
 
 
 def cut_into_blocks(graph: Graph) -> tuple[Block, ...]:
     """The blocks of a graph, in order; together they hold every forward node."""
-    cuts = _Cuts(graph)
+    sizes = [d.nbytes for d in graph.data if d.kind is Kind.VALUE]
+    cuts = _Cuts(graph, SMALL_SHARE * max(sizes, default=0))
+    if any(last - first >= LARGE_BLOCK for first, last in cuts.pieces()):
+        cuts = _Cuts(graph, SMALL_SHARE_OF_ALL * sum(sizes))
     pieces = _join_small(cuts.pieces())
     kinds: dict[object, int] = {}
     blocks = []
@@ -37,13 +43,13 @@ def cut_into_blocks(graph: Graph) -> tuple[Block, ...]:
 
 
 class _Cuts:
-    """Which values cross from the nodes up to p to those after p, for every forward node p."""
+    """Which values cross from the nodes up to p to those after p, for every forward node p. `small` are the bytes of a value
+    without gradient that may cross a cut."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, small: float) -> None:
+        self.graph, self.small = graph, small
         back = {n.forward for n in graph.backward_nodes}
         self.differentiable = {d for n in graph.forward_nodes if n.id in back for d in n.writes}
-        self.small = SMALL_SHARE * sum(d.nbytes for d in graph.data if d.kind is Kind.VALUE)
         self.crossing = self._crossing()
 
     def _crossing(self) -> list[list[int]]:
