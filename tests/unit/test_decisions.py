@@ -7,6 +7,10 @@ import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
+from remat_codegen import pipeline
+from remat_codegen.errors import VerifyError
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
 from remat_codegen.trace import faithful
 from remat_codegen.verify import compare
 
@@ -214,3 +218,35 @@ def test_comparing_leaves_the_model_and_the_generators_as_they_were():
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert module.seen is None
     assert module.weight.grad is None
+
+
+MODEL = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x, mask):
+        if not torch.compiler.is_compiling() and mask.all():
+            return super().forward(x).sin()
+        return super().forward(x * mask / 3 * 3).sin()
+
+
+def ones():
+    return torch.randn(6, 8), torch.ones(6, 8)
+
+
+def padded():
+    return torch.randn(6, 8), torch.arange(8).lt(5).expand(6, 8).float()
+"""
+
+
+def test_a_report_says_what_a_file_is_for_and_verify_what_it_is_not_for(tmp_path):
+    model, output = tmp_path / "model.py", tmp_path / "out.py"
+    model.write_text(MODEL)
+    report = pipeline.generate(
+        Request(f"{model}:Net", "100%", output, init="8, 8", inputs=f"{model}:ones", verify=True), Progress(None)
+    )
+    assert report.verify.ok
+    assert any("`if not torch.compiler.is_compiling() and mask.all()`) finds True" in note for note in report.notes)
+    with pytest.raises(VerifyError, match=r"out.py: model.py:7 .* finds False, but this file was planned for True"):
+        pipeline.verify(output, f"{model}:Net", init="8, 8", inputs=f"{model}:padded", progress=Progress(None))
