@@ -143,6 +143,16 @@ class Overwriting(Masked):
         return h + super().forward(x, mask) * whole.logical_not()
 
 
+class Assigning(Masked):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x, mask):
+        self.mean = 0.9 * self.mean + x.mean(0)
+        return super().forward(x, mask) + self.mean
+
+
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 ONES = torch.ones(6, 8, dtype=torch.bool)
 PADDED = ONES.clone()
@@ -184,6 +194,16 @@ def test_padded_inputs_are_traced_for_all_inputs(tmp_path, monkeypatch):
 def test_decisions_are_traced_whatever_else_the_model_does(kind, tmp_path):
     decisions, _ = generated(kind(8, 8), (X, ONES), tmp_path)
     assert decisions
+
+
+def test_buffers_are_assigned_only_where_the_decision_is_the_same(tmp_path):
+    module = Assigning(8, 8)
+    _, ours = generated(module, (X, ONES), tmp_path)
+    with pytest.raises(ValueError, match="finds False"):
+        ours(X, PADDED)
+    assert not ours.mean.any()
+    ours(X, ONES)
+    assert torch.allclose(ours.mean, X.mean(0))
 
 
 def test_gradients_of_inputs_are_compared_too(tmp_path):
