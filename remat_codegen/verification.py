@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,9 +140,16 @@ def _notes(found: comparing.Comparison) -> tuple[str, ...]:
 def _at_other_sizes(trial: _Trial) -> Row:
     """The file with inputs of half the size, where that may change."""
     generated, target = trial.generated, trial.target
-    args, kwargs = comparing.halved(target.args, target.kwargs, generated.EXPECTED, generated.SIZES)
+
+    def compared(apart: bool) -> comparing.Comparison:
+        args, kwargs = comparing.halved(target.args, target.kwargs, generated.EXPECTED, generated.SIZES, apart)
+        return trial.compare(generated.rematerialize, args=args, kwargs=kwargs, steps=1)
+
     try:
-        found = trial.compare(generated.rematerialize, args=args, kwargs=kwargs, steps=1)
+        found = compared(apart=False)
+        if not found.identical:  # the half of a mask without padding, which the model leaves out: it rounds otherwise then
+            with contextlib.suppress(VerifyError):
+                found = compared(apart=True)
     except ValueError as error:
         if not _is_refused(error, generated.__file__):
             raise

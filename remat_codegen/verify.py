@@ -274,8 +274,9 @@ def _own_copy(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
-def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any]) -> tuple[Any, Any]:
-    """Inputs with each size that may change halved, as far as the model takes it. `expected` and `sizes` are a file's."""
+def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any], apart: bool) -> tuple[Any, Any]:
+    """Inputs with each size that may change halved, as far as the model takes it: the first half, or all over if `apart`.
+    `expected` and `sizes` are a file's."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     shapes = iter([wanted[0] for wanted in expected.values() if isinstance(wanted, tuple)])
     halves = {name: max(least, planned // 2) for name, (least, planned, *_) in sizes.items()}
@@ -285,7 +286,9 @@ def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, An
             return leaf
         for dimension, size in enumerate(next(shapes)):
             if isinstance(size, str):
-                leaf = leaf.detach().narrow(dimension, 0, halves[size]).contiguous().requires_grad_(leaf.requires_grad)
+                step = leaf.shape[dimension] // halves[size] if apart else 1
+                places = torch.arange(halves[size], device=leaf.device) * step
+                leaf = leaf.detach().index_select(dimension, places).requires_grad_(leaf.requires_grad)
         return leaf
 
     args, kwargs = pytree.tree_unflatten([cut(leaf) for leaf in leaves], spec)
