@@ -19,7 +19,8 @@ def module_expression(base: str, path: str, containers: frozenset[str], root: st
     text, here = base, root
     rest = path[len(root) + 1 :] if root else path
     for part in rest.split(".") if rest else ():
-        part, bracket, keys = part.partition("[")
+        indexed = part.endswith("]") and not part.startswith("[")
+        part, bracket, keys = part.partition("[") if indexed else (part, "", "")
         if part.isdigit() and here in containers:
             text = f"{text}[{part}]"
         elif _is_attribute(part):
