@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
+from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.trace.ir import Trace
@@ -102,13 +104,33 @@ def no_seeding() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_switching() -> Iterator[None]:
-    """Refuses what switches a tensor's gradient on or off inside of forward, which a trace does not show."""
+def no_switching(module: torch.nn.Module) -> Iterator[None]:
+    """Refuses what switches a tensor's gradient on or off inside of forward, which a trace does not show.
+
+    Switched on for what forward has made itself, it ends there, and nobody sees it where the outputs need gradients without it,
+    too. The speech models of transformers do so, since reentrant checkpointing needs an input with gradient.
+    """
     own: Any = torch._C.TensorBase.requires_grad  # type: ignore[attr-defined]
+    given: list[Any] = []
+    switched: list[tuple[Any, UnsupportedError]] = []
+
+    def enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        attributes = [value for m in module.modules() for value in vars(m).values()]
+        given[:] = [*pytree.tree_leaves((args, kwargs)), *module.parameters(), *module.buffers(), *attributes]
+
+    def leave(_: torch.nn.Module, __: Any, outputs: Any) -> None:
+        for output in pytree.tree_leaves(outputs):
+            needs = switched and isinstance(output, torch.Tensor) and output.requires_grad
+            if needs and not _trains(output, [tensor for tensor, _ in switched]):
+                raise switched[0][1]
 
     def check(tensor: Any, value: bool) -> None:
-        if own.__get__(tensor) != value and not _asked_by_library(3):
-            raise refused(f"requires_grad is set to {value} inside of forward, which no trace shows")
+        if own.__get__(tensor) == value or _asked_by_library(3):
+            return
+        error = refused(f"requires_grad is set to {value} inside of forward, which no trace shows")
+        if not value or not is_fake(tensor) or any(tensor is other for other in given):
+            raise error
+        switched.append((tensor, error))
 
     def put(tensor: Any, value: bool) -> None:
         check(tensor, value)
@@ -120,10 +142,29 @@ def no_switching() -> Iterator[None]:
 
     torch.Tensor.requires_grad = property(own.__get__, put)  # type: ignore[assignment]
     torch.Tensor.requires_grad_ = switch  # type: ignore[assignment, method-assign]
+    hooks = module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)
     try:
         yield
     finally:
         del torch.Tensor.requires_grad, torch.Tensor.requires_grad_
+        for hook in hooks:
+            hook.remove()
+
+
+def _trains(output: torch.Tensor, switched: list[torch.Tensor]) -> bool:
+    """Whether autograd goes from an output to anything but what forward has switched on."""
+    if output.grad_fn is None:
+        return not any(output is tensor for tensor in switched)
+    seen, ahead = {output.grad_fn}, [output.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None and not any(variable is tensor for tensor in switched):
+            return True
+        following = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= following
+        ahead += following
+    return False
 
 
 @contextlib.contextmanager

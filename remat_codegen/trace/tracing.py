@@ -126,8 +126,10 @@ def _export(
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_switching(), known_outputs(module)):
+            for context in (unchecked_distributions(), traced_data(), no_seeding()):
                 around.enter_context(context)
+            for watched in (no_switching(module), known_outputs(module)):
+                around.enter_context(watched)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
             for context in () if noticed else (decisions.answered(module), questions.answered()):

@@ -72,6 +72,21 @@ def test_arguments_may_come_under_their_names(tmp_path):
     assert exact(Named(8), (torch.randn(4, 8),), tmp_path)
 
 
+class Switched(nn.Linear):
+    """Switches gradients on for what it has made, as the speech models of transformers do for the sake of checkpointing."""
+
+    def forward(self, x):
+        h = x[:, None]
+        if self.training:
+            h.requires_grad = True
+        h = torch.tanh(super().forward(h)).sin()
+        return h + h.detach().requires_grad_().exp()
+
+
+def test_gradients_that_end_where_forward_has_switched_them_on(tmp_path):
+    assert exact(Switched(8, 8), (torch.randn(4, 8),), tmp_path)
+
+
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
