@@ -296,8 +296,8 @@ def is_channels_last(tensor):
 
 
 def known_class(module, name):
-    """A class of what the original returns. Whoever made the original has imported it."""
-    found = sys.modules[module]
+    """A class that the original's code uses. Whoever made the original has imported it, or is the script that defines it."""
+    found = sys.modules.get(module) or sys.modules["__main__"]
     for part in name.split("."):
         found = getattr(found, part)
     return found

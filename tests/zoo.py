@@ -196,6 +196,99 @@ class Odd(nn.Module):
         return z.sum(1), (y > 0), y, z.sum(1).argmax()
 
 
+class Swish(torch.autograd.Function):
+    """Keeps less than what autograd would keep."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s + x * s * (1 - s))
+
+
+class Rounded(torch.autograd.Function):
+    """Straight through: a gradient that differentiation would not find."""
+
+    @staticmethod
+    def forward(ctx, x, bits: int, range_=(-2.0, 2.0)):
+        return torch.round(x.clamp(*range_) * 2**bits) / 2**bits
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None
+
+
+class Reversed(torch.autograd.Function):
+    """A view with another gradient; with a setup_context of its own."""
+
+    @staticmethod
+    def forward(x, factor=0.5):
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.factor * grad, None
+
+
+class Noisy(torch.autograd.Function):
+    """Draws, saves what it draws and what it returns, returns two tensors."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        noise = torch.rand_like(x)
+        out = torch.tanh(x * noise)
+        ctx.save_for_backward(noise, out, y)
+        return out, y.sin()
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        noise, out, y = ctx.saved_tensors
+        return grad * noise * (1 - out * out), other * y.cos()
+
+
+class Gated(torch.autograd.Function):
+    """Has no gradient for its second tensor: autograd goes back through what made it with nothing in hand."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * y, None
+
+
+swish = Swish.apply
+
+
+class Functions(nn.Module):
+    """Functions with a backward of their own, called by their class and by another name, of values and of weights."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.a = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        for layer in self.a:
+            h = swish(layer(self.norm(x)))
+            h = F.linear(h, Rounded.apply(layer.weight, 4), layer.bias)
+            p, q = Noisy.apply(h, x)
+            x = x + Gated.apply(p, torch.softmax(q * h, -1))
+        return x, F.gelu(Reversed.apply(x)), Reversed.apply(x, 2.0).square()
+
+
 def _noise(*shape: int, requires_grad: bool = False) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).requires_grad_(requires_grad)
 
@@ -211,6 +304,7 @@ ZOO = {
     "unet": (UNet, lambda: ((_noise(2, 3, 32, 32),), {})),
     "lstm": (LSTM, lambda: ((_tokens(50, 3, 7),), {})),
     "encoder": (Encoder, lambda: ((_noise(2, 9, 32),), {"mask": torch.zeros(2, 9, dtype=torch.bool)})),
+    "functions": (Functions, lambda: ((_noise(4, 16),), {})),
     "odd": (Odd, lambda: ((_noise(4, 16, requires_grad=True),), {"extra": None})),
 }
 

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 
 from remat_codegen.emit.sources import tree_of
-from remat_codegen.trace import Operation, Source, Trace
+from remat_codegen.trace import Operation, Source, Trace, function_call
 
 RESERVED = frozenset(
     {"m", "kept", "step", "before", "torch", "nn", "F", "self", "math", "contextlib", "weakref", *dir(builtins)}
@@ -61,6 +61,9 @@ def _fallback(operation: Operation) -> str:
     tail = operation.module_path.rsplit(".", 1)[-1]
     if tail and not tail.isdigit() and operation.module_type.startswith("torch.nn."):
         return tail
+    called = function_call(operation.target)
+    if called is not None:
+        return called.function.__name__.removesuffix("Function").lower()
     return operation.target._schema.name.split("::")[-1].rstrip("_")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from remat_codegen.emit.proof import Proof
 from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.segments import Copy, Program
+from remat_codegen.emit.spell import ClassExpression
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.trace import Operation, Ref, refs
@@ -24,10 +25,11 @@ class Plumbing:
     maker: dict[int, Operation]
     data_of_storage: dict[int, int | None]
     proof: Proof
+    class_expression: ClassExpression
     stops: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of(program: Program, model: Model, wishes: dict[int, str]) -> Plumbing:
+    def of(program: Program, model: Model, wishes: dict[int, str], class_expression: ClassExpression) -> Plumbing:
         """The plumbing of a program; nothing is waited for yet."""
         owners: dict[int, int] = {}
         for variable, data in enumerate(model.data_of):
@@ -36,7 +38,7 @@ class Plumbing:
         scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
         maker = {v: op for op in model.trace.operations for v in op.results if v is not None}
         data_of = {s: model.data_of[v] for v, s in enumerate(model.record.of_variable)}
-        return Plumbing(program, model, scopes, owners, maker, data_of, Proof(model.trace))
+        return Plumbing(program, model, scopes, owners, maker, data_of, Proof(model.trace), class_expression)
 
     def waiting_point(self, position: int) -> int | None:
         """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""

@@ -14,6 +14,7 @@ from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.reruns import run_again
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
+from remat_codegen.emit.spell import ClassExpression
 from remat_codegen.emit.uniting import share_rebuilds, unite
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, refs
@@ -43,9 +44,17 @@ class Written:
     alive_bytes: int
 
 
-def write_program(program: Program, model: Model, wishes: dict[int, str], namer: Namer, given: dict[int, str]) -> Written:
-    """Writes every segment. `given` names the model's inputs and constants, `namer` owns the module's names."""
-    plumbing = Plumbing.of(program, model, wishes)
+def write_program(
+    program: Program,
+    model: Model,
+    wishes: dict[int, str],
+    namer: Namer,
+    given: dict[int, str],
+    class_expression: ClassExpression,
+) -> Written:
+    """Writes every segment. `given` names the model's inputs and constants, `namer` owns the module's names, `class_expression`
+    says how to reach a class of the user's."""
+    plumbing = Plumbing.of(program, model, wishes, class_expression)
     backwards = [(s, write_function(plumbing, s)) for s in program.segments if _is_late(s, program)]
     backwards = share_rebuilds(plumbing, backwards)
     _plan_waits(plumbing, backwards)

@@ -117,7 +117,8 @@ class _Renderer:
         namer = Namer()
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
         given = self._given()
-        written = write_program(divide(self.model.graph, self.schedule), self.model, wishes(self.trace), namer, given)
+        program = divide(self.model.graph, self.schedule)
+        written = write_program(program, self.model, wishes(self.trace), namer, given, self._class)
         parts = self._parts(written, given)
         clashes = taken & (helper_names() | {"run_forward", "run_backward"})
         others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in taken) for name in clashes}
@@ -246,9 +247,9 @@ class _Renderer:
         return f"{_in_docstring(named.about)}."
 
     def _class(self, kind: type) -> str:
-        """How a generated file reaches the class of what the model returns: by its name, or where its maker imported it."""
-        if self.carries and kind.__name__ in self.taken:
-            return kind.__name__
+        """How a generated file reaches a class of the user's: by its name, or where the maker of the original imported it."""
+        if self.carries and kind.__qualname__.partition(".")[0] in self.taken:
+            return kind.__qualname__
         if kind.__module__ == "collections":
             return f"__import__('collections').{kind.__name__}"
         return f"known_class({kind.__module__!r}, {kind.__qualname__!r})"

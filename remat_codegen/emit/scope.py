@@ -11,7 +11,7 @@ from remat_codegen.emit.names import Namer
 from remat_codegen.emit.shapes import BlockSizes, ShapeNames
 from remat_codegen.emit.spell import TRAINING_ARGUMENT
 from remat_codegen.graph.simplify import Model
-from remat_codegen.trace import Operation, Origin, location, refs, sizes_in
+from remat_codegen.trace import Operation, Origin, function_call, location, refs, sizes_in
 
 
 def module_expression(base: str, path: str, containers: frozenset[str], root: str = "") -> str:
@@ -88,6 +88,8 @@ class Scope:
         results = [v for op in operations for v in model.trace.operations[op].results if v is not None]
         scope = Scope(model, block, operations, wishes, frozenset(results))
         scope.root = common_path(scope._paths())
+        called = [function_call(model.trace.operations[op].target) for op in operations]
+        scope.namer.taken |= {call.function.__qualname__.partition(".")[0] for call in called if call is not None}
         scope.read = scope._outside()
         for variable in [*(v for v in scope.read if scope._enters(v)), *scope.read, *results]:
             scope.name(variable)

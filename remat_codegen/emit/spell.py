@@ -11,11 +11,12 @@ import torch
 from remat_codegen.emit.shapes import Spelled
 from remat_codegen.graph.nature import STATISTICS
 from remat_codegen.sizes import Size
-from remat_codegen.trace import Operation, Ref
+from remat_codegen.trace import Operation, Ref, function_call
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 
 Tensor = Callable[[int], str]  # the expression for a variable
+ClassExpression = Callable[[type], str]  # the expression for a class of the user's
 
 # Those that torch.nn.functional, torch and Tensor offer under the same name, with the same arguments in the same order. What
 # is not listed here, or below, goes by torch.ops.
@@ -47,19 +48,40 @@ _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 TRAINING_ARGUMENT = {"dropout": 2, "batch_norm": 5, "feature_dropout": 2, "alpha_dropout": 2, "instance_norm": 5}
 
 
-def spell(operation: Operation, tensor: Tensor, training: str | None, again: bool = False, way: int = 0) -> str:
+def _by_name(kind: type) -> str:
+    return kind.__qualname__
+
+
+def spell(
+    operation: Operation,
+    tensor: Tensor,
+    training: str | None,
+    again: bool = False,
+    way: int = 0,
+    class_expression: ClassExpression = _by_name,
+) -> str:
     """A Python expression for `operation`: one of its spellings, by number."""
-    found = spellings(operation, tensor, training, again)
+    found = spellings(operation, tensor, training, again, class_expression)
     return found[way] or str(found[-1])
 
 
-def spellings(operation: Operation, tensor: Tensor, training: str | None = None, again: bool = False) -> list[str | None]:
+def spellings(
+    operation: Operation,
+    tensor: Tensor,
+    training: str | None = None,
+    again: bool = False,
+    class_expression: ClassExpression = _by_name,
+) -> list[str | None]:
     """How `operation` may be spelled, the best first; whether a spelling does the same has to be proved (proof.py). The last
     one, a call of torch.ops, always does. None stands for a way that does not fit.
 
     `training` is the expression for its module's training flag, if it has to follow it. `again` leaves the running statistics
-    where they are: an operation that runs a second time moves copies of them.
+    where they are: an operation that runs a second time moves copies of them. `class_expression` says how to reach a class.
     """
+    call_of = function_call(operation.target)
+    if call_of is not None:  # there is but one way
+        arguments = ", ".join(literal(a, tensor) for a in call_of.given(operation.args))
+        return [f"{class_expression(call_of.function)}.apply({arguments})"]
     base = operation.base
     overload = operation.target._overloadname
     values = [literal(a, tensor) for a in operation.args]

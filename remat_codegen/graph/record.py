@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments
-from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, location, substitute
+from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, called, location, substitute
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
@@ -126,9 +126,7 @@ class _Births(TorchDispatchMode):
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1])
         out = func(*args, **(kwargs or {}))
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            self.recorder.at_node(node._sequence_nr())
+        self.recorder.at_present_node()
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self.recorder.see(tensor)
@@ -254,6 +252,7 @@ class _Recorder:
             return packed[-1]
 
         def unpack(tensor: torch.Tensor) -> torch.Tensor:
+            self.at_present_node()  # that may compute nothing: where the gradient that it gets is undefined
             return tensor
 
         args = substitute(op.args, self.tensors)
@@ -345,6 +344,12 @@ class _Recorder:
         if grad is not None:
             self.gradient_shapes[variable] = tuple(grad.stride())
 
+    def at_present_node(self) -> None:
+        """Notes which operation the engine goes back through at this moment, if it does."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self.at_node(node._sequence_nr())
+
     def at_node(self, sequence: int) -> None:
         if sequence >= LEAF_SEQUENCE:
             return
@@ -361,8 +366,10 @@ class _Recorder:
 
     def see(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided:
-            where = location(self._undone().source)
-            raise UnsupportedError(f"{self._undone().name} has a sparse gradient, which is not supported", where=where)
+            op = self._undone()
+            raise UnsupportedError(
+                f"{called(op.target)} has a sparse gradient, which is not supported", where=location(op.source)
+            )
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.of_storage or key in self.saved or key in self.births or not storage.nbytes():
@@ -389,7 +396,7 @@ def _without_data(operation: Callable[[], Operation]) -> Iterator[None]:
         raise
     except Exception as error:  # whatever an implementation raises without data
         said = f"{type(error).__name__}: {str(error).split('. ')[0]}"
-        name, where = operation().name, location(operation().source)
+        name, where = called(operation().target), location(operation().source)
         raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where) from error
 
 

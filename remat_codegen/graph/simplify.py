@@ -21,7 +21,7 @@ from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import Record
-from remat_codegen.trace import Operation, Ref, Trace, location, refs, substitute
+from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, refs, substitute
 
 FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
@@ -173,8 +173,12 @@ def check_views(trace: Trace, record: Record) -> None:
         given = {record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))}
         looked_at = [s for s in given if record.storages[s].operation is not None]
         if len(looked_at) > 1 and is_view(record, operation):
-            where = location(operation.source)
-            raise UnsupportedError(f"{operation.name} looks at several tensors at once, which is not supported", where=where)
+            what = f"{called(operation.target)} looks at several tensors at once, which is not supported"
+            raise UnsupportedError(what, where=location(operation.source))
+        applied = function_call(operation.target)
+        if applied is not None and not looked_at and is_view(record, operation):  # of a parameter: written wherever it is read
+            what = f"the autograd.Function {applied.function.__name__} returns a parameter or an input as it is"
+            raise UnsupportedError(what, where=location(operation.source), hint="have it return x.clone()")
 
 
 def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -270,10 +270,22 @@ class _Interpreter(Expressions):
             return self._in_model(base.child(str(attribute))) if isinstance(base, Place) else Other()
         if name.partition(".")[0] in _LIBRARIES and "." in name:
             return self._library(name, node)
+        if (function := self._function_applied(node.func)) is not None:
+            return self.apply(function, self._arguments(node))
         if isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
         given = self._arguments(node)  # of float("-inf"), or of a class of what the model returns
         return given if any(True for _ in tensors(given)) else Other()
+
+    def _function_applied(self, called: ast.expr) -> str | None:
+        """The name of an autograd.Function: of GeLU.apply, or known_class("library", "GeLU").apply."""
+        if not isinstance(called, ast.Attribute) or called.attr != "apply":
+            return None
+        owner = called.value
+        if isinstance(owner, ast.Call) and dotted(owner.func).startswith("known_class") and len(owner.args) == 2:
+            return str(self.evaluate(owner.args[1]))
+        name = dotted(owner)
+        return name if name and name.partition(".")[0] not in self.env else None
 
     def _arguments(self, node: ast.Call) -> tuple[Any, ...]:
         return (*(self.evaluate(a) for a in node.args), *(self.evaluate(k.value) for k in node.keywords))

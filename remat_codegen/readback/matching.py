@@ -15,7 +15,7 @@ from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.surroundings import modes
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.sizes import Size
-from remat_codegen.trace import Operation, Origin, Ref, refs, substitute
+from remat_codegen.trace import Operation, Origin, Ref, function_call, refs, substitute
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 
@@ -142,6 +142,9 @@ class Operations:
 
     def is_called(self, op: int, name: str) -> bool:
         """Whether an operation may be spelled with such a name or operator."""
+        called = function_call(self.model.trace.operations[op].target)
+        if called is not None:
+            return called.function.__qualname__ == name
         base = self.model.trace.operations[op].target._schema.name.split("::")[-1]
         longer = (f"{prefix}_{name}" for prefix in ("fft", "linalg", "special")), (f"{name}_nd", f"{name}_loss", f"{name}_")
         return base in (*_SPELLED.get(name, (name,)), *longer[0], *longer[1]) or base.rstrip("_") == name

@@ -7,6 +7,7 @@
 Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about memory or gradients.
 """
 
+from remat_codegen.trace.functions import called, function_call
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable, refs, sizes_in, substitute
 from remat_codegen.trace.refusals import location
 from remat_codegen.trace.structures import know_dataclasses
@@ -22,6 +23,8 @@ __all__ = [
     "Trace",
     "Variable",
     "autocasting",
+    "called",
+    "function_call",
     "know_dataclasses",
     "location",
     "refs",

@@ -17,6 +17,7 @@ from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import ABSENT, Attributes, Seen, attributes_of, set_attributes, without_data
+from remat_codegen.trace.swapping import swapped
 
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
@@ -82,25 +83,20 @@ def _states() -> dict[str, Any]:
 @contextlib.contextmanager
 def no_seeding() -> Iterator[None]:
     """Refuses what sets PyTorch's generators inside of forward, which a trace does not show."""
-    names = ("manual_seed", "set_rng_state")
-    places = [*((torch, n) for n in names), *((torch.random, n) for n in (*names, "fork_rng"))]
-    before = [(owner, name, getattr(owner, name)) for owner, name in places]
 
-    def refusing(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_library(sys._getframe(1).f_code.co_filename):
+            if _asked_by_library(3):
                 return own(*args, **kwargs)
+            name = getattr(own, "__name__", "manual_seed")
             raise refused(f"torch.{name}() inside of forward sets a generator, which no trace shows")
 
         return call
 
-    for owner, name, own in before:
-        setattr(owner, name, refusing(name, own))
-    try:
+    with contextlib.ExitStack() as around:
+        for function in (torch.manual_seed, torch.random.set_rng_state, torch.random.fork_rng):
+            around.enter_context(swapped(function, refusing))
         yield
-    finally:
-        for owner, name, own in before:
-            setattr(owner, name, own)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from remat_codegen.trace.refusals import is_library
+from remat_codegen.trace.swapping import swapped
 
 
 class Questions:
@@ -31,22 +32,14 @@ class Questions:
 
     @contextlib.contextmanager
     def answered(self) -> Iterator[None]:
-        """PyTorch's own code is told the truth. Functions get another code, as others hold them under names of their own."""
-        functions = [torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling]
+        """PyTorch's own code is told the truth."""
+        functions: list[Any] = [torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling]
         if "transformers" in sys.modules:
             functions += filter(None, [getattr(sys.modules["transformers.utils.import_utils"], "is_fake_tensor", None)])
-        before = [(function, function.__code__) for function in functions]
-        for function, code in before:
-            own = types.FunctionType(code, function.__globals__)
-            function.__globals__[f"_{function.__name__}_"] = partial(self._answer, own)
-            asking = compile(f"lambda *args: _{function.__name__}_(*args)", __file__, "eval").co_consts[0]
-            function.__code__ = asking
-        try:
+        with contextlib.ExitStack() as around:
+            for function in functions:
+                around.enter_context(swapped(function, lambda own: partial(self._answer, own)))
             yield
-        finally:
-            for function, code in before:
-                function.__code__ = code
-                del function.__globals__[f"_{function.__name__}_"]
 
     def _answer(self, own: Callable[..., bool], *args: Any) -> bool:
         frame = sys._getframe(2)

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointFunction
 
 from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
+from remat_codegen.trace.functions import functions_as_operations
 from remat_codegen.trace.hidden import no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.questions import Questions
@@ -28,6 +27,7 @@ from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.state import Seen, attributes_of, put_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
+from remat_codegen.trace.swapping import swapped
 from remat_codegen.trace.values import Decisions
 from remat_codegen.views import separate_views
 
@@ -132,6 +132,7 @@ def _export(
                 around.enter_context(watched)
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
+            around.enter_context(functions_as_operations())
             for context in () if noticed else (decisions.answered(module), questions.answered()):
                 around.enter_context(context)
             try:
@@ -167,20 +168,6 @@ def _asked_again(export: Callable[[], torch.export.ExportedProgram], questions: 
 @contextlib.contextmanager
 def _only_plain_gradients() -> Iterator[None]:
     """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
-    function, tensor = torch.autograd.Function, torch.Tensor
-    apply = function.__dict__["apply"].__func__
-
-    def refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled():
-            return apply(cls, *args, **kwargs)
-        if cls is BackwardHookFunction:
-            raise refused(
-                "register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows"
-            )
-        if cls is CheckpointFunction:
-            hint = "switch checkpointing off, which the plan takes the place of, or use its use_reentrant=False"
-            raise refused("torch.utils.checkpoint with use_reentrant=True cannot be traced", hint)
-        raise refused(f"the autograd.Function {cls.__name__} has a backward of its own, which no trace shows")
 
     def refusing(name: str) -> Any:
         def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -188,17 +175,18 @@ def _only_plain_gradients() -> Iterator[None]:
 
         return refuse
 
-    found = {tensor: ["register_hook", "backward"], torch.autograd: ["grad", "backward"]}
-    before = [(owner, name, owner.__dict__[name]) for owner, names in found.items() for name in names]
-    function.apply = classmethod(refuse_function)  # type: ignore[assignment, method-assign]
-    for owner, name, _ in before:
-        setattr(owner, name, refusing(f"{'torch.autograd.' if owner is torch.autograd else ''}{name}()"))
+    methods = [(name, torch.Tensor.__dict__[name]) for name in ("register_hook", "backward")]
+    for name, _ in methods:
+        setattr(torch.Tensor, name, refusing(f"{name}()"))
     try:
-        yield
+        with (
+            swapped(torch.autograd.grad, lambda _: refusing("torch.autograd.grad()")),
+            swapped(torch.autograd.backward, lambda _: refusing("torch.autograd.backward()")),
+        ):
+            yield
     finally:
-        for owner, name, own in before:
-            setattr(owner, name, own)
-        function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        for name, own in methods:
+            setattr(torch.Tensor, name, own)
 
 
 def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:

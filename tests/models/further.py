@@ -7,7 +7,7 @@ from builders import Catalogue, language_inputs, narrow, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
-REFUSED = ("phimoe", "led")  # a router's custom gradient; a padding that is decided by the mask's values
+REFUSED = ()
 _add = _catalogue.transformers
 _vision = {
     "hidden_size": 32,

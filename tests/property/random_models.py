@@ -11,6 +11,7 @@ import random
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import zoo
 
 ROWS, WIDTH = 6, 16
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "silu", "softplus", "exp", "softmax", "log_softmax", "leaky_relu", "elu")
@@ -237,6 +238,40 @@ class StatefulModel(RandomModel):
         for _ in range(draw.randint(1, 3)):
             place = draw.randint(0, len(self.steps))
             self.parts.append(draw.choice([Running, Folding])(draw))
+            self.steps.insert(place, ("module", len(self.parts) - 1, draw.randrange(self.inputs + place), 0))
+
+
+class Applying(nn.Module):
+    """Applies an autograd.Function."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.which = draw.choice(["swish", "rounded", "weight", "reversed", "noisy", "gated", "gate"])
+        self.weight = nn.Parameter(torch.eye(WIDTH))
+
+    def forward(self, x):
+        if self.which in ("swish", "rounded"):
+            return zoo.swish(x) if self.which == "swish" else zoo.Rounded.apply(x, 3)
+        if self.which == "reversed":
+            return zoo.Reversed.apply(x.sin())  # an input itself is refused
+        if self.which == "weight":
+            return x @ zoo.Rounded.apply(self.weight, 4, (-1.0, 1.0))
+        if self.which == "noisy":
+            p, q = zoo.Noisy.apply(x, x @ self.weight)
+            return p + q
+        other = (x @ self.weight).softmax(-1)
+        return zoo.Gated.apply(x, other) if self.which == "gated" else zoo.Gated.apply(other, x.float()) + x
+
+
+class FunctionModel(RandomModel):
+    """The model of a seed, with functions that have a backward of their own here and there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        draw = random.Random(seed + 5)
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randint(0, len(self.steps))
+            self.parts.append(Applying(draw))
             self.steps.insert(place, ("module", len(self.parts) - 1, draw.randrange(self.inputs + place), 0))
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emitted import emit, load, model_of
-from random_models import ROWS, RandomModel, StatefulModel, inputs
+from random_models import ROWS, FunctionModel, RandomModel, StatefulModel, inputs
 
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.graph.record import example_loss
@@ -149,6 +149,12 @@ def test_random_models(part, tmp_path):
 def test_models_that_assign_or_read_buffers(part, tmp_path):
     for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 10, 4):
         check(seed, tmp_path, kind=StatefulModel)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_models_with_functions_that_have_a_backward_of_their_own(part, tmp_path):
+    for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 5, 4):
+        check(seed, tmp_path, kind=FunctionModel)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -10,7 +10,6 @@ from remat_codegen.report import Progress
 from remat_codegen.request import Request
 
 REFUSED = {
-    "function": ("Reverse.apply(h)", "the autograd.Function Reverse has a backward of its own"),
     "hook": ("(h.register_hook(lambda g: -g), h)[1]", r"register_hook\(\) inside of forward"),
     "grad": ("h * torch.autograd.grad(h.sum(), x, create_graph=True)[0]", r"torch.autograd.grad\(\) inside of forward"),
     "checkpoint": (

@@ -1,0 +1,178 @@
+"""The user's own autograd.Functions: each call is one operation of the trace, whose backward is the user's.
+
+torch.export goes through `forward`, and differentiates what it finds there. Here `Function.apply` calls an operation of
+PyTorch's dispatcher, made for it, which runs the Function as it is, wherever the operation runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from remat_codegen.trace.refusals import refused
+from remat_codegen.trace.swapping import own_copy, swapped
+
+NAMESPACE = "remat_functions"
+CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_FUNCTION_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+_APPLY = own_copy(_FUNCTION_APPLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a Function's arguments one of the operation's own stands."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """What an operation runs: a Function, on `arguments`, in which a Place stands for each tensor and each size."""
+
+    function: type
+    arguments: tuple[Any, ...]
+
+    def given(self, values: Any) -> list[Any]:
+        """The arguments, with the operation's own in their places."""
+        return [values[a.index] if isinstance(a, Place) else a for a in self.arguments]
+
+
+_CALLS: dict[str, FunctionCall] = {}  # by the name of the operation
+
+
+def function_call(target: Any) -> FunctionCall | None:
+    """What an operation runs, where that is a Function of the user's."""
+    namespace, _, name = target._schema.name.partition("::")
+    return _CALLS[name] if namespace == NAMESPACE else None
+
+
+def called(target: Any) -> str:
+    """What to call an operation in messages: GeLU.apply, or aten.linear.default."""
+    call = function_call(target)
+    return str(target) if call is None else f"{call.function.__qualname__}.apply"
+
+
+@contextlib.contextmanager
+def functions_as_operations() -> Iterator[None]:
+    """In here, a call of an autograd.Function is traced as one operation.
+
+    Raises UnsupportedError, naming the user's line, for what no operation can be made of.
+    """
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        trains = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled() or not trains:
+            return _APPLY(cls, *args, **kwargs)  # nothing goes back through it: what it computes is traced
+        _check(cls, args, kwargs)
+        return _operation(cls, args)
+
+    with swapped(_FUNCTION_APPLY, lambda own: apply):
+        yield
+
+
+def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+    """Refuses what cannot be called from a generated file, or has effects beside its results."""
+    if cls is BackwardHookFunction:
+        raise refused("register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows")
+    if cls is CheckpointFunction:
+        hint = "switch checkpointing off, which the plan takes the place of, or use its use_reentrant=False"
+        raise refused("torch.utils.checkpoint with use_reentrant=True cannot be traced", hint)
+    what = f"the autograd.Function {cls.__name__}"
+    if "<locals>" in cls.__qualname__:
+        raise refused(f"{what} is defined inside of a function, where no file can reach it", "define it at the top of its file")
+    if cls.__module__.startswith("torch."):
+        raise refused(f"{what} has a backward of its own, which no trace shows")
+    if inspect.getattr_static(cls, "apply") is not torch.autograd.Function.__dict__["apply"]:
+        raise refused(f"{what} has an `apply` of its own, which no trace shows")
+    other = [a for a in (*args, *kwargs.values()) if not isinstance(a, (torch.Tensor, torch.SymInt)) and not _is_constant(a)]
+    if other or kwargs:
+        hint = "give it tensors and plain numbers only, and call its module or function outside"
+        raise refused(f"{what} is given a {type(other[0]).__name__ if other else 'keyword'}, which no file can hold", hint)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_constant, value))
+    return isinstance(value, CONSTANTS)
+
+
+def _operation(cls: Any, args: tuple[Any, ...]) -> Any:
+    """Calls the operation that runs a Function on such arguments, which is made when it is first asked for."""
+    places = [i for i, a in enumerate(args) if isinstance(a, (torch.Tensor, torch.SymInt))]
+    template = tuple(Place(places.index(i)) if i in places else a for i, a in enumerate(args))
+    with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+        schema, tags = _tried(cls, args, places)
+    text = f"{cls.__module__}.{cls.__qualname__} {_source(cls)} {template} {schema} {tags}"
+    name = f"{cls.__name__}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if name not in _CALLS:
+        _LIBRARY.define(f"{name}{schema}", tags=tags)
+        _LIBRARY.impl(name, lambda *given: _run(name, given), "CompositeImplicitAutograd")
+    _CALLS[name] = FunctionCall(cls, template)  # of the file as it was loaded last
+    return getattr(getattr(torch.ops, NAMESPACE), name)(*(args[i] for i in places))
+
+
+def _run(name: str, given: tuple[Any, ...]) -> Any:
+    call = _CALLS[name]
+    with torch._C.DisableTorchFunction():
+        return _APPLY(call.function, *call.given(given))
+
+
+def _source(cls: type) -> str:
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return ""
+
+
+class _Tags(TorchDispatchMode):
+    """Whether something draws random numbers."""
+
+    draws = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Runs the operation."""
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tuple[Any, ...]]:
+    """The schema of the operation, and its tags, from what a Function does with its arguments."""
+    what = f"the autograd.Function {cls.__name__}"
+    given = [args[i] for i in places]
+    tensors = [t for t in given if isinstance(t, torch.Tensor)]
+    versions = [t._version for t in tensors]
+    with _Tags() as seen:
+        result = _APPLY(cls, *args)
+    results = result if isinstance(result, tuple) else (result,)
+    if not results or not all(isinstance(r, torch.Tensor) for r in results):
+        raise refused(f"{what} returns something else than tensors")
+    if versions != [t._version for t in tensors] or any(r is t for r in results for t in tensors):
+        raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
+    held = [v for r in results for v in vars(r.grad_fn).values()] if results[0].grad_fn is not None else []
+    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(held)):
+        raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")
+    names = {t.untyped_storage()._cdata: chr(ord("a") + i) for i, t in enumerate(tensors)}
+    shared = {names[key] for r in results if (key := r.untyped_storage()._cdata) in names}
+    if shared and any(r.untyped_storage()._cdata not in names for r in results):
+        raise refused(f"{what} returns something new beside what it is given", "have it return x.clone()")
+
+    def written(t: torch.Tensor) -> str:
+        name = names.get(t.untyped_storage()._cdata, "")
+        return f"Tensor({name})" if name in shared else "Tensor"
+
+    taken = ", ".join(f"{written(a) if isinstance(a, torch.Tensor) else 'SymInt'} a{i}" for i, a in enumerate(given))
+    made = ", ".join(map(written, results))
+    tags = (torch.Tag.nondeterministic_seeded,) if seen.draws else ()
+    return f"({taken}) -> {f'({made})' if isinstance(result, tuple) else made}", tags
