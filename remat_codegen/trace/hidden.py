@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.attention
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils import _pytree as pytree
 
@@ -96,6 +98,24 @@ def no_seeding() -> Iterator[None]:
     with contextlib.ExitStack() as around:
         for function in (torch.manual_seed, torch.random.set_rng_state, torch.random.fork_rng):
             around.enter_context(swapped(function, refusing))
+        yield
+
+
+@contextlib.contextmanager
+def no_choosing() -> Iterator[None]:
+    """Refuses what chooses attention's kernels inside of forward, which a trace does not show: others round otherwise."""
+
+    def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            name = getattr(own, "__name__", "sdpa_kernel")
+            raise refused(f"{name}() inside of forward chooses kernels, which no trace shows", "enter it around training steps")
+
+        return call
+
+    choosers = torch.nn.attention.sdpa_kernel, torch.backends.cuda.sdp_kernel
+    with contextlib.ExitStack() as around:
+        for chooser in choosers:  # context managers: what they wrap is called when they are entered, or stand over a function
+            around.enter_context(swapped(inspect.unwrap(chooser), refusing))
         yield
 
 

@@ -68,7 +68,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def is_library(path: str) -> bool:
-    return path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path
+    return path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path or path == contextlib.__file__
 
 
 def _user_frame(error: BaseException | None) -> str | None:

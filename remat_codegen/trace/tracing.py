@@ -18,7 +18,7 @@ from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.functions import functions_as_operations
-from remat_codegen.trace.hidden import no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
+from remat_codegen.trace.hidden import no_choosing, no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
@@ -126,7 +126,7 @@ def _export(
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding()):
+            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_choosing()):
                 around.enter_context(context)
             for watched in (no_switching(module), known_outputs(module)):
                 around.enter_context(watched)
