@@ -64,7 +64,7 @@ def _fallback(operation: Operation) -> str:
     called = function_call(operation.target)
     if called is not None:
         return called.function.__name__.removesuffix("Function").lower()
-    return operation.target._schema.name.split("::")[-1].rstrip("_")
+    return operation.base.split("::")[-1].rstrip("_")
 
 
 class _Statement:

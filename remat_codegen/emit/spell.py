@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from remat_codegen.emit.shapes import Spelled
 from remat_codegen.graph.nature import STATISTICS
 from remat_codegen.sizes import Size
-from remat_codegen.trace import Operation, Ref, function_call
+from remat_codegen.trace import Operation, Ref, function_call, without_kernels
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 
@@ -82,6 +83,7 @@ def spellings(
     if call_of is not None:  # there is but one way
         arguments = ", ".join(literal(a, tensor) for a in call_of.given(operation.args))
         return [f"{class_expression(call_of.function)}.apply({arguments})"]
+    operation = replace(operation, target=without_kernels(operation.target))
     base = operation.base
     overload = operation.target._overloadname
     values = [literal(a, tensor) for a in operation.args]

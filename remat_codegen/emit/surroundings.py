@@ -7,7 +7,7 @@ import torch
 
 from remat_codegen.graph.record import Record
 from remat_codegen.graph.simplify import Body
-from remat_codegen.trace import Operation, Trace
+from remat_codegen.trace import Operation, Trace, chosen_kernels
 
 NOTHING_SAVED = "torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: _)"  # no gradient ever comes there
 
@@ -15,6 +15,8 @@ NOTHING_SAVED = "torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda
 def modes(trace: Trace, record: Record, operation: Operation) -> list[str]:
     """What an operation runs under that the model as a whole does not, as expressions for a `with`."""
     found = [] if operation.grad_enabled else ["torch.no_grad()"]
+    kernels = chosen_kernels(trace.operations[operation.id].target)
+    found += [kernels] if kernels is not None else []
     found += [NOTHING_SAVED] if record.unsaved[operation.id] else []
     here, usual = dict(operation.autocast), dict(trace.autocast)
     for device in sorted(here | usual):

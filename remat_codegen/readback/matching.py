@@ -142,10 +142,11 @@ class Operations:
 
     def is_called(self, op: int, name: str) -> bool:
         """Whether an operation may be spelled with such a name or operator."""
-        called = function_call(self.model.trace.operations[op].target)
+        operation = self.model.trace.operations[op]
+        called = function_call(operation.target)
         if called is not None:
             return called.function.__qualname__ == name
-        base = self.model.trace.operations[op].target._schema.name.split("::")[-1]
+        base = operation.base.split("::")[-1]
         longer = (f"{prefix}_{name}" for prefix in ("fft", "linalg", "special")), (f"{name}_nd", f"{name}_loss", f"{name}_")
         return base in (*_SPELLED.get(name, (name,)), *longer[0], *longer[1]) or base.rstrip("_") == name
 

@@ -9,6 +9,7 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 
 from remat_codegen.trace.functions import called, function_call
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable, refs, sizes_in, substitute
+from remat_codegen.trace.kernels import chosen_kernels, without_kernels
 from remat_codegen.trace.refusals import location
 from remat_codegen.trace.structures import know_dataclasses
 from remat_codegen.trace.surroundings import Autocast, autocasting
@@ -24,6 +25,7 @@ __all__ = [
     "Variable",
     "autocasting",
     "called",
+    "chosen_kernels",
     "function_call",
     "know_dataclasses",
     "location",
@@ -32,4 +34,5 @@ __all__ = [
     "sizes_in",
     "substitute",
     "trace",
+    "without_kernels",
 ]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.attention
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils import _pytree as pytree
 
@@ -105,17 +104,14 @@ def no_seeding() -> Iterator[None]:
 def no_choosing() -> Iterator[None]:
     """Refuses what chooses attention's kernels inside of forward, which a trace does not show: others round otherwise."""
 
-    def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+    def refusing(_: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            name = getattr(own, "__name__", "sdpa_kernel")
-            raise refused(f"{name}() inside of forward chooses kernels, which no trace shows", "enter it around training steps")
+            what = "torch.backends.cuda.sdp_kernel() inside of forward chooses kernels, which no trace shows"
+            raise refused(what, "use torch.nn.attention.sdpa_kernel, or enter it around training steps")
 
         return call
 
-    choosers = torch.nn.attention.sdpa_kernel, torch.backends.cuda.sdp_kernel
-    with contextlib.ExitStack() as around:
-        for chooser in choosers:  # context managers: what they wrap is called when they are entered, or stand over a function
-            around.enter_context(swapped(inspect.unwrap(chooser), refusing))
+    with swapped(inspect.unwrap(torch.backends.cuda.sdp_kernel), refusing):  # what it wraps is called where it is entered
         yield
 
 

@@ -68,7 +68,8 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def is_library(path: str) -> bool:
-    return path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path or path == contextlib.__file__
+    between = path.endswith(("/contextlib.py", "/typing_extensions.py"))
+    return between or path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path
 
 
 def _user_frame(error: BaseException | None) -> str | None:

@@ -20,6 +20,7 @@ from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_
 from remat_codegen.trace.functions import functions_as_operations
 from remat_codegen.trace.hidden import no_choosing, no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
 from remat_codegen.trace.ir import Trace
+from remat_codegen.trace.kernels import kernels_as_operations
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, refused, trace_error
@@ -126,7 +127,7 @@ def _export(
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_choosing()):
+            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_choosing(), kernels_as_operations()):
                 around.enter_context(context)
             for watched in (no_switching(module), known_outputs(module)):
                 around.enter_context(watched)

@@ -37,7 +37,7 @@ LINES = {
     "x.mul(2).requires_grad_()": "requires_grad is set to True inside of forward",
     "(h, x.mul(2).requires_grad_().exp())": "requires_grad is set to True inside of forward",
     "[setattr(p, 'requires_grad', False) for p in self.parameters()] and h": "requires_grad is set to False inside of forward",
-    "torch.nn.attention.sdpa_kernel([]).__enter__() or h": "sdpa_kernel() inside of forward chooses kernels",
+    "torch.backends.cuda.sdp_kernel().__enter__() or h": "torch.backends.cuda.sdp_kernel() inside of forward chooses kernels",
     "h * self.counted()": "forward changes calls, and computes with it",
     "h * self.tick()": "forward changes ticks, and computes with it",
     "h * self.tally()": "forward changes tallies, and computes with it",
