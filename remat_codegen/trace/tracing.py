@@ -170,24 +170,31 @@ def _asked_again(export: Callable[[], torch.export.ExportedProgram], questions: 
 def _only_plain_gradients() -> Iterator[None]:
     """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
 
-    def refusing(name: str) -> Any:
+    def refusing(name: str, _: Any) -> Any:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise refused(f"{name} inside of forward changes or reads gradients, which no trace shows")
 
         return refuse
 
-    methods = [(name, torch.Tensor.__dict__[name]) for name in ("register_hook", "backward")]
-    for name, _ in methods:
-        setattr(torch.Tensor, name, refusing(f"{name}()"))
-    try:
-        with (
-            swapped(torch.autograd.grad, lambda _: refusing("torch.autograd.grad()")),
-            swapped(torch.autograd.backward, lambda _: refusing("torch.autograd.backward()")),
-        ):
-            yield
-    finally:
-        for name, own in methods:
-            setattr(torch.Tensor, name, own)
+    def packing(own: Any) -> Any:
+        def enter(hooks: Any) -> Any:
+            if not str(getattr(hooks.pack_hook, "__module__", "")).startswith("torch."):
+                raise refused("saved_tensors_hooks inside of forward change what autograd saves, which no trace shows")
+            return own(hooks)
+
+        return enter
+
+    forbidden = {
+        "register_hook()": torch.Tensor.register_hook,
+        "backward()": torch.Tensor.backward,
+        "torch.autograd.grad()": torch.autograd.grad,
+        "torch.autograd.backward()": torch.autograd.backward,
+    }
+    with contextlib.ExitStack() as around:
+        for name, function in forbidden.items():
+            around.enter_context(swapped(function, partial(refusing, name)))
+        around.enter_context(swapped(torch.autograd.graph.saved_tensors_hooks.__enter__, packing))
+        yield
 
 
 def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:
