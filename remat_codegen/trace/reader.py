@@ -190,7 +190,7 @@ class Reader:
             if node.op == "get_attr":
                 self.of_node[node] = getattr(graph_module, node.target)
             elif node.op == "call_function":
-                with naming_the_line(_source(node)):
+                with naming_the_line(source_of(node)):
                     self._call(node, around)
         raise TraceError("the traced graph has no output")
 
@@ -212,7 +212,7 @@ class Reader:
         elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
             self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
         elif getattr(node.target, "__module__", "").startswith("torch._functorch"):
-            raise UnsupportedError("torch.func (vmap, jvp and the like) inside of forward is not supported")
+            raise UnsupportedError("torch.func (jvp, grad and the like) inside of forward is not supported")
         else:
             raise UnsupportedError(f"operation {getattr(node.target, '__name__', node.target)} is not supported")
 
@@ -250,7 +250,7 @@ class Reader:
                 many,
                 path,
                 kind,
-                _source(node),
+                source_of(node),
                 around.grad_enabled,
                 around.autocast,
             )
@@ -289,7 +289,8 @@ def _module(node: torch.fx.Node) -> tuple[str, str]:
 _STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 
 
-def _source(node: torch.fx.Node) -> Source | None:
+def source_of(node: torch.fx.Node) -> Source | None:
+    """The user's line that a node of an exported program comes from."""
     frames = tuple((f, int(n), t.strip()) for f, n, t in _STACK_LINE.findall(node.meta.get("stack_trace") or ""))
     if not frames:
         return None

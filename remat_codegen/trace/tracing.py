@@ -30,6 +30,7 @@ from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.swapping import swapped
 from remat_codegen.trace.values import Decisions
+from remat_codegen.trace.vmaps import flatten_vmaps
 from remat_codegen.views import separate_views
 
 MOST_ASKED = 8  # places that are told of the trace, one after the other
@@ -67,6 +68,7 @@ def trace(
             raise refusal(error) or trace_error(error) from error
         typed = reads.asked_for_types or mentions_types(exported.graph_module)
         dtypes = {p.dtype for p in module.parameters()} if typed else set()
+        flatten_vmaps(exported.graph_module, _trained(exported, module))
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
@@ -89,6 +91,14 @@ def trace(
         return found
     differs = len(programs) > told and computes_alike(programs[-1], module, args, kwargs, autocast) is False
     return found if differs else decided
+
+
+def _trained(exported: torch.export.ExportedProgram, module: torch.nn.Module) -> set[str]:
+    """The placeholders of a traced graph that get gradients."""
+    names = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
+    inputs = {n.name for n in placeholders if getattr(n.meta.get("val"), "requires_grad", False)}
+    return inputs | {s.arg.name for s in exported.graph_signature.input_specs if s.target in names}
 
 
 def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
