@@ -72,9 +72,11 @@ def functions_as_operations() -> Iterator[None]:
     """
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        trains = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled() or not trains:
-            return _APPLY(cls, *args, **kwargs)  # nothing goes back through it: what it computes is traced
+        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled():
+            return _APPLY(cls, *args, **kwargs)
+        if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            with torch.no_grad():  # nothing goes back through it: what it computes is traced
+                return _APPLY(cls, *args, **kwargs)
         _check(cls, args, kwargs)
         return _operation(cls, args)
 
@@ -130,10 +132,12 @@ def _run(name: str, given: tuple[Any, ...]) -> Any:
 
 
 def _source(cls: type) -> str:
-    try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):
-        return ""
+    """The text of a Function and of those that it inherits from, as far as there is one."""
+    found = []
+    for kind in cls.__mro__:
+        with contextlib.suppress(OSError, TypeError):
+            found += [] if kind.__module__.startswith("torch.") else [inspect.getsource(kind)]
+    return "\n".join(found)
 
 
 class _Tags(TorchDispatchMode):
@@ -160,7 +164,7 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
         raise refused(f"{what} returns something else than tensors")
     if versions != [t._version for t in tensors] or any(r is t for r in results for t in tensors):
         raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
-    held = [v for r in results for v in vars(r.grad_fn).values()] if results[0].grad_fn is not None else []
+    held = [getattr(r.grad_fn, "__dict__", {}) for r in results]
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(held)):
         raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")
     names = {t.untyped_storage()._cdata: chr(ord("a") + i) for i, t in enumerate(tensors)}

@@ -63,6 +63,12 @@ class Both(double):
         return x.view_as(x), x * 2
 
 
+class Listed(double):
+    @staticmethod
+    def forward(ctx, parts):
+        return parts[0] * parts[1]
+
+
 class Number(double):
     @staticmethod
     def forward(ctx, x):
@@ -140,6 +146,11 @@ def test_a_function_under_another_name(tmp_path):
 
 def test_functions_without_a_way_back_are_what_they_compute(tmp_path):
     assert ".apply(" not in written("h + ste(x.detach())", tmp_path).partition("def run_forward")[0].partition("_forward(m")[2]
+
+
+def test_nothing_goes_back_through_what_stands_in_a_list(tmp_path):
+    """PyTorch looks at a Function's arguments only, not into them."""
+    assert "with torch.no_grad():" in written("h + Listed.apply([h, h.sin()])", tmp_path)
 
 
 @pytest.mark.parametrize("wraps", [False, True])
