@@ -177,3 +177,30 @@ _add(
     },
     vision_config=_vision,
 )
+_add(
+    "recurrent_gemma",  # a Function bounds the derivative of a square root
+    "RecurrentGemmaForCausalLM",
+    lambda: {**language_inputs(), "use_cache": False},
+    **text,
+    num_hidden_layers=3,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=2,
+    lru_width=32,
+    attention_window_size=16,
+    block_types=("recurrent", "recurrent", "attention"),
+)
+
+
+def _granite_speech():
+    """Its attention chooses kernels."""
+    import torchvision_cpu  # noqa: F401 - first
+    from transformers.models.granite_speech import configuration_granite_speech, modeling_granite_speech
+
+    sizes = {"input_dim": 20, "hidden_dim": 32, "feedforward_mult": 2, "num_heads": 2, "dim_head": 16, "output_dim": 10}
+    rest = {"num_layers": 2, "context_size": 8, "max_pos_emb": 16, "dropout": 0.1, "conv_kernel_size": 3}
+    config = configuration_granite_speech.GraniteSpeechEncoderConfig(**sizes, **rest, conv_expansion_factor=2)
+    return modeling_granite_speech.GraniteSpeechCTCEncoder(config)
+
+
+_catalogue.add("granite_speech", _granite_speech, lambda: (torch.randn(2, 19, 20),), "transformers")
