@@ -196,6 +196,8 @@ def _only_plain_gradients() -> Iterator[None]:
 
     forbidden = {
         "register_hook()": torch.Tensor.register_hook,
+        "register_post_accumulate_grad_hook()": torch.Tensor.register_post_accumulate_grad_hook,
+        "register_multi_grad_hook()": torch.autograd.graph.register_multi_grad_hook,
         "backward()": torch.Tensor.backward,
         "torch.autograd.grad()": torch.autograd.grad,
         "torch.autograd.backward()": torch.autograd.backward,

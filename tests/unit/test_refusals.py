@@ -11,6 +11,10 @@ from remat_codegen.request import Request
 
 REFUSED = {
     "hook": ("(h.register_hook(lambda g: -g), h)[1]", r"register_hook\(\) inside of forward"),
+    "multi": (
+        "(torch.autograd.graph.register_multi_grad_hook([h], print), h)[1]",
+        r"register_multi_grad_hook\(\) inside of forward",
+    ),
     "packing": (
         "[hooks := torch.autograd.graph.saved_tensors_hooks(torch.neg, torch.neg), hooks.__enter__(), h.sin()][2]",
         "saved_tensors_hooks inside of forward change",
