@@ -153,7 +153,7 @@ def test_models_that_assign_or_read_buffers(part, tmp_path):
 
 @pytest.mark.parametrize("part", range(4))
 def test_models_with_functions_that_have_a_backward_of_their_own(part, tmp_path):
-    for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 5, 4):
+    for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 10, 4):
         check(seed, tmp_path, kind=FunctionModel)
 
 
