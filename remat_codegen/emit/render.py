@@ -38,6 +38,8 @@ LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as num
 LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
 PACKED_LINE = 96  # characters
 MIB = 2**20
+THEIRS = "_of_the_user"  # marks a name of theirs while helpers of the same name give way
+ARGUMENTS = ("m", "kept", "step")  # of block functions
 
 _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Python takes for a file's encoding
 
@@ -114,14 +116,15 @@ class _Renderer:
     def render(self) -> str:
         carried = None if not self.carries else usersource.carry(self.original.source or "", self.original.class_name, "pass")
         self.taken = taken = carried.names if carried is not None else frozenset()
+        self.clashes = taken & (helper_names() | {"run_forward", "run_backward"})
         namer = Namer()
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
         given = self._given()
         program = divide(self.model.graph, self.schedule)
         written = write_program(program, self.model, wishes(self.trace), namer, given, self._class)
         parts = self._parts(written, given)
-        clashes = taken & (helper_names() | {"run_forward", "run_backward"})
-        others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in taken) for name in clashes}
+        others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in taken) for name in self.clashes}
+        others |= {f"{name}{THEIRS}": name for name in self.clashes}
         parts = {k: usersource.rename_names(text, others) if isinstance(text, str) else text for k, text in parts.items()}
         if carried is not None:
             carried = usersource.carry(self.original.source or "", self.original.class_name, parts["new_forward"])
@@ -248,8 +251,11 @@ class _Renderer:
 
     def _class(self, kind: type) -> str:
         """How a generated file reaches a class of the user's: by its name, or where the maker of the original imported it."""
-        if self.carries and kind.__qualname__.partition(".")[0] in self.taken:
-            return kind.__qualname__
+        root, *rest = kind.__qualname__.split(".")
+        if self.carries and root in ARGUMENTS:
+            raise UnsupportedError(f"the class {root} has a name that generated code uses", hint="rename it")
+        if self.carries and root in self.taken:
+            return ".".join([f"{root}{THEIRS}" if root in self.clashes else root, *rest])
         if kind.__module__ == "collections":
             return f"__import__('collections').{kind.__name__}"
         return f"known_class({kind.__module__!r}, {kind.__qualname__!r})"

@@ -162,6 +162,7 @@ class _Recorder:
     first_reached: dict[int, int] = field(default_factory=dict)
     gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
+    end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
     saved: dict[int, Any] = field(
         default_factory=dict
@@ -313,6 +314,7 @@ class _Recorder:
         handles = [h for op in self.trace.operations for h in self._watch(op)]
         with _Births(self):
             loss = example_loss(outputs)
+            self.end = torch.autograd._get_sequence_nr()
             self.of_storage = forward_only
             with _without_data(self._undone):
                 loss.backward()
@@ -351,7 +353,7 @@ class _Recorder:
             self.at_node(node._sequence_nr())
 
     def at_node(self, sequence: int) -> None:
-        if sequence >= LEAF_SEQUENCE:
+        if sequence >= self.end:  # a leaf's, or of a graph that a Function's own backward builds and goes back through
             return
         if sequence >= self.starts[-1]:
             self.step = len(self.trace.operations)

@@ -69,6 +69,30 @@ class Listed(double):
         return parts[0] * parts[1]
 
 
+class Step(double):
+    """Has the name of a helper of generated files."""
+
+
+class kept(double):
+    pass
+
+
+class Within(Function):
+    """Its backward builds a graph of its own, and goes back through it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.tanh(x @ weight)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            torch.tanh(x @ weight).backward(g)
+        return x.grad, weight.grad
+
+
 class Number(double):
     @staticmethod
     def forward(ctx, x):
@@ -142,6 +166,17 @@ def test_a_class_with_the_name_of_a_variable(tmp_path):
 def test_a_function_under_another_name(tmp_path):
     """`ste` was bound when the file was imported, before anything was traced."""
     assert "double.apply(" in written("ste(h).sin()", tmp_path)
+
+
+def test_a_function_with_the_name_of_a_helper(tmp_path):
+    text = written("Step.apply(h).sin()", tmp_path)
+    assert "Step.apply(" in text and "_of_the_user" not in text
+    with pytest.raises(UnsupportedError, match="the class kept has a name that generated code uses; rename it"):
+        written("kept.apply(h).sin()", tmp_path)
+
+
+def test_a_backward_that_goes_back_itself(tmp_path):
+    assert "Within.apply(" in written("h + Within.apply(Within.apply(h, self.weight).sin(), self.weight).exp()", tmp_path)
 
 
 def test_functions_without_a_way_back_are_what_they_compute(tmp_path):
