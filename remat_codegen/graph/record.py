@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.graph.layouts import Layouts
+from remat_codegen.graph.layouts import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments
 from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, called, location, substitute
 
@@ -121,11 +121,16 @@ class _Births(TorchDispatchMode):
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.roomy: set[int] = set()  # storages with more room than what is in them
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1])
         out = func(*args, **(kwargs or {}))
+        added = func is torch.ops.aten.add.Tensor and args[0].untyped_storage()._cdata in self.roomy
+        out = added_up(out, args[0]) if added else out
+        if added or func is torch.ops.aten.col2im.default:
+            self.roomy.add(out.untyped_storage()._cdata)
         self.recorder.at_present_node()
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):

@@ -127,9 +127,17 @@ def _with_held_gradients(model: Model) -> frozenset[int]:
     found = set()
     for node in model.graph.backward_nodes:
         seeded, read = _seeded_bytes(model, node)
-        if node.forward is not None and len(seeded) == 1 and read < sum(seeded):
+        if node.forward is not None and len(seeded) == 1 and (read < sum(seeded) or _outlasts(model, node.forward)):
             found.add(node.forward)
     return frozenset(found)
+
+
+def _outlasts(model: Model, forward: int) -> bool:
+    """Whether a gradient that comes to a node outlives the first operation there that goes back: that of a residual waits for
+    what the node makes, to be added to it."""
+    own = model.bodies[forward].operations
+    first = max((g.born for g in model.record.gradients if g.born in own), default=-1)
+    return any(g.born > max(own) and min(own) <= g.died < first for g in model.record.gradients)
 
 
 def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
