@@ -29,21 +29,23 @@ MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_R
 MOST_RUNS = 15
 LEAST_RUNS = 3
 HELD = " held"  # marks the costs of a backward node whose gradients others hold, too
+RETURNED = " returned"  # and of one whose results the model's caller holds
 
 
 def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int, str], None] | None = None) -> Profile:
     """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress."""
     graph = model.graph
     shared = _with_held_gradients(model)
-    distinct = {(n.signature, n.id in shared): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
+    marks = {n.id: _marks(model, n, shared) for n in graph.nodes if n.phase is not Phase.BACKWARD}
+    distinct = {(n.signature, marks[n.id]): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
     costs: dict[str, tuple[int, int]] = {}
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         torch.manual_seed(0)
-        for done, ((signature, held), node) in enumerate(distinct.items()):
+        for done, ((signature, marked), node) in enumerate(distinct.items()):
             if advance is not None:
                 advance(done, len(distinct), node.name)
-            costs |= _node_costs(model, node, signature, device, cache, held)
-    keys = [f"{n.signature}{HELD}" if n.forward in shared else n.signature for n in graph.nodes]
+            costs |= _node_costs(model, node, signature, device, cache, marked)
+    keys = [n.signature if n.forward is None else n.signature + marks[n.forward] for n in graph.nodes]
     time_ns = tuple(costs[k][0] for k in keys)
     seeds = [0 if n.forward in shared else _more_seeds(model, n) for n in graph.nodes]
     summed = _summed_bytes(model)
@@ -149,9 +151,19 @@ def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
     return [v.dtype.itemsize * _numbers(v) for v in seeded], read
 
 
-def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Cache, held: bool) -> dict[str, tuple[int, int]]:
-    """Time and peak of a forward node and of its backward node, by signature. If the gradients that the latter reads are `held`
-    by others, it cannot free them on its way."""
+def _marks(model: Model, node: Node, shared: frozenset[int]) -> str:
+    """What nodes of one signature may still differ in: who else holds what the backward node would free on its way."""
+    returned = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
+    made = (
+        {v for op in model.bodies[node.id].operations for v in model.trace.operations[op].results}
+        if node.id < model.graph.loss
+        else set()
+    )
+    return (HELD if node.id in shared else "") + (RETURNED if made & returned else "")
+
+
+def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Cache, marks: str) -> dict[str, tuple[int, int]]:
+    """Time and peak of a forward node and of its backward node, by signature."""
     if node.phase is Phase.LOSS:
         key = "loss of " + repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
         stored = cache.get(key)
@@ -159,12 +171,11 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
             stored = _measure_loss(model, device)
             cache.put(key, stored)
         return {signature: (stored[0], stored[1])}
-    suffix = HELD if held else ""
-    stored = cache.get(signature + suffix)
+    stored = cache.get(signature + marks)
     if stored is None:
-        stored = _run(model, node, device, held)
-        cache.put(signature + suffix, stored)
-    return {signature: (stored[0], stored[1]), f"{signature} backward{suffix}": (stored[2], stored[3])}
+        stored = _run(model, node, device, HELD in marks)
+        cache.put(signature + marks, stored)
+    return {signature: (stored[0], stored[1]), f"{signature} backward{marks}": (stored[2], stored[3])}
 
 
 def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:

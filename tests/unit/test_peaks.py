@@ -270,3 +270,34 @@ def test_the_loss_of_an_output_returned_twice_has_costs_of_its_own(monkeypatch):
     once, twice = (model_of(Returns(times), (torch.randn(1024, 16),), {}) for times in (1, 2))
     costs = [measuring.measure(m, "cpu", cache).workspace_bytes[m.graph.loss] for m in (once, twice)]
     assert costs[0] + 1024 * 16 * 4 == costs[1]  # gradients add up
+
+
+def _convolutions(count):
+    return [nn.Conv2d(16, 16, 3, padding=1) for _ in range(count)]
+
+
+class Unfolding(nn.Module):
+    """Residuals, whose gradients wait while a convolution goes back; the gradient of `unfold` has room for its columns, and the
+    other one of the same value is added to it there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(_convolutions(3)), nn.Conv2d(16, 6, 3, padding=1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        y = self.last(x)
+        return y.sin(), nn.functional.unfold(y, 3)
+
+
+@pytest.mark.parametrize("only", ["nothing", None])
+def test_equal_layers_the_last_of_which_is_returned(only, tmp_path, monkeypatch):
+    """The caller holds what the last one made; what the others made is freed on the way back."""
+    layers = [module for layer in _convolutions(3) for module in (layer, nn.ReLU())]
+    assert_simulated_peak(nn.Sequential(*layers), torch.randn(2, 16, 12, 12), tmp_path, monkeypatch, only)
+
+
+@pytest.mark.parametrize("only", ["nothing", None])
+def test_gradients_that_wait_for_others(only, tmp_path, monkeypatch):
+    assert_simulated_peak(Unfolding(), torch.randn(2, 16, 12, 12), tmp_path, monkeypatch, only)
