@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"62cdf907f8ed118b"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"8ee0034ea55f50c8"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -700,8 +700,8 @@ def check_dtypes(model, planned):
 
 
 def known_class(module, name):
-    """A class that the original's code uses. Whoever made the original has imported it, or is the script that defines it."""
-    found = sys.modules.get(module) or sys.modules["__main__"]
+    """A class that the original's code uses. Whoever made the original has imported it."""
+    found = sys.modules[module]
     for part in name.split("."):
         found = getattr(found, part)
     return found

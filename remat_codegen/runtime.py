@@ -296,11 +296,22 @@ def is_channels_last(tensor):
 
 
 def known_class(module, name):
-    """A class that the original's code uses. Whoever made the original has imported it, or is the script that defines it."""
-    found = sys.modules.get(module) or sys.modules["__main__"]
+    """A class that the original's code uses. Whoever made the original has imported it."""
+    found = sys.modules[module]
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def function_of(owner, name):
+    """The autograd.Function that a module's code calls by this name: it is known where the module's class stands."""
+    for kind in type(owner).__mro__:
+        found = sys.modules.get(kind.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+            return found
+    raise AttributeError(f"the autograd.Function {name} is not where {type(owner).__name__} stands")
 
 
 @contextlib.contextmanager

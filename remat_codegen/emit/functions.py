@@ -204,7 +204,12 @@ class _Writer:
         training = f"{self.scope.module(operation.module_path)}.training" if has_training_flag(operation) else None
         way = self.plumbing.proof.way(operation)
         operation = self.shapes.spelled(operation, self._is_at_hand)
-        text = spell(operation, self.scope.expression, training, again, way, self.plumbing.class_expression)
+        path = operation.module_path
+
+        def named(kind: type) -> str:
+            return self.plumbing.class_expression(kind, path, self.scope.module(path))
+
+        text = spell(operation, self.scope.expression, training, again, way, named)
         results = [v for v in operation.results if v is not None]
         for variable in results:
             self.local[variable] = True

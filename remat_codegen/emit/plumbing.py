@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from remat_codegen.emit.proof import Proof
 from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.segments import Copy, Program
-from remat_codegen.emit.spell import ClassExpression
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.trace import Operation, Ref, refs
+
+FunctionExpression = Callable[
+    [type, str, str], str
+]  # for a Function: of it, the path of a module that calls it, and its expression
 
 
 @dataclass
@@ -25,11 +28,11 @@ class Plumbing:
     maker: dict[int, Operation]
     data_of_storage: dict[int, int | None]
     proof: Proof
-    class_expression: ClassExpression
+    class_expression: FunctionExpression
     stops: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of(program: Program, model: Model, wishes: dict[int, str], class_expression: ClassExpression) -> Plumbing:
+    def of(program: Program, model: Model, wishes: dict[int, str], class_expression: FunctionExpression) -> Plumbing:
         """The plumbing of a program; nothing is waited for yet."""
         owners: dict[int, int] = {}
         for variable, data in enumerate(model.data_of):

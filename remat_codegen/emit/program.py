@@ -10,11 +10,10 @@ from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.loops import compress, mark, number
 from remat_codegen.emit.names import Namer
-from remat_codegen.emit.plumbing import Plumbing
+from remat_codegen.emit.plumbing import FunctionExpression, Plumbing
 from remat_codegen.emit.reruns import run_again
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
-from remat_codegen.emit.spell import ClassExpression
 from remat_codegen.emit.uniting import share_rebuilds, unite
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, refs
@@ -50,7 +49,7 @@ def write_program(
     wishes: dict[int, str],
     namer: Namer,
     given: dict[int, str],
-    class_expression: ClassExpression,
+    class_expression: FunctionExpression,
 ) -> Written:
     """Writes every segment. `given` names the model's inputs and constants, `namer` owns the module's names, `class_expression`
     says how to reach a class of the user's."""

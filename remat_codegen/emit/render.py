@@ -7,6 +7,7 @@ Pure: the same model, schedule and facts give the same bytes, in any process.
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
+from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
 from remat_codegen.trace import Origin
 
@@ -121,7 +123,7 @@ class _Renderer:
         namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
         given = self._given()
         program = divide(self.model.graph, self.schedule)
-        written = write_program(program, self.model, wishes(self.trace), namer, given, self._class)
+        written = write_program(program, self.model, wishes(self.trace), namer, given, self._function_class)
         parts = self._parts(written, given)
         others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in taken) for name in self.clashes}
         others |= {f"{name}{THEIRS}": name for name in self.clashes}
@@ -259,6 +261,20 @@ class _Renderer:
         if kind.__module__ == "collections":
             return f"__import__('collections').{kind.__name__}"
         return f"known_class({kind.__module__!r}, {kind.__qualname__!r})"
+
+    def _function_class(self, kind: type, path: str, caller: str) -> str:
+        """How it reaches an autograd.Function that the code of the module at `path` calls; `caller` is the expression for that.
+
+        A file's own name says little: it may be imported under another, or run as a script. Its classes know where they stand.
+        """
+        if self.carries and kind.__qualname__.partition(".")[0] in self.taken:
+            return self._class(kind)
+        model: Any = getattr(self.original.forward, "__self__", None)
+        caller = caller if path or self.carries else f"{caller}.original"
+        with contextlib.suppress(AttributeError):
+            if function_of(model.get_submodule(path), kind.__qualname__) is kind:
+                return f"function_of({caller}, {kind.__qualname__!r})"
+        return self._class(kind)
 
     def _output(self, variable: int, written: Written, given: dict[int, str]) -> str:
         found = self.trace.variables[variable]

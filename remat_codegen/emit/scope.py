@@ -115,7 +115,7 @@ class Scope:
             operation = self.model.trace.operations[op]
             for variable in self._mentioned(operation):
                 found += self._holders(variable)
-            if has_training_flag(operation):
+            if has_training_flag(operation) or function_call(operation.target) is not None:
                 found.append(operation.module_path)
         return found or [""]
 

@@ -17,7 +17,7 @@ from remat_codegen.trace import Operation, Ref, function_call, without_kernels
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 
 Tensor = Callable[[int], str]  # the expression for a variable
-ClassExpression = Callable[[type], str]  # the expression for a class of the user's
+ClassExpression = Callable[[type], str]  # the expression for a Function of the user's
 
 # Those that torch.nn.functional, torch and Tensor offer under the same name, with the same arguments in the same order. What
 # is not listed here, or below, goes by torch.ops.

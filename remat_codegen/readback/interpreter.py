@@ -278,11 +278,15 @@ class _Interpreter(Expressions):
         return given if any(True for _ in tensors(given)) else Other()
 
     def _function_applied(self, called: ast.expr) -> str | None:
-        """The name of an autograd.Function: of GeLU.apply, or known_class("library", "GeLU").apply."""
+        """The name of an autograd.Function: of GeLU.apply, or function_of(m.act, "GeLU").apply."""
         if not isinstance(called, ast.Attribute) or called.attr != "apply":
             return None
         owner = called.value
-        if isinstance(owner, ast.Call) and dotted(owner.func).startswith("known_class") and len(owner.args) == 2:
+        if (
+            isinstance(owner, ast.Call)
+            and dotted(owner.func).startswith(("function_of", "known_class"))
+            and len(owner.args) == 2
+        ):
             return str(self.evaluate(owner.args[1]))
         name = dotted(owner)
         return name if name and name.partition(".")[0] not in self.env else None

@@ -7,8 +7,10 @@ PyTorch's dispatcher, made for it, which runs the Function as it is, wherever th
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import inspect
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,6 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -151,6 +152,21 @@ class _Tags(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _holds_tensors(value: Any) -> bool:
+    """Whether there is a tensor in a structure of containers, objects and what functions close over."""
+    ahead, seen = [value], set[int]()
+    while ahead:
+        here = ahead.pop()
+        if isinstance(here, torch.Tensor):
+            return True
+        if id(here) in seen or isinstance(here, (type, types.ModuleType, torch.nn.Module)):
+            continue
+        seen.add(id(here))
+        closed = isinstance(here, types.FunctionType)
+        ahead += [cell.cell_contents for cell in here.__closure__ or ()] if closed else gc.get_referents(here)
+    return False
+
+
 def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tuple[Any, ...]]:
     """The schema of the operation, and its tags, from what a Function does with its arguments."""
     what = f"the autograd.Function {cls.__name__}"
@@ -165,7 +181,7 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
     if versions != [t._version for t in tensors] or any(r is t for r in results for t in tensors):
         raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
     held = [getattr(r.grad_fn, "__dict__", {}) for r in results]
-    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(held)):
+    if _holds_tensors(held):
         raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")
     names = {t.untyped_storage()._cdata: chr(ord("a") + i) for i, t in enumerate(tensors)}
     shared = {names[key] for r in results if (key := r.untyped_storage()._cdata) in names}
