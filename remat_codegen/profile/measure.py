@@ -179,7 +179,7 @@ def _node_costs(model: Model, node: Node, signature: str, device: str, cache: Ca
 
 
 def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:
-    """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot train it."""
+    """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot run it on any of our numbers."""
     refused: list[RuntimeError] = []
     for values in (random_tensor, near_identity, counting):
         try:
@@ -191,7 +191,9 @@ def _run(model: Model, node: Node, device: str, held: bool) -> list[int]:
     sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
     where = next((location(s) for s in sources if s is not None), None)
     said = next(iter(str(refused[0]).splitlines()), "").split(". ")[0]
-    raise TraceError(f"PyTorch itself cannot run {node.name} forward and backward: {said}", where=where) from refused[0]
+    raise TraceError(
+        f"{node.name} cannot be measured, forward and backward, on numbers that are drawn for it: {said}", where=where
+    ) from refused[0]
 
 
 def median_ns(work: Callable[[], Any], device: str) -> int:

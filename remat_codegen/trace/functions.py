@@ -75,6 +75,8 @@ def functions_as_operations() -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch._") or not torch.is_grad_enabled():
             return _APPLY(cls, *args, **kwargs)
+        if torch._C._are_functorch_transforms_active():
+            raise refused(f"the autograd.Function {cls.__name__} is called inside of torch.vmap", "call it on whole batches")
         if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             with torch.no_grad():  # nothing goes back through it: what it computes is traced
                 return _APPLY(cls, *args, **kwargs)
@@ -102,7 +104,9 @@ def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
     other = [a for a in (*args, *kwargs.values()) if not isinstance(a, (torch.Tensor, torch.SymInt)) and not _is_constant(a)]
     if other or kwargs:
         hint = "give it tensors and plain numbers only, and call its module or function outside"
-        raise refused(f"{what} is given a {type(other[0]).__name__ if other else 'keyword'}, which no file can hold", hint)
+        kind = type(other[0]).__name__ if other else "keyword"
+        kind = "fraction of a size that may change" if kind == "SymFloat" else kind
+        raise refused(f"{what} is given a {kind}, which no file can hold", hint)
 
 
 def _is_constant(value: Any) -> bool:

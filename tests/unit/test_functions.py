@@ -140,6 +140,7 @@ REFUSED = {
     "Number.apply(h)[0]": "the autograd.Function Number returns something else than tensors",
     "Own.apply(h)": "the autograd.Function Own has an `apply` of its own",
     "inner(h)": "the autograd.Function Local is defined inside of a function",
+    "torch.vmap(double.apply)(h)": "the autograd.Function double is called inside of torch.vmap",
     "double.apply(h, self)": "the autograd.Function double is given a Net, which no file can hold",
     "double.apply(h, [h])": "the autograd.Function double is given a list, which no file can hold",
     "checkpoint(torch.tanh, h, use_reentrant=True)": "torch.utils.checkpoint with use_reentrant=True cannot",
