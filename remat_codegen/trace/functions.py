@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from remat_codegen.trace.hidden import python_and_numpy
 from remat_codegen.trace.refusals import refused
 from remat_codegen.trace.swapping import own_copy, swapped
 
@@ -145,15 +147,28 @@ def _source(cls: type) -> str:
     return "\n".join(found)
 
 
-class _Tags(TorchDispatchMode):
-    """Whether something draws random numbers."""
+class _Effects(TorchDispatchMode):
+    """Whether something draws random numbers, from a generator of its own, or writes into what it has not made."""
 
-    draws = False
+    draws = own_generator = writes = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Any] = []  # held, so that no other gets the same id
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Runs the operation."""
+        kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
+        self.own_generator |= any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
+        known = set(map(id, self.made))
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            self.writes |= written and any(id(t) not in known for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+        out = func(*args, **kwargs)
+        self.made += [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        return out
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -177,13 +192,19 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
     given = [args[i] for i in places]
     tensors = [t for t in given if isinstance(t, torch.Tensor)]
     versions = [t._version for t in tensors]
-    with _Tags() as seen:
+    drawn = python_and_numpy()
+    with _Effects() as seen:
         result = _APPLY(cls, *args)
+    if seen.own_generator or any(state != drawn.get(name, state) for name, state in python_and_numpy().items()):
+        hint = "draw with torch.rand or the like, which a plan draws again, or give it the numbers"
+        raise refused(f"{what} draws from another generator than PyTorch's, which cannot be set back", hint)
     results = result if isinstance(result, tuple) else (result,)
     if not results or not all(isinstance(r, torch.Tensor) for r in results):
         raise refused(f"{what} returns something else than tensors")
     if versions != [t._version for t in tensors] or any(r is t for r in results for t in tensors):
         raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
+    if seen.writes:
+        raise refused(f"{what} writes into a tensor that stays, and would do so again", "have it return a new tensor")
     held = [getattr(r.grad_fn, "__dict__", {}) for r in results]
     if _holds_tensors(held):
         raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")

@@ -29,9 +29,9 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
-    before, held, seen = _states(), attributes_of(module), Seen()
+    before, held, seen = python_and_numpy(), attributes_of(module), Seen()
     found = read(seen)
-    drawn = [name for name, state in _states().items() if state != before.get(name, state)]
+    drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
     alike = not (drawn or seen.left()) or _alike_again(found, read, module, seen.left())
     set_attributes(module, {name: held.get(name, ABSENT) for name in (*seen.attributes, *seen.assigned)})
     switched = [name.rpartition(".")[0] for name in seen.attributes if name.rpartition(".")[2] == "training"]
@@ -73,7 +73,8 @@ def _alike(one: Trace, other: Trace) -> bool:
     return repr(one.operations) == repr(other.operations) and repr(shapes[0]) == repr(shapes[1]) and all(same)
 
 
-def _states() -> dict[str, Any]:
+def python_and_numpy() -> dict[str, Any]:
+    """The states of the generators that are not PyTorch's."""
     states: dict[str, Any] = {"Python's random": random.getstate()}
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()

@@ -16,7 +16,9 @@ from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.verify import compare
 
-HEAD = '''import torch
+HEAD = '''import random
+
+import torch
 from torch import nn
 from torch.autograd import Function, grad
 from torch.utils.checkpoint import checkpoint
@@ -47,6 +49,28 @@ class Hides(double):
     @staticmethod
     def forward(ctx, x):
         ctx.again = lambda: [x]
+        return x * 2
+
+
+class Draws(double):
+    @staticmethod
+    def forward(ctx, x):
+        return x * random.random()
+
+
+OWN, TABLE = torch.Generator(), torch.zeros(3)
+
+
+class Generates(double):
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.rand(x.shape, generator=OWN)
+
+
+class Counts(double):
+    @staticmethod
+    def forward(ctx, x, table):
+        table[0].add_(1)
         return x * 2
 
 
@@ -134,6 +158,9 @@ class Net(nn.Linear):
 REFUSED = {
     "Holds.apply(h)": "the autograd.Function Holds holds tensors as attributes of ctx, where none can be forgotten",
     "Hides.apply(h)": "the autograd.Function Hides holds tensors as attributes of ctx, where none can be forgotten",
+    "Draws.apply(h)": "the autograd.Function Draws draws from another generator than PyTorch's",
+    "Generates.apply(h)": "the autograd.Function Generates draws from another generator than PyTorch's",
+    "Counts.apply(h, h.cos())": "the autograd.Function Counts changes what it is given in place",
     "Writes.apply(h.sin())": "the autograd.Function Writes changes what it is given in place",
     "h @ Looks.apply(self.weight)": "the autograd.Function Looks returns a parameter or an input as it is",
     "Both.apply(h)[1]": "the autograd.Function Both returns something new beside what it is given",
