@@ -27,7 +27,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments
-from remat_codegen.trace import Operation, Origin, Ref, Trace, Variable, autocasting, called, location, substitute
+from remat_codegen.trace import (
+    Operation,
+    Origin,
+    Ref,
+    Trace,
+    Variable,
+    autocasting,
+    called,
+    function_call,
+    location,
+    substitute,
+)
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
@@ -263,6 +274,7 @@ class _Recorder:
 
         args = substitute(op.args, self.tensors)
         kwargs = substitute(dict(op.kwargs), self.tensors)
+        _check_trained(op, args)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
@@ -392,6 +404,14 @@ class _Recorder:
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
         self.changes.append((birth, self.step))
+
+
+def _check_trained(op: Operation, args: Any) -> None:
+    """A Function may ask which of its arguments want a gradient: these have to be those that wanted one in the model."""
+    call = function_call(op.target)
+    if call is not None and call.trained != tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        what = f"the autograd.Function {call.function.__name__} is given a tensor whose gradient forward has switched on"
+        raise UnsupportedError(what, where=location(op.source), hint="make it a parameter, or an input")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import hashlib
 import inspect
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from remat_codegen.trace.refusals import refused
 from remat_codegen.trace.swapping import own_copy, swapped
 
 NAMESPACE = "remat_functions"
-CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.memory_format, torch.layout)
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _FUNCTION_APPLY = torch.autograd.Function.__dict__["apply"].__func__
 _APPLY = own_copy(_FUNCTION_APPLY)
@@ -42,10 +43,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """What an operation runs: a Function, on `arguments`, in which a Place stands for each tensor and each size."""
+    """What an operation runs: a Function, on `arguments`, in which a Place stands for each tensor and each size. `trained` says
+    which of these had a gradient in the model."""
 
     function: type
     arguments: tuple[Any, ...]
+    trained: tuple[bool, ...]
 
     def given(self, values: Any) -> list[Any]:
         """The arguments, with the operation's own in their places."""
@@ -99,6 +102,8 @@ def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
     what = f"the autograd.Function {cls.__name__}"
     if "<locals>" in cls.__qualname__:
         raise refused(f"{what} is defined inside of a function, where no file can reach it", "define it at the top of its file")
+    if _named_like(cls) is not cls:
+        raise refused(f"{what} is not what its name stands for in its file", "give it a name of its own there")
     if cls.__module__.startswith("torch."):
         raise refused(f"{what} has a backward of its own, which no trace shows")
     if inspect.getattr_static(cls, "apply") is not torch.autograd.Function.__dict__["apply"]:
@@ -111,10 +116,19 @@ def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         raise refused(f"{what} is given a {kind}, which no file can hold", hint)
 
 
+def _named_like(cls: Any) -> Any:
+    """What a class's name leads to in its file."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def _is_constant(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
+    """Whether a value is what its text says: an enumeration's, say, only compares equal to it."""
+    if type(value) in (list, tuple):
         return all(map(_is_constant, value))
-    return isinstance(value, CONSTANTS)
+    return type(value) in CONSTANTS
 
 
 def _operation(cls: Any, args: tuple[Any, ...]) -> Any:
@@ -123,12 +137,13 @@ def _operation(cls: Any, args: tuple[Any, ...]) -> Any:
     template = tuple(Place(places.index(i)) if i in places else a for i, a in enumerate(args))
     with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
         schema, tags = _tried(cls, args, places)
-    text = f"{cls.__module__}.{cls.__qualname__} {_source(cls)} {template} {schema} {tags}"
-    name = f"{cls.__name__}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    trained = tuple(isinstance(args[i], torch.Tensor) and args[i].requires_grad for i in places)
+    text = f"{cls.__module__}.{cls.__qualname__} {_source(cls)} {template} {trained} {schema} {tags}"
+    name = f"function_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     if name not in _CALLS:
         _LIBRARY.define(f"{name}{schema}", tags=tags)
         _LIBRARY.impl(name, lambda *given: _run(name, given), "CompositeImplicitAutograd")
-    _CALLS[name] = FunctionCall(cls, template)  # of the file as it was loaded last
+    _CALLS[name] = FunctionCall(cls, template, trained)  # of the file as it was loaded last
     return getattr(getattr(torch.ops, NAMESPACE), name)(*(args[i] for i in places))
 
 
@@ -199,8 +214,9 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
         hint = "draw with torch.rand or the like, which a plan draws again, or give it the numbers"
         raise refused(f"{what} draws from another generator than PyTorch's, which cannot be set back", hint)
     results = result if isinstance(result, tuple) else (result,)
-    if not results or not all(isinstance(r, torch.Tensor) for r in results):
-        raise refused(f"{what} returns something else than tensors")
+    alone = isinstance(result, tuple) and len(results) == 1
+    if not results or alone or not all(isinstance(r, torch.Tensor) for r in results):
+        raise refused(f"{what} returns something else than tensors", "have it return one tensor, or a tuple of several")
     if versions != [t._version for t in tensors] or any(r is t for r in results for t in tensors):
         raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
     if seen.writes:

@@ -16,7 +16,8 @@ from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.verify import compare
 
-HEAD = '''import random
+HEAD = '''import enum
+import random
 
 import torch
 from torch import nn
@@ -72,6 +73,27 @@ class Counts(double):
     def forward(ctx, x, table):
         table[0].add_(1)
         return x * 2
+
+
+class Same(double):
+    pass
+
+
+first = Same.apply
+
+
+class Same(double):
+    pass
+
+
+class Alone(double):
+    @staticmethod
+    def forward(ctx, x):
+        return (x * 2,)
+
+
+class Mode(enum.IntEnum):
+    B = 2
 
 
 class Writes(double):
@@ -161,6 +183,11 @@ REFUSED = {
     "Draws.apply(h)": "the autograd.Function Draws draws from another generator than PyTorch's",
     "Generates.apply(h)": "the autograd.Function Generates draws from another generator than PyTorch's",
     "Counts.apply(h, h.cos())": "the autograd.Function Counts changes what it is given in place",
+    "first(h)": "the autograd.Function Same is not what its name stands for in its file",
+    "Alone.apply(h)[0]": "the autograd.Function Alone returns something else than tensors",
+    "double.apply(h, Mode.B)": "the autograd.Function double is given a Mode, which no file can hold",
+    "double.apply(h, h.shape)": "the autograd.Function double is given a Size, which no file can hold",
+    "h + Within.apply(h.detach().requires_grad_(), self.weight)": "the autograd.Function Within is given a tensor whose",
     "Writes.apply(h.sin())": "the autograd.Function Writes changes what it is given in place",
     "h @ Looks.apply(self.weight)": "the autograd.Function Looks returns a parameter or an input as it is",
     "Both.apply(h)[1]": "the autograd.Function Both returns something new beside what it is given",
