@@ -89,7 +89,9 @@ class Guards:
 
     def modes(self) -> dict[str, bool]:
         """By module: the mode it has to be in, where its operations are those of one mode only."""
-        modes = {}
+        normalising = {op.module_path for op in self.trace.operations if op.base == "batch_norm" and has_training_flag(op)}
+        asked = self.trace.modes - normalising - {""}
+        modes = {path: path not in self.trace.evaluating for path in sorted(asked)}
         for operation in self.trace.operations:
             path = operation.module_path
             fixed = self.model.record.random[operation.id] and not has_training_flag(operation)

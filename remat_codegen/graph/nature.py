@@ -47,7 +47,12 @@ def real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 def written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The tensors that an operation's schema says it writes."""
-    for position, argument in enumerate(op.target._schema.arguments):
+    return written_tensors(op.target, args, kwargs)
+
+
+def written_tensors(target: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that the schema of what is called says it writes."""
+    for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)

@@ -12,10 +12,9 @@ undoing operation i is one contiguous stretch, and stretches come in exactly the
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts, added_up
-from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments
+from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
+from remat_codegen.graph.unplannable import check_backward, check_trained, without_data
 from remat_codegen.trace import (
     Operation,
     Origin,
@@ -35,7 +35,6 @@ from remat_codegen.trace import (
     Variable,
     autocasting,
     called,
-    function_call,
     location,
     substitute,
 )
@@ -137,6 +136,8 @@ class _Births(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1])
+        if func._schema.is_mutable:
+            self.recorder.check_written(written_tensors(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         added = func is torch.ops.aten.add.Tensor and args[0].untyped_storage()._cdata in self.roomy
         out = added_up(out, args[0]) if added else out
@@ -274,11 +275,11 @@ class _Recorder:
 
         args = substitute(op.args, self.tensors)
         kwargs = substitute(dict(op.kwargs), self.tensors)
-        _check_trained(op, args)
+        check_trained(op, args)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        seen, named = _Casts(self.casts), _without_data(lambda: op)
+        seen, named = _Casts(self.casts), without_data(lambda: op)
         with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, saving, named:
             out = op.target(*args, **kwargs)
         self.starts.append(torch.autograd._get_sequence_nr())
@@ -333,7 +334,7 @@ class _Recorder:
             loss = example_loss(outputs)
             self.end = torch.autograd._get_sequence_nr()
             self.of_storage = forward_only
-            with _without_data(self._undone):
+            with without_data(self._undone):
                 loss.backward()
             del loss
         for handle in handles:
@@ -383,6 +384,13 @@ class _Recorder:
         """The operation that the engine goes back through, or the last one."""
         return self.trace.operations[min(self.step, len(self.trace.operations) - 1)]
 
+    def check_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Refuses a backward of the user's own that writes into what it has saved, or is given: others read that."""
+        self.at_present_node()
+        for key in (t.untyped_storage()._cdata for t in tensors):
+            born = self.births[key].born if key in self.births else self.step
+            check_backward(self._undone(), key in self.of_storage or key in self.saved or born != self.step)
+
     def see(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided:
             op = self._undone()
@@ -404,27 +412,6 @@ class _Recorder:
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
         self.changes.append((birth, self.step))
-
-
-def _check_trained(op: Operation, args: Any) -> None:
-    """A Function may ask which of its arguments want a gradient: these have to be those that wanted one in the model."""
-    call = function_call(op.target)
-    if call is not None and call.trained != tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-        what = f"the autograd.Function {call.function.__name__} is given a tensor whose gradient forward has switched on"
-        raise UnsupportedError(what, where=location(op.source), hint="make it a parameter, or an input")
-
-
-@contextlib.contextmanager
-def _without_data(operation: Callable[[], Operation]) -> Iterator[None]:
-    """Raises UnsupportedError, naming the present operation, where PyTorch cannot go on with fake tensors."""
-    try:
-        yield
-    except UnsupportedError:
-        raise
-    except Exception as error:  # whatever an implementation raises without data
-        said = f"{type(error).__name__}: {str(error).split('. ')[0]}"
-        name, where = called(operation().target), location(operation().source)
-        raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where) from error
 
 
 def _grad_fn(tensor: torch.Tensor) -> Any:

@@ -23,8 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.hidden import python_and_numpy
-from remat_codegen.trace.refusals import refused
+from remat_codegen.trace.refusals import BY_VALUE, refused
 from remat_codegen.trace.swapping import own_copy, swapped
 
 NAMESPACE = "remat_functions"
@@ -169,20 +170,21 @@ class _Effects(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[Any] = []  # held, so that no other gets the same id
+        self.made: dict[int, Any] = {}  # by id; held, so that no other gets the same one
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Runs the operation."""
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         self.own_generator |= any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
-        known = set(map(id, self.made))
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
-            self.writes |= written and any(id(t) not in known for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+            self.writes |= written and any(
+                id(t) not in self.made for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)
+            )
         out = func(*args, **kwargs)
-        self.made += [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.made |= {id(t): t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)}
         return out
 
 
@@ -203,31 +205,19 @@ def _holds_tensors(value: Any) -> bool:
 
 def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tuple[Any, ...]]:
     """The schema of the operation, and its tags, from what a Function does with its arguments."""
-    what = f"the autograd.Function {cls.__name__}"
     given = [args[i] for i in places]
     tensors = [t for t in given if isinstance(t, torch.Tensor)]
     versions = [t._version for t in tensors]
     drawn = python_and_numpy()
     with _Effects() as seen:
-        result = _APPLY(cls, *args)
-    if seen.own_generator or any(state != drawn.get(name, state) for name, state in python_and_numpy().items()):
-        hint = "draw with torch.rand or the like, which a plan draws again, or give it the numbers"
-        raise refused(f"{what} draws from another generator than PyTorch's, which cannot be set back", hint)
+        result = _run_without_data(cls, args)
+    drawn_elsewhere = seen.own_generator or any(state != drawn.get(name, state) for name, state in python_and_numpy().items())
+    changed = versions != [t._version for t in tensors]
+    _check_effects(f"the autograd.Function {cls.__name__}", drawn_elsewhere, changed, seen.writes)
+    _check_results(f"the autograd.Function {cls.__name__}", result, tensors)
     results = result if isinstance(result, tuple) else (result,)
-    alone = isinstance(result, tuple) and len(results) == 1
-    if not results or alone or not all(isinstance(r, torch.Tensor) for r in results):
-        raise refused(f"{what} returns something else than tensors", "have it return one tensor, or a tuple of several")
-    if versions != [t._version for t in tensors] or any(r is t for r in results for t in tensors):
-        raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
-    if seen.writes:
-        raise refused(f"{what} writes into a tensor that stays, and would do so again", "have it return a new tensor")
-    held = [getattr(r.grad_fn, "__dict__", {}) for r in results]
-    if _holds_tensors(held):
-        raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")
     names = {t.untyped_storage()._cdata: chr(ord("a") + i) for i, t in enumerate(tensors)}
     shared = {names[key] for r in results if (key := r.untyped_storage()._cdata) in names}
-    if shared and any(r.untyped_storage()._cdata not in names for r in results):
-        raise refused(f"{what} returns something new beside what it is given", "have it return x.clone()")
 
     def written(t: torch.Tensor) -> str:
         name = names.get(t.untyped_storage()._cdata, "")
@@ -237,3 +227,44 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
     made = ", ".join(map(written, results))
     tags = (torch.Tag.nondeterministic_seeded,) if seen.draws else ()
     return f"({taken}) -> {f'({made})' if isinstance(result, tuple) else made}", tags
+
+
+def _run_without_data(cls: Any, args: tuple[Any, ...]) -> Any:
+    """What a Function returns for tensors of a trace."""
+    try:
+        return _APPLY(cls, *args)
+    except (UnsupportedError, *BY_VALUE):
+        raise
+    except Exception as error:  # whatever it calls raises without data
+        said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        hint = "if it needs their numbers (a kernel of its own, NumPy), make that part a torch.library.custom_op"
+        raise refused(f"the autograd.Function {cls.__name__} fails on tensors without data ({said})", hint) from error
+
+
+def _check_effects(what: str, drawn_elsewhere: bool, changed: bool, writes: bool) -> None:
+    """Refuses what would not happen again as it did, or would happen twice."""
+    if drawn_elsewhere:
+        hint = "draw with torch.rand or the like, which a plan draws again, or give it the numbers"
+        raise refused(f"{what} draws from another generator than PyTorch's, which cannot be set back", hint)
+    if changed:
+        raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
+    if writes:
+        raise refused(f"{what} writes into a tensor that stays, and would do so again", "have it return a new tensor")
+
+
+def _check_results(what: str, result: Any, tensors: list[torch.Tensor]) -> None:
+    """Refuses results that are no tensors, or share memory so that they cannot be forgotten each by itself."""
+    results = result if isinstance(result, tuple) else (result,)
+    alone = isinstance(result, tuple) and len(results) == 1
+    if not results or alone or not all(isinstance(r, torch.Tensor) for r in results):
+        raise refused(f"{what} returns something else than tensors", "have it return one tensor, or a tuple of several")
+    if any(r is t for r in results for t in tensors):
+        raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
+    if _holds_tensors([getattr(r.grad_fn, "__dict__", {}) for r in results]):
+        raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")
+    given = {t.untyped_storage()._cdata for t in tensors}
+    made = [r.untyped_storage()._cdata for r in results]
+    if len(set(made)) < len(made):
+        raise refused(f"{what} returns tensors that share their memory", "have it return a clone of one of them")
+    if 0 < len(given.intersection(made)) < len(made):
+        raise refused(f"{what} returns something new beside what it is given", "have it return x.clone()")

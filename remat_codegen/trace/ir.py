@@ -105,6 +105,7 @@ class Trace:
     assigns, whose new values come after the result in `outputs`, and their variables, the last of `inputs`; None where forward
     does not read the old ones. `decisions` are lines that decide something by an input's value, and what it was: these values
     are the last of `outputs`. `settings` are names of attributes of modules: the numbers and texts that forward reads.
+    `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
     `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
     forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others.
     """
@@ -125,6 +126,7 @@ class Trace:
     settings: tuple[str, ...] = ()
     dtypes: frozenset[torch.dtype] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
+    modes: frozenset[str] = frozenset()
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""

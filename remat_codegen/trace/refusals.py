@@ -30,7 +30,7 @@ def refusal(error: BaseException | None) -> UnsupportedError | None:
     return None
 
 
-_BY_VALUE = (
+BY_VALUE = (
     torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
     torch._subclasses.fake_tensor.DataDependentOutputException,
     torch._subclasses.fake_tensor.DynamicOutputShapeException,
@@ -49,7 +49,7 @@ def trace_error(error: Exception) -> TraceError:
             f"the model fixes the size {fixed[1]}.{fixed[2]}, so it cannot be dynamic",
             hint="something in forward turns it into a plain number, or compares it with one",
         )
-    if isinstance(error, _BY_VALUE) or "data-dependent" in text:
+    if isinstance(error, BY_VALUE) or "data-dependent" in text:
         hint = "compute it with torch.where or masks, or move the decision out of the model"
         hint = "compute it from the model's outputs" if "_loss" in str(getattr(error, "func", "")) else hint
         return TraceError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import linecache
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -24,10 +25,12 @@ OTHERWISE_KNOWN = frozenset({*vars(nn.Module()), "structure"})  # `training`, an
 
 @dataclass
 class Reads:
-    """The names of attributes that forward reads, and of those that it sets; and whether it asks a tensor for its type."""
+    """The names of attributes that forward reads, and of those that it sets; the modules that it asks for their mode; and
+    whether it asks a tensor for its type."""
 
     read: dict[str, None] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
+    asked_for_modes: list[nn.Module] = field(default_factory=list)
     asked_for_types: bool = False
 
     @contextlib.contextmanager
@@ -38,6 +41,8 @@ class Reads:
 
         def get(module: nn.Module, name: str) -> Any:
             value = object.__getattribute__(module, name)
+            if name == "training" and not any(module is m for m in self.asked_for_modes) and _decides(sys._getframe(1)):
+                self.asked_for_modes.append(module)
             if name not in self.read and name in object.__getattribute__(module, "__dict__") and not _is_off(module, value):
                 self.read[name] = None
             return value
@@ -60,6 +65,10 @@ class Reads:
             del nn.Module.__getattribute__, torch.Tensor.dtype
             nn.Module.__setattr__ = own  # type: ignore[method-assign]
 
+    def modes(self, module: nn.Module) -> frozenset[str]:
+        """The paths of the modules whose mode forward asked for, as in `if self.training:`. A trace went one way."""
+        return frozenset(path for path, part in module.named_modules() if any(part is m for m in self.asked_for_modes))
+
     def of(self, module: nn.Module, changed: Iterable[str]) -> tuple[str, ...]:
         """The names under which modules hold what a plan is made for, as a text can say: no tensors and no other objects, and
         nothing that forward sets or changes."""
@@ -67,6 +76,12 @@ class Reads:
         left_out = OTHERWISE_KNOWN | self.written | {name.rpartition(".")[2] for name in changed}
         names = (name for name in self.read if name not in left_out)
         return tuple(n for n in names if all(_is_setting(values[n]) for values in held if n in values))
+
+
+def _decides(frame: types.FrameType) -> bool:
+    """Whether a line of the user's reads a mode for something else than dropout, which follows the mode."""
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return not is_library(frame.f_code.co_filename) and "training" in text and "drop" not in text
 
 
 def mentions_types(exported: torch.fx.GraphModule) -> bool:

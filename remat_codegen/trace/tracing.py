@@ -72,9 +72,8 @@ def trace(
         separate_views(exported.graph_module)
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
-        found = replace(
-            found, numbers=numbers, settings=reads.of(module, [*seen.attributes, *seen.written]), dtypes=frozenset(dtypes)
-        )
+        settings = reads.of(module, [*seen.attributes, *seen.written])
+        found = replace(found, numbers=numbers, settings=settings, dtypes=frozenset(dtypes), modes=reads.modes(module))
         return with_returned(found, seen.assigned, decisions.lines())
 
     found = traced_alike(read, module)

@@ -92,6 +92,38 @@ class Alone(double):
         return (x * 2,)
 
 
+class Twice(double):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        return y, y.view_as(y)
+
+
+class Needs(double):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(x.numpy() * 2)
+
+
+class Overwrites(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.sigmoid()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y.mul_(1 - y).mul_(g)
+
+
+class Scales(double):
+    @staticmethod
+    def backward(ctx, g):
+        return (g.mul_(3), *(None for _ in ctx.others))
+
+
 class Mode(enum.IntEnum):
     B = 2
 
@@ -184,6 +216,10 @@ REFUSED = {
     "Generates.apply(h)": "the autograd.Function Generates draws from another generator than PyTorch's",
     "Counts.apply(h, h.cos())": "the autograd.Function Counts changes what it is given in place",
     "first(h)": "the autograd.Function Same is not what its name stands for in its file",
+    "sum(Twice.apply(h))": "the autograd.Function Twice returns tensors that share their memory",
+    "Needs.apply(h)": r"the autograd.Function Needs fails on tensors without data \(.*numpy",
+    "Overwrites.apply(h).sin()": "the backward of Overwrites.apply writes into a tensor that it has not made",
+    "Scales.apply(h).sin()": "the backward of Scales.apply writes into a tensor that it has not made",
     "Alone.apply(h)[0]": "the autograd.Function Alone returns something else than tensors",
     "double.apply(h, Mode.B)": "the autograd.Function double is given a Mode, which no file can hold",
     "double.apply(h, h.shape)": "the autograd.Function double is given a Size, which no file can hold",

@@ -432,6 +432,24 @@ def test_modules_that_were_traced_in_the_other_mode_are_refused(tmp_path):
     assert original.a.weight.grad.equal(generated.a.weight.grad)
 
 
+class Noisy(nn.Module):
+    """Asks for its mode, and does something that follows from it without another operation's saying so."""
+
+    def forward(self, x):
+        if self.training:
+            x = x * 1.5
+        return x.sin()
+
+
+def test_modules_that_ask_for_their_mode_are_refused_in_the_other(tmp_path):
+    original, inputs = nn.Sequential(nn.Linear(8, 8), Noisy(), nn.Linear(8, 8)), torch.randn(2, 8)
+    generated = rematerialized(original, (inputs,), tmp_path)(copy.deepcopy(original))
+    generated(inputs).sum().backward()
+    generated.get_submodule("1").eval()
+    with pytest.raises(ValueError, match=r"1\.training is False, but this file was planned for True"):
+        generated(inputs)
+
+
 class Drawing(nn.Linear):
     """Draws a number that it does not use, and others from a generator that it has seeded."""
 

@@ -1,0 +1,40 @@
+"""Operations that no plan can hold, as is seen only when they run and are gone back through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.trace import Operation, called, function_call, location
+
+
+def check_trained(op: Operation, args: Any) -> None:
+    """A Function may ask which of its arguments want a gradient: these have to be those that wanted one in the model."""
+    call = function_call(op.target)
+    if call is not None and call.trained != tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        what = f"the autograd.Function {call.function.__name__} is given a tensor whose gradient forward has switched on"
+        raise UnsupportedError(what, where=location(op.source), hint="make it a parameter, or an input")
+
+
+@contextlib.contextmanager
+def without_data(operation: Callable[[], Operation]) -> Iterator[None]:
+    """Raises UnsupportedError, naming the present operation, where PyTorch cannot go on with fake tensors."""
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except Exception as error:  # whatever an implementation raises without data
+        said = f"{type(error).__name__}: {str(error).split('. ')[0]}"
+        name, where = called(operation().target), location(operation().source)
+        raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where) from error
+
+
+def check_backward(op: Operation, writes: bool) -> None:
+    """Refuses an operation of the user's whose backward `writes` into what it has not made. PyTorch's own know who reads it."""
+    if writes and op.target.namespace != "aten":
+        what = f"the backward of {called(op.target)} writes into a tensor that it has not made"
+        raise UnsupportedError(what, where=location(op.source), hint="have it write into a clone")
