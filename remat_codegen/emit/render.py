@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import inspect
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -255,7 +256,8 @@ class _Renderer:
         """How a generated file reaches a class of the user's: by its name, or where the maker of the original imported it."""
         root, *rest = kind.__qualname__.split(".")
         if self.carries and root in ARGUMENTS:
-            raise UnsupportedError(f"the class {root} has a name that generated code uses", hint="rename it")
+            what = f"the class {root} has a name that generated code uses"
+            raise UnsupportedError(what, where=_line_of(kind), hint="rename it")
         if self.carries and root in self.taken:
             return ".".join([f"{root}{THEIRS}" if root in self.clashes else root, *rest])
         if kind.__module__ == "collections":
@@ -330,6 +332,13 @@ def packed(tensor: torch.Tensor) -> list[str]:
 def on_one_line(text: str) -> str:
     """Text for a comment: what would end its line, or cannot be printed, is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _line_of(kind: type) -> str | None:
+    """Where a class of the user's begins, as far as there is a file."""
+    with contextlib.suppress(OSError, TypeError):
+        return f"{Path(inspect.getfile(kind)).name}:{inspect.getsourcelines(kind)[1]}"
+    return None
 
 
 def _in_docstring(text: str) -> str:

@@ -270,7 +270,7 @@ def test_a_function_under_another_name(tmp_path):
 def test_a_function_with_the_name_of_a_helper(tmp_path):
     text = written("Step.apply(h).sin()", tmp_path)
     assert "Step.apply(" in text and "_of_the_user" not in text
-    with pytest.raises(UnsupportedError, match="the class kept has a name that generated code uses; rename it"):
+    with pytest.raises(UnsupportedError, match=r"^model.py:\d+: the class kept has a name that generated code uses; rename it"):
         written("kept.apply(h).sin()", tmp_path)
 
 
