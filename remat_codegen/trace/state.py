@@ -97,7 +97,8 @@ def _assigned_buffers(module: torch.nn.Module, before: Attributes) -> dict[str, 
             if old is tensor or old is None or tensor is None:
                 continue
             if (old.shape, old.dtype, old.device) != (tensor.shape, tensor.dtype, tensor.device):
-                raise _refused(where, f"a {tensor.dtype} of shape {[*tensor.shape]}, and it was {old.dtype} of {[*old.shape]}")
+                what = f"a {tensor.dtype} of shape {[*tensor.shape]}, and it was {old.dtype} of {[*old.shape]}"
+                raise _refused(where, what, "; if only the first call does so, call the model once where it is made")
             if tensor.untyped_storage()._cdata in own:
                 raise _refused(where, "what is the memory of a parameter or of a buffer")
             found[where] = tensor.detach() if tensor.requires_grad else tensor
@@ -109,8 +110,8 @@ def _tensors_in(attributes: Attributes) -> Iterator[torch.Tensor]:
     return (leaf for leaf in pytree.tree_leaves(attributes) if isinstance(leaf, torch.Tensor))
 
 
-def _refused(buffer: str, what: str) -> UnsupportedError:
-    hint = f"write into it instead: self.{buffer.rpartition('.')[2]}.copy_(...)"
+def _refused(buffer: str, what: str, otherwise: str = "") -> UnsupportedError:
+    hint = f"write into it instead: self.{buffer.rpartition('.')[2]}.copy_(...){otherwise}"
     return UnsupportedError(f"forward assigns to the buffer {buffer} {what}", hint=hint)
 
 
