@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,8 +35,7 @@ def _batch_norm(out: Any, args: Any) -> Any:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
+    return tensor.is_contiguous() or _channels_last(tensor) is not None
 
 
 def _in_place_of_all(out: Any, args: Any) -> Any:
@@ -60,11 +60,74 @@ def added_up(out: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
 
 def _unpooled(out: Any, args: Any) -> Any:
     """Is channels-last where its input is."""
-    last = args[0].dim() == 4 and args[0].is_contiguous(memory_format=torch.channels_last) and not args[0].is_contiguous()
-    return out.contiguous(memory_format=torch.channels_last) if last else out
+    last = _channels_last(args[0])
+    return out if last is None else out.contiguous(memory_format=last)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.memory_format | None:
+    """The channels-last format of its dimensions, where it is in that and no other."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return last if last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last) else None
+
+
+def _contiguous(out: Any, args: Any) -> Any:
+    """Lies in order, whatever it is made from: a tensor, or the first of several."""
+    first, *rest = out if isinstance(out, tuple) else (out,)
+    first = first if first is None or first.is_contiguous() else torch.empty_like(first, memory_format=torch.contiguous_format)
+    return (first, *rest) if isinstance(out, tuple) else first
+
+
+def _contiguous_on_cpu(out: Any, args: Any) -> Any:
+    return _contiguous(out, args) if args[0].device.type == "cpu" else out
+
+
+def _like_both(place: int) -> Callable[[Any, Any], Any]:
+    """The layout that the sum of the gradient, which comes first, and of the argument in that place would have."""
+    return lambda out, args: torch.add(args[0], args[place])
+
+
+def _batch_norm_backward(out: Any, args: Any) -> Any:
+    """Is channels-last where its input is, whatever the gradient; else it lies in order."""
+    if args[0].device.type != "cpu" or out[0] is None:
+        return out
+    last = _channels_last(args[1])
+    return _contiguous(out, args) if last is None else (out[0].contiguous(memory_format=last), *out[1:])
+
+
+def _rolled(out: torch.Tensor, args: Any) -> torch.Tensor:
+    """Is put together from its two parts, dimension by dimension."""
+    tensor, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()
+    if tensor.device.type != "cpu" or not dims:
+        return out
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = tensor.shape[dim]
+        start = -shift % size if size else 0
+        tensor = torch.cat([tensor.narrow(dim, start, size - start), tensor.narrow(dim, 0, start)], dim)
+    return tensor
+
+
+def _padded_backward(out: torch.Tensor, args: Any) -> torch.Tensor:
+    """Is channels-last where the input is."""
+    return _unpooled(out, (args[1],)) if args[0].device.type == "cpu" else out
 
 
 _CORRECTIONS = {
+    aten.native_layer_norm_backward.default: _contiguous,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten._log_softmax_backward_data.default: _contiguous_on_cpu,
+    aten.hardswish_backward.default: _like_both(1),
+    aten.hardsigmoid_backward.default: _like_both(1),
+    aten.hardtanh_backward.default: _like_both(1),
+    aten.softplus_backward.default: _like_both(1),
+    aten.elu_backward.default: _like_both(5),
+    aten.log_sigmoid_forward.default: _contiguous_on_cpu,
+    aten.glu_backward.default: _contiguous_on_cpu,
+    aten.mse_loss_backward.default: _contiguous_on_cpu,
+    aten.smooth_l1_loss_backward.default: _contiguous_on_cpu,
+    aten.huber_loss_backward.default: _contiguous_on_cpu,
+    aten.roll.default: _rolled,
+    aten.reflection_pad2d_backward.default: _padded_backward,
+    aten.replication_pad2d_backward.default: _padded_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
     aten.mse_loss.default: _in_place_of_all,
