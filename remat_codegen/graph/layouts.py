@@ -43,6 +43,11 @@ def _in_place_of_all(out: Any, args: Any) -> Any:
     return _within(out, math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)))
 
 
+def _cross_entropy(out: Any, args: Any) -> Any:
+    """The losses of all elements lie as the input does."""
+    return _in_place_of_all(out, args) if out.dim() < args[0].dim() else torch.empty_like(args[0])
+
+
 def _in_place_of_columns(out: Any, args: Any) -> Any:
     """What columns are added up to is written into memory for as many numbers as they are."""
     return _within(out, args[0].numel())
@@ -86,6 +91,16 @@ def _like_both(place: int) -> Callable[[Any, Any], Any]:
     return lambda out, args: torch.add(args[0], args[place])
 
 
+def _like_argument(out: Any, args: Any) -> Any:
+    """Lies as the argument that follows the gradient, whatever the gradient."""
+    return torch.empty_like(args[1])
+
+
+def _noisy_backward(out: Any, args: Any) -> Any:
+    """Lies in order in training, as the noise does."""
+    return _contiguous_on_cpu(out, args) if args[5] else out
+
+
 def _batch_norm_backward(out: Any, args: Any) -> Any:
     """Is channels-last where its input is, whatever the gradient; else it lies in order."""
     if args[0].device.type != "cpu" or out[0] is None:
@@ -125,6 +140,11 @@ _CORRECTIONS = {
     aten.mse_loss_backward.default: _contiguous_on_cpu,
     aten.smooth_l1_loss_backward.default: _contiguous_on_cpu,
     aten.huber_loss_backward.default: _contiguous_on_cpu,
+    aten.binary_cross_entropy_backward.default: _like_argument,
+    aten.logit_backward.default: _like_both(1),
+    aten.rrelu_with_noise.default: _contiguous_on_cpu,
+    aten.rrelu_with_noise_functional.default: _contiguous_on_cpu,
+    aten.rrelu_with_noise_backward.default: _noisy_backward,
     aten.roll.default: _rolled,
     aten.reflection_pad2d_backward.default: _padded_backward,
     aten.replication_pad2d_backward.default: _padded_backward,
@@ -133,7 +153,8 @@ _CORRECTIONS = {
     aten.mse_loss.default: _in_place_of_all,
     aten.smooth_l1_loss.default: _in_place_of_all,
     aten.soft_margin_loss.default: _in_place_of_all,
-    aten.binary_cross_entropy.default: _in_place_of_all,
+    aten.binary_cross_entropy.default: _cross_entropy,
     aten.col2im.default: _in_place_of_columns,
     aten.max_unpool2d.default: _unpooled,
+    aten.channel_shuffle.default: _unpooled,
 }

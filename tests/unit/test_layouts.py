@@ -98,6 +98,11 @@ LAID_OUT = {
     "mse_loss": lambda x: F.mse_loss(x, torch.zeros(x.shape), reduction="none"),
     "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, torch.zeros(x.shape), reduction="none"),
     "huber_loss": lambda x: F.huber_loss(x, torch.zeros(x.shape), reduction="none"),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.zeros(x.shape), reduction="none"),
+    "logit": lambda x: x.sigmoid().logit(),
+    "rrelu": F.rrelu,
+    "rrelu in training": lambda x: F.rrelu(x, training=True),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
 }
 
 
