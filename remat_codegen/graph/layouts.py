@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -28,14 +29,7 @@ class Layouts(TorchDispatchMode):
 
 
 def _batch_norm(out: Any, args: Any) -> Any:
-    """Is contiguous for an input that is neither contiguous nor channels-last; the fake one has the input's strides."""
-    if args[0].device.type != "cpu" or _is_dense(args[0]):
-        return out
-    return (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() or _channels_last(tensor) is not None
+    return (_suggested(out[0], args[0]), *out[1:]) if args[0].device.type == "cpu" else out
 
 
 def _in_place_of_all(out: Any, args: Any) -> Any:
@@ -63,16 +57,13 @@ def added_up(out: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return _within(out, first.untyped_storage().nbytes() // first.element_size())
 
 
-def _unpooled(out: Any, args: Any) -> Any:
-    """Is channels-last where its input is."""
-    last = _channels_last(args[0])
-    return out if last is None else out.contiguous(memory_format=last)
+def _like_input(out: torch.Tensor, args: Any) -> torch.Tensor:
+    return _suggested(out, args[0])
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.memory_format | None:
-    """The channels-last format of its dimensions, where it is in that and no other."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    return last if last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last) else None
+def _suggested(out: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The first in the memory format that the strides of the second suggest, which is never another order than these."""
+    return out.contiguous(memory_format=suggest_memory_format(tensor))
 
 
 def _contiguous(out: Any, args: Any) -> Any:
@@ -102,11 +93,8 @@ def _noisy_backward(out: Any, args: Any) -> Any:
 
 
 def _batch_norm_backward(out: Any, args: Any) -> Any:
-    """Is channels-last where its input is, whatever the gradient; else it lies in order."""
-    if args[0].device.type != "cpu" or out[0] is None:
-        return out
-    last = _channels_last(args[1])
-    return _contiguous(out, args) if last is None else (out[0].contiguous(memory_format=last), *out[1:])
+    """Lies as its input suggests, whatever the gradient."""
+    return (_suggested(out[0], args[1]), *out[1:]) if args[0].device.type == "cpu" and out[0] is not None else out
 
 
 def _rolled(out: torch.Tensor, args: Any) -> torch.Tensor:
@@ -122,8 +110,7 @@ def _rolled(out: torch.Tensor, args: Any) -> torch.Tensor:
 
 
 def _padded_backward(out: torch.Tensor, args: Any) -> torch.Tensor:
-    """Is channels-last where the input is."""
-    return _unpooled(out, (args[1],)) if args[0].device.type == "cpu" else out
+    return _suggested(out, args[1]) if args[0].device.type == "cpu" else out
 
 
 _CORRECTIONS = {
@@ -155,6 +142,6 @@ _CORRECTIONS = {
     aten.soft_margin_loss.default: _in_place_of_all,
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.col2im.default: _in_place_of_columns,
-    aten.max_unpool2d.default: _unpooled,
-    aten.channel_shuffle.default: _unpooled,
+    aten.max_unpool2d.default: _like_input,
+    aten.channel_shuffle.default: _like_input,
 }
