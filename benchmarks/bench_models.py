@@ -29,8 +29,8 @@ from remat_codegen.request import Request
 RESULT = Path(__file__).parent / "results" / "models.md"
 HEAD = f"""\
 Random weights, widths that people train, often fewer layers (`tests/models/widths.py`, with four times the batch), on the CPU,
-with {torch.get_num_threads()} thread(s), planned by `rockmate`. Blocks are what the graph is cut into, kinds the different ones
-among them. The overhead is the planned extra time at half the unmodified peak.
+planned by `rockmate`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the different ones among
+them. The overhead is the planned extra time at half the unmodified peak.
 
 | model | from | blocks | kinds | unmodified peak | smallest budget | overhead at 50 % |
 |---|---|---:|---:|---:|---:|---:|"""
