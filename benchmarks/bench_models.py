@@ -4,7 +4,7 @@
 
 Needs torchvision, timm and transformers (`make libraries`); models whose library is missing are left out. Prints a table and,
 if it holds all models, writes it to benchmarks/results/models.md. Models are those of tests/models/widths.py, with random
-weights: most have fewer layers than what people train, none is narrower.
+weights: many have fewer layers than what people train, and language models fewer words.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from remat_codegen.request import Request
 
 RESULT = Path(__file__).parent / "results" / "models.md"
 HEAD = f"""\
-Random weights, widths that people train, often fewer layers (`tests/models/widths.py`, with four times the batch), on the CPU,
-planned by `rockmate`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the different ones among
-them. The overhead is the planned extra time at half the unmodified peak.
+Random weights, realistic widths, often fewer layers and words (`tests/models/widths.py`, with four times the batch), on the CPU,
+planned by `rockmate`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the different ones among them.
+The overhead is the planned extra time at half the unmodified peak.
 
 | model | from | blocks | kinds | unmodified peak | smallest budget | overhead at 50 % |
 |---|---|---:|---:|---:|---:|---:|"""

@@ -86,7 +86,7 @@ def _in_float64(trial: _Trial, steps: int) -> comparing.Comparison | None:
         return None  # a file casts to these where it was traced so
     module, args, kwargs = comparing.in_float64(trial.target.module, trial.target.args, trial.target.kwargs)
     anew = trial.made_anew()
-    make = None if anew is None else lambda: anew().double()
+    make = None if anew is None else lambda: comparing.doubled(anew())
     given = {"args": args, "kwargs": kwargs, "make": make, "seed": trial.seed, "device": trial.device, "steps": steps}
     try:
         with comparing.double_throughout(trial.generated):

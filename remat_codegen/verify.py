@@ -310,7 +310,12 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
         return leaf.detach().double().requires_grad_(leaf.requires_grad) if floating else leaf
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
-    return _own_model(model).double(), args, kwargs
+    return doubled(_own_model(model)), args, kwargs
+
+
+def doubled(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, its tensors in double precision; a U-Net may call something of its own `double`."""
+    return torch.nn.Module.double(model)
 
 
 @contextlib.contextmanager
