@@ -24,7 +24,7 @@ from remat_codegen.budget import parse_budget
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, verbatim
-from remat_codegen.errors import RematError
+from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import check_writable
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
@@ -140,6 +140,8 @@ def _silence() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.simplefilter("default", VersionWarning)
+            warnings.showwarning = lambda message, *_: print(f"{NAME}: {message}", file=sys.stderr)
             yield
     finally:
         logging.disable(before)

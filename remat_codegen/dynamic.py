@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import RematError, UnsupportedError
 from remat_codegen.graph.ir import Graph
@@ -18,6 +17,7 @@ from remat_codegen.planfile import order_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, simulate, with_forgets
 from remat_codegen.sizes import Asked, Dynamic, Size, Together
+from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, Operation, Origin, Trace, Variable, silent_logs, trace
 
 

@@ -48,5 +48,13 @@ class OutputError(RematError):
     """The generated file cannot be written."""
 
 
+class VersionWarning(UserWarning):
+    """PyTorch is of a version that this package was not tried with."""
+
+
+class VersionError(RematError):
+    """PyTorch is of a version that this package does not work with."""
+
+
 class VerifyError(RematError):
     """The generated file cannot be compared with its original."""

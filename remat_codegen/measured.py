@@ -35,6 +35,7 @@ from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.target import Target
+from remat_codegen.torch_seam import compiling_with
 from remat_codegen.verify import load_generated
 
 COMPILED_BUDGETS = (0.8, 0.5, 0.2)
@@ -240,14 +241,9 @@ def _fresh_call(module: torch.nn.Module) -> Callable[..., Any]:
 
 def _compiled(target: Target, share: float) -> Runner:
     """Compiled with a memory budget; by inductor where there is a C++ compiler, else by aot_eager, which only partitions."""
-    import torch._dynamo.config as dynamo
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
     backend = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
     module = _own(target.module)
-    patches = dynamo.patch(recompile_limit=MANY), functorch.patch(activation_memory_budget=share)
-    with patches[0], patches[1], inductor.patch(fallback_random=True):  # the same random numbers as eager PyTorch
+    with compiling_with(recompile_limit=MANY, activation_memory_budget=share):
         model = torch.compile(_fresh_call(module), backend=backend)
         example_loss(model(*target.args, **target.kwargs)).backward()  # compiles
     return Runner("torch.compile", model, module)

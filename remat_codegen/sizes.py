@@ -17,10 +17,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._sympy.printers import PythonPrinter
 
 from remat_codegen.errors import TargetError, UnsupportedError
+from remat_codegen.torch_seam import PythonPrinter, pytree
 
 FORM = "write --dynamic NAME.DIMENSION, such as idx.0; several are separated by commas"
 FUNCTIONS = {"math": math, "max": max, "min": min, "float": float, "int": int, "abs": abs}

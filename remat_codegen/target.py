@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import TargetError
 from remat_codegen.inputs import Inputs, as_inputs, make_inputs, parse_init
+from remat_codegen.torch_seam import pytree
 
 FORM = "a target is written like model.py:Name or package.module:Name"
 PROVIDE = "define example_inputs() beside the model, or give --inputs like 'x=float32[2,3,224,224]'"

@@ -17,6 +17,7 @@ from remat_codegen.errors import VerifyError
 from remat_codegen.inputs import parse_init
 from remat_codegen.report import Progress, Row, Verification
 from remat_codegen.target import Target, TargetKind
+from remat_codegen.torch_seam import has_forward_hooks
 from remat_codegen.trace import Autocast
 
 STEPS = 2
@@ -39,8 +40,7 @@ class _Trial:
 
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""
-        hooks = (h for m in self.target.module.modules() for h in (m._forward_hooks, m._forward_pre_hooks))
-        hooked = self.target.kind is not TargetKind.INSTANCE and any(map(len, hooks))
+        hooked = self.target.kind is not TargetKind.INSTANCE and any(map(has_forward_hooks, self.target.module.modules()))
         return (lambda: self.load().module) if hooked else None
 
     def compare(self, rematerialize: Callable[[torch.nn.Module], torch.nn.Module], **options: Any) -> comparing.Comparison:

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, know_dataclasses
 
 ROUNDING = 1e-9  # the largest relative difference in float64 that is put down to rounding

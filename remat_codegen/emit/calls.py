@@ -9,10 +9,9 @@ from dataclasses import dataclass, is_dataclass
 from keyword import iskeyword
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Ref, Trace
 
 

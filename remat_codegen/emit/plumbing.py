@@ -10,6 +10,7 @@ from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.segments import Copy, Program
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model, is_view
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Ref, refs
 
 FunctionExpression = Callable[
@@ -112,7 +113,7 @@ class Plumbing:
 
 def changed_argument(operation: Operation) -> int | None:
     """The variable that an in-place operation changes and returns."""
-    for position, argument in enumerate(operation.target._schema.arguments):
+    for position, argument in enumerate(schema(operation.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write and position < len(operation.args):
             value = operation.args[position]
             return value.variable if isinstance(value, Ref) else None

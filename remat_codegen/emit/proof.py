@@ -9,11 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.emit.spell import ENDLESS, spell, spellings
+from remat_codegen.torch_seam import FakeTensorMode, TorchDispatchMode, pytree, schema
 from remat_codegen.trace import Operation, Ref, Trace, refs, sizes_in, substitute, without_kernels
 from remat_codegen.trace.tracing import silent_logs
 
@@ -118,9 +116,9 @@ class _Log(TorchDispatchMode):
         return result
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        given = dict(zip((a.name for a in schema(func).arguments), args, strict=False)) | kwargs
         found = []
-        for argument in func._schema.arguments:
+        for argument in schema(func).arguments:
             default = argument.default_value if argument.has_default_value() else None
             value = given.get(argument.name, default)
             found.append(self.plain(SAME.get(argument.name) if value is None else value))

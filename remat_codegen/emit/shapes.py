@@ -31,6 +31,7 @@ from remat_codegen.emit.reading import (
     shape_of,
 )
 from remat_codegen.emit.sources import tree_of
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Trace, refs
 
 
@@ -88,7 +89,7 @@ class ShapeNames:
         again: bool,
     ) -> None:
         self.trace, self.namer, self.name, self.module, self.block, self.again = trace, namer, name, module, block, again
-        self.fixed = not trace.sizes and not any(op.target._schema.name in RESHAPING for op in trace.operations)
+        self.fixed = not trace.sizes and not any(schema(op.target).name in RESHAPING for op in trace.operations)
         self.operations = [trace.operations[op] for op in operations]
         self.asked: dict[Unpacking, int] = {}  # the variable that is asked
         self.recalled: set[Unpacking] = set()  # those that ask a shape which the first run kept

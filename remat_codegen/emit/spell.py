@@ -12,6 +12,7 @@ import torch
 from remat_codegen.emit.shapes import Spelled
 from remat_codegen.graph.nature import STATISTICS
 from remat_codegen.sizes import Size
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Ref, function_call, without_kernels
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
@@ -103,7 +104,7 @@ def spellings(
         _resizing(base, values),
         _method(operation, base, values, keywords),
         *_functions(base, call),
-        f"torch.ops.{operation.target._schema.name.replace('::', '.')}.{overload or 'default'}({call})",
+        f"torch.ops.{schema(operation.target).name.replace('::', '.')}.{overload or 'default'}({call})",
     ]
 
 
@@ -123,7 +124,7 @@ def _operator(operation: Operation, base: str, values: list[str], tensor: Tensor
 def _loss(operation: Operation, base: str, values: list[str]) -> str | None:
     """`F.cross_entropy(x, y, label_smoothing=0.1)`: the reduction by its name, the rest by theirs."""
     name = "cross_entropy" if base == "cross_entropy_loss" else base.removesuffix("_nd")
-    arguments = operation.target._schema.arguments
+    arguments = schema(operation.target).arguments
     if "reduction" not in [a.name for a in arguments] or not hasattr(torch.nn.functional, name):
         return None
     rest = []
@@ -249,7 +250,7 @@ def _without_defaults(values: list[str], defaults: list[str]) -> list[str]:
 
 def _keywords(operation: Operation, tensor: Tensor) -> list[tuple[str, str]]:
     """Keyword arguments, without those that say the default."""
-    defaults = {a.name: a.default_value for a in operation.target._schema.arguments if a.has_default_value()}
+    defaults = {a.name: a.default_value for a in schema(operation.target).arguments if a.has_default_value()}
     given = [(k, v) for k, v in operation.kwargs if not (k == "pin_memory" and not v)]
     return [
         (k, literal(v, tensor)) for k, v in given if not (k in defaults and defaults[k] == v and type(defaults[k]) is type(v))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_codegen.torch_seam import TorchDispatchMode, suggest_memory_format
 
 aten = torch.ops.aten
 

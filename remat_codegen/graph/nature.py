@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
+from remat_codegen.torch_seam import pytree, schema, storage_key, unset_fake_temporarily
 from remat_codegen.trace import Operation
 
 # Arguments that an operation moves along, running statistics, though its results in training do not depend on them.
@@ -18,7 +17,7 @@ IN_TRAINING = 5  # the argument that says whether it does
 
 def moves_statistics(op: Operation) -> bool:
     """Whether an operation moves running statistics along. Fake tensors do not show it."""
-    return op.base in STATISTICS and _argument(op, IN_TRAINING, op.target._schema.arguments[IN_TRAINING]) is True
+    return op.base in STATISTICS and _argument(op, IN_TRAINING, schema(op.target).arguments[IN_TRAINING]) is True
 
 
 def is_opaque(op: Operation) -> bool:
@@ -40,8 +39,8 @@ def real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:
         args, kwargs = pytree.tree_map(real, (args, kwargs))
         with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.detach()), lambda held: held):
             out = op.target(*args, **kwargs)
-        known = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)}
-        sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
+        known = {storage_key(t) for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)}
+        sizes = {storage_key(t): t.untyped_storage().nbytes() for t in found}
     return tuple(size for key, size in sizes.items() if key not in known)
 
 
@@ -52,7 +51,7 @@ def written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.T
 
 def written_tensors(target: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The tensors that the schema of what is called says it writes."""
-    for position, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(schema(target).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
@@ -75,7 +74,7 @@ def is_random(op: Operation) -> bool:
     """Whether an operation may draw from the device's generator."""
     if torch.Tag.nondeterministic_seeded in op.target.tags:
         return True
-    return any(a.name in ("dropout_p", "dropout") and _argument(op, i, a) for i, a in enumerate(op.target._schema.arguments))
+    return any(a.name in ("dropout_p", "dropout") and _argument(op, i, a) for i, a in enumerate(schema(op.target).arguments))
 
 
 def _argument(op: Operation, position: int, argument: Any) -> Any:

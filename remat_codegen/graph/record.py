@@ -19,14 +19,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
 from remat_codegen.graph.unplannable import check_backward, check_trained, without_data
+from remat_codegen.torch_seam import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    current_node,
+    key_of_storage,
+    next_sequence_number,
+    pytree,
+    schema,
+    sequence_number,
+    storage_key,
+    version,
+)
 from remat_codegen.trace import (
     Operation,
     Origin,
@@ -136,13 +145,13 @@ class _Births(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1])
-        if func._schema.is_mutable:
+        if schema(func).is_mutable:
             self.recorder.check_written(written_tensors(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        added = func is torch.ops.aten.add.Tensor and args[0].untyped_storage()._cdata in self.roomy
+        added = func is torch.ops.aten.add.Tensor and storage_key(args[0]) in self.roomy
         out = added_up(out, args[0]) if added else out
         if added or func is torch.ops.aten.col2im.default:
-            self.roomy.add(out.untyped_storage()._cdata)
+            self.roomy.add(storage_key(out))
         self.recorder.at_present_node()
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
@@ -190,7 +199,7 @@ class _Recorder:
         for variable in self.trace.variables:
             if variable.origin not in (Origin.RESULT, Origin.SIZE):
                 self._given(variable)
-        self.starts = [torch.autograd._get_sequence_nr()]
+        self.starts = [next_sequence_number()]
         rows = [self._operation(op) for op in self.trace.operations]
         self.grads = {v: t.requires_grad for v, t in self.tensors.items()}  # writing into a tensor can make it require grad
         stops = [self._sequence_numbers(op, r["mutated"]) for op, r in zip(self.trace.operations, rows, strict=True)]
@@ -254,7 +263,7 @@ class _Recorder:
         self._adopt(variable.id, tensor, None)  # an input is another one in every step, and has none before
 
     def _adopt(self, variable: int, tensor: torch.Tensor, operation: int | None) -> None:
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         if key not in self.of_storage:
             self.of_storage[key] = len(self.storages)
             self.storages.append(Storage(len(self.storages), tensor.untyped_storage().nbytes(), operation))
@@ -277,17 +286,17 @@ class _Recorder:
         kwargs = substitute(dict(op.kwargs), self.tensors)
         check_trained(op, args)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        versions = [t._version for t in given]
+        versions = [version(t) for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         seen, named = _Casts(self.casts), without_data(lambda: op)
         with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, saving, named:
             out = op.target(*args, **kwargs)
-        self.starts.append(torch.autograd._get_sequence_nr())
+        self.starts.append(next_sequence_number())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
             if variable is not None:
                 self._adopt(variable, tensor, op.id)
-        mutated = {self.of_storage[t.untyped_storage()._cdata] for t, v in zip(given, versions, strict=True) if t._version != v}
-        mutated |= {self.of_storage[t.untyped_storage()._cdata] for t in written_arguments(op, args, kwargs)}
+        mutated = {self.of_storage[storage_key(t)] for t, v in zip(given, versions, strict=True) if version(t) != v}
+        mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(packed)
         if is_opaque(op):
             with autocasting(op.autocast):
@@ -297,7 +306,7 @@ class _Recorder:
     def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         saved, phantoms = [], {}
         for tensor in packed:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key in self.of_storage:
                 saved.append(self.of_storage[key])
             else:
@@ -319,7 +328,7 @@ class _Recorder:
         for variable in (*results, *changed):
             node = _grad_fn(self.tensors[variable])
             if node is not None:
-                numbers.setdefault(node._sequence_nr(), variable)
+                numbers.setdefault(sequence_number(node), variable)
         return numbers
 
     # ------------------------------------------------------------------ the backward pass
@@ -332,7 +341,7 @@ class _Recorder:
         handles = [h for op in self.trace.operations for h in self._watch(op)]
         with _Births(self):
             loss = example_loss(outputs)
-            self.end = torch.autograd._get_sequence_nr()
+            self.end = next_sequence_number()
             self.of_storage = forward_only
             with without_data(self._undone):
                 loss.backward()
@@ -348,7 +357,7 @@ class _Recorder:
     def _keep_gradients_of_inputs(self) -> None:
         """They live from where they come until the step ends: as if what is undone last read them."""
         inputs = [self.tensors[v.id] for v in self.trace.variables if v.origin is Origin.INPUT]
-        keys = {t.grad.untyped_storage()._cdata for t in inputs if t.grad is not None}
+        keys = {storage_key(t.grad) for t in inputs if t.grad is not None}
         for birth in [self.births[key] for key in keys if key in self.births]:
             birth.died = min(self.reached, default=birth.born)
             self.finished.append(birth)
@@ -366,9 +375,9 @@ class _Recorder:
 
     def at_present_node(self) -> None:
         """Notes which operation the engine goes back through at this moment, if it does."""
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is not None:
-            self.at_node(node._sequence_nr())
+            self.at_node(sequence_number(node))
 
     def at_node(self, sequence: int) -> None:
         if sequence >= self.end:  # a leaf's, or of a graph that a Function's own backward builds and goes back through
@@ -387,7 +396,7 @@ class _Recorder:
     def check_written(self, tensors: Iterable[torch.Tensor]) -> None:
         """Refuses a backward of the user's own that writes into what it has saved, or is given: others read that."""
         self.at_present_node()
-        for key in (t.untyped_storage()._cdata for t in tensors):
+        for key in (storage_key(t) for t in tensors):
             born = self.births[key].born if key in self.births else self.step
             check_backward(self._undone(), key in self.of_storage or key in self.saved or born != self.step)
 
@@ -398,7 +407,7 @@ class _Recorder:
                 f"{called(op.target)} has a sparse gradient, which is not supported", where=location(op.source)
             )
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = key_of_storage(storage)
         if key in self.of_storage or key in self.saved or key in self.births or not storage.nbytes():
             return
         birth = _Birth(storage.nbytes(), self.step)

@@ -23,6 +23,7 @@ from remat_codegen.graph.simplify import Model, early_ends
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, location, refs, substitute
 
 MEASURED_SECONDS = 0.3  # a node is run again until it took this long, or MOST_RUNS times
@@ -309,7 +310,7 @@ class _Bench:
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.results if v is not None}
         mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
-        indices = {v for op in self.operations if "index" in op.target._schema.name for v in refs(op.args[1:])}
+        indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
         changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}

@@ -16,6 +16,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.readback.matching import Operations
 from remat_codegen.readback.values import Problem, Stop, Unreadable, tensors
 from remat_codegen.schedule import Compute, Forget, Step
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace import location
 
 Key = tuple[int, str]  # a block and a name in it
@@ -191,7 +192,7 @@ class Machine:
         """The node that runs at present must be done."""
         if self.run is not None and not self._is_complete(self.run):
             missing = min(self.operations.core[self.run.node] - self.run.done)
-            name = self.model.trace.operations[missing].target._schema.name.split("::")[-1]
+            name = schema(self.model.trace.operations[missing].target).name.split("::")[-1]
             self.complain(f"computes only a part of {self.name(self.run.node)}: {name} is missing")
             self.run.done |= self.operations.core[self.run.node]
         self.run = None

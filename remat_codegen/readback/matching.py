@@ -15,6 +15,7 @@ from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.surroundings import modes
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.sizes import Size
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Ref, function_call, refs, substitute
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
@@ -177,7 +178,7 @@ def _contains(have: list[Any], wanted: list[Any]) -> bool:
 
 def _changed(operation: Operation) -> int | None:
     """The variable that an in-place operation changes."""
-    for position, argument in enumerate(operation.target._schema.arguments):
+    for position, argument in enumerate(schema(operation.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write and position < len(operation.args):
             value = operation.args[position]
             return value.variable if isinstance(value, Ref) else None

@@ -14,25 +14,31 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.torch_seam import (
+    DATA_DEPENDENT,
+    PLAIN_APPLY,
+    BackwardHook,
+    CheckpointFunction,
+    FunctionCalls,
+    TorchDispatchMode,
+    no_torch_function,
+    proxy_tensor,
+    pytree,
+    schema,
+    storage_key,
+    version,
+)
 from remat_codegen.trace.hidden import python_and_numpy
-from remat_codegen.trace.refusals import BY_VALUE, refused
-from remat_codegen.trace.swapping import own_copy, swapped
+from remat_codegen.trace.refusals import refused
 
 NAMESPACE = "remat_functions"
 CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.memory_format, torch.layout)
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_FUNCTION_APPLY = torch.autograd.Function.__dict__["apply"].__func__
-_APPLY = own_copy(_FUNCTION_APPLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class FunctionCall:
     """What an operation runs: a Function, on `arguments`, in which a Place stands for each tensor and each size. `trained` says
     which of these had a gradient in the model."""
 
-    function: type
+    function: Any
     arguments: tuple[Any, ...]
     trained: tuple[bool, ...]
 
@@ -61,7 +67,7 @@ _CALLS: dict[str, FunctionCall] = {}  # by the name of the operation
 
 def function_call(target: Any) -> FunctionCall | None:
     """What an operation runs, where that is a Function of the user's."""
-    namespace, _, name = target._schema.name.partition("::")
+    namespace, _, name = schema(target).name.partition("::")
     return _CALLS[name] if namespace == NAMESPACE else None
 
 
@@ -78,24 +84,26 @@ def functions_as_operations() -> Iterator[None]:
     Raises UnsupportedError, naming the user's line, for what no operation can be made of.
     """
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled():
-            return _APPLY(cls, *args, **kwargs)
-        if torch._C._are_functorch_transforms_active():
-            raise refused(f"the autograd.Function {cls.__name__} is called inside of torch.vmap", "call it on whole batches")
-        if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            with torch.no_grad():  # nothing goes back through it: what it computes is traced
-                return _APPLY(cls, *args, **kwargs)
+    with _CALLED.replaced():
+        yield
+
+
+def _traced(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with _CALLED.own():
         _check(cls, args, kwargs)
         return _operation(cls, args)
 
-    with swapped(_FUNCTION_APPLY, lambda own: apply):
-        yield
+
+def _refuse_vmap(cls: Any) -> NoReturn:
+    raise refused(f"the autograd.Function {cls.__name__} is called inside of torch.vmap", "call it on whole batches")
+
+
+_CALLED = FunctionCalls(_traced, _refuse_vmap)
 
 
 def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
     """Refuses what cannot be called from a generated file, or has effects beside its results."""
-    if cls is BackwardHookFunction:
+    if cls is BackwardHook:
         raise refused("register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows")
     if cls is CheckpointFunction:
         hint = "switch checkpointing off, which the plan takes the place of, or use its use_reentrant=False"
@@ -107,7 +115,7 @@ def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         raise refused(f"{what} is not what its name stands for in its file", "give it a name of its own there")
     if cls.__module__.startswith("torch."):
         raise refused(f"{what} has a backward of its own, which no trace shows")
-    if inspect.getattr_static(cls, "apply") is not torch.autograd.Function.__dict__["apply"]:
+    if inspect.getattr_static(cls, "apply") is not PLAIN_APPLY:
         raise refused(f"{what} has an `apply` of its own, which no trace shows")
     other = [a for a in (*args, *kwargs.values()) if not isinstance(a, (torch.Tensor, torch.SymInt)) and not _is_constant(a)]
     if other or kwargs:
@@ -136,7 +144,7 @@ def _operation(cls: Any, args: tuple[Any, ...]) -> Any:
     """Calls the operation that runs a Function on such arguments, which is made when it is first asked for."""
     places = [i for i, a in enumerate(args) if isinstance(a, (torch.Tensor, torch.SymInt))]
     template = tuple(Place(places.index(i)) if i in places else a for i, a in enumerate(args))
-    with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+    with proxy_tensor.disable_proxy_modes_tracing(), no_torch_function():
         schema, tags = _tried(cls, args, places)
     trained = tuple(isinstance(args[i], torch.Tensor) and args[i].requires_grad for i in places)
     text = f"{cls.__module__}.{cls.__qualname__} {_source(cls)} {template} {trained} {schema} {tags}"
@@ -150,8 +158,8 @@ def _operation(cls: Any, args: tuple[Any, ...]) -> Any:
 
 def _run(name: str, given: tuple[Any, ...]) -> Any:
     call = _CALLS[name]
-    with torch._C.DisableTorchFunction():
-        return _APPLY(call.function, *call.given(given))
+    with _CALLED.own(), no_torch_function():
+        return call.function.apply(*call.given(given))
 
 
 def _source(cls: type) -> str:
@@ -177,7 +185,7 @@ class _Effects(TorchDispatchMode):
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         self.own_generator |= any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
-        for place, argument in enumerate(func._schema.arguments):
+        for place, argument in enumerate(schema(func).arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
             self.writes |= written and any(
@@ -207,20 +215,20 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
     """The schema of the operation, and its tags, from what a Function does with its arguments."""
     given = [args[i] for i in places]
     tensors = [t for t in given if isinstance(t, torch.Tensor)]
-    versions = [t._version for t in tensors]
+    versions = [version(t) for t in tensors]
     drawn = python_and_numpy()
     with _Effects() as seen:
         result = _run_without_data(cls, args)
     drawn_elsewhere = seen.own_generator or any(state != drawn.get(name, state) for name, state in python_and_numpy().items())
-    changed = versions != [t._version for t in tensors]
+    changed = versions != [version(t) for t in tensors]
     _check_effects(f"the autograd.Function {cls.__name__}", drawn_elsewhere, changed, seen.writes)
     _check_results(f"the autograd.Function {cls.__name__}", result, tensors)
     results = result if isinstance(result, tuple) else (result,)
-    names = {t.untyped_storage()._cdata: chr(ord("a") + i) for i, t in enumerate(tensors)}
-    shared = {names[key] for r in results if (key := r.untyped_storage()._cdata) in names}
+    names = {storage_key(t): chr(ord("a") + i) for i, t in enumerate(tensors)}
+    shared = {names[key] for r in results if (key := storage_key(r)) in names}
 
     def written(t: torch.Tensor) -> str:
-        name = names.get(t.untyped_storage()._cdata, "")
+        name = names.get(storage_key(t), "")
         return f"Tensor({name})" if name in shared else "Tensor"
 
     taken = ", ".join(f"{written(a) if isinstance(a, torch.Tensor) else 'SymInt'} a{i}" for i, a in enumerate(given))
@@ -232,8 +240,10 @@ def _tried(cls: Any, args: tuple[Any, ...], places: list[int]) -> tuple[str, tup
 def _run_without_data(cls: Any, args: tuple[Any, ...]) -> Any:
     """What a Function returns for tensors of a trace."""
     try:
-        return _APPLY(cls, *args)
-    except (UnsupportedError, *BY_VALUE):
+        return cls.apply(*args)
+    except DATA_DEPENDENT:
+        raise
+    except UnsupportedError:
         raise
     except Exception as error:  # whatever it calls raises without data
         said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
@@ -262,8 +272,8 @@ def _check_results(what: str, result: Any, tensors: list[torch.Tensor]) -> None:
         raise refused(f"{what} changes what it is given in place", "have it return a new tensor")
     if _holds_tensors([getattr(r.grad_fn, "__dict__", {}) for r in results]):
         raise refused(f"{what} holds tensors as attributes of ctx, where none can be forgotten", "use ctx.save_for_backward")
-    given = {t.untyped_storage()._cdata for t in tensors}
-    made = [r.untyped_storage()._cdata for r in results]
+    given = {storage_key(t) for t in tensors}
+    made = [storage_key(r) for r in results]
     if len(set(made)) < len(made):
         raise refused(f"{what} returns tensors that share their memory", "have it return a clone of one of them")
     if 0 < len(given.intersection(made)) < len(made):

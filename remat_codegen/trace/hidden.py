@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, NoReturn
+from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import is_fake
-from torch.utils import _pytree as pytree
+from torch.overrides import TorchFunctionMode
 
 from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.torch_seam import is_fake, plain_data, plain_requires_grad, plain_requires_grad_, pytree
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import ABSENT, Attributes, Seen, attributes_of, set_attributes, without_data
@@ -88,31 +88,15 @@ def no_seeding() -> Iterator[None]:
 
     def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if _asked_by_library(3):
+            if _asked_by_library():
                 return own(*args, **kwargs)
             name = getattr(own, "__name__", "manual_seed")
             raise refused(f"torch.{name}() inside of forward sets a generator, which no trace shows")
 
         return call
 
-    with contextlib.ExitStack() as around:
-        for function in (torch.manual_seed, torch.random.set_rng_state, torch.random.fork_rng):
-            around.enter_context(swapped(function, refusing))
-        yield
-
-
-@contextlib.contextmanager
-def no_choosing() -> Iterator[None]:
-    """Refuses what chooses attention's kernels inside of forward, which a trace does not show: others round otherwise."""
-
-    def refusing(_: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            what = "torch.backends.cuda.sdp_kernel() inside of forward chooses kernels, which no trace shows"
-            raise refused(what, "use torch.nn.attention.sdpa_kernel, or enter it around training steps")
-
-        return call
-
-    with swapped(inspect.unwrap(torch.backends.cuda.sdp_kernel), refusing):  # what it wraps is called where it is entered
+    setting: list[Any] = [torch.manual_seed, torch.random.set_rng_state, torch.random.fork_rng]
+    with swapped({function: refusing(function) for function in setting}):
         yield
 
 
@@ -123,7 +107,6 @@ def no_switching(module: torch.nn.Module) -> Iterator[None]:
     Switched on for what forward has made itself, it ends there, and nobody sees it where the outputs need gradients without it,
     too. The speech models of transformers do so, since reentrant checkpointing needs an input with gradient.
     """
-    own: Any = torch._C.TensorBase.requires_grad  # type: ignore[attr-defined]
     given: list[Any] = []
     switched: list[tuple[Any, UnsupportedError]] = []
 
@@ -138,7 +121,7 @@ def no_switching(module: torch.nn.Module) -> Iterator[None]:
                 raise switched[0][1]
 
     def check(tensor: Any, value: bool) -> None:
-        if own.__get__(tensor) == value or _asked_by_library(3):
+        if plain_requires_grad.__get__(tensor) == value or _asked_by_library(3):
             return
         error = refused(f"requires_grad is set to {value} inside of forward, which no trace shows")
         if not value or not is_fake(tensor) or any(tensor is other for other in given):
@@ -147,13 +130,13 @@ def no_switching(module: torch.nn.Module) -> Iterator[None]:
 
     def put(tensor: Any, value: bool) -> None:
         check(tensor, value)
-        own.__set__(tensor, value)
+        plain_requires_grad.__set__(tensor, value)
 
     def switch(tensor: Any, requires_grad: bool = True) -> Any:
         check(tensor, requires_grad)
-        return torch._C.TensorBase.requires_grad_(tensor, requires_grad)
+        return plain_requires_grad_(tensor, requires_grad)
 
-    torch.Tensor.requires_grad = property(own.__get__, put)  # type: ignore[assignment]
+    torch.Tensor.requires_grad = property(plain_requires_grad.__get__, put)  # type: ignore[assignment]
     torch.Tensor.requires_grad_ = switch  # type: ignore[assignment, method-assign]
     hooks = module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)
     try:
@@ -180,17 +163,43 @@ def _trains(output: torch.Tensor, switched: list[torch.Tensor]) -> bool:
     return False
 
 
+class _NoGradients(TorchFunctionMode):
+    """Refuses what changes or reads gradients."""
+
+    REFUSED: ClassVar[dict[Any, str]] = {
+        torch.Tensor.register_hook: "register_hook()",
+        torch.Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook()",
+        torch.Tensor.backward: "backward()",
+        torch.autograd.grad: "torch.autograd.grad()",
+        torch.autograd.backward: "torch.autograd.backward()",
+    }
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Runs the function, unless it is one of these."""
+        if func in self.REFUSED:
+            _refuse_gradients(self.REFUSED[func])
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_gradients(name: str) -> NoReturn:
+    raise refused(f"{name} inside of forward changes or reads gradients, which no trace shows")
+
+
 @contextlib.contextmanager
-def unchecked_distributions() -> Iterator[None]:
-    """Lets torch.distributions take its arguments as they are: to check them is to decide something by a tensor's value, and
-    changes nothing but whether an error is raised."""
-    distribution = torch.distributions.Distribution
-    before = distribution._validate_args
-    distribution.set_default_validate_args(False)
-    try:
+def only_plain_gradients() -> Iterator[None]:
+    """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
+    saving = torch.autograd.graph.saved_tensors_hooks
+    several = torch.autograd.graph.register_multi_grad_hook
+    usual = saving.__enter__
+
+    def enter(hooks: Any) -> Any:
+        if not str(getattr(hooks.pack_hook, "__module__", "")).startswith("torch."):
+            raise refused("saved_tensors_hooks inside of forward change what autograd saves, which no trace shows")
+        return usual(hooks)
+
+    refusing = {several: lambda *args, **kwargs: _refuse_gradients("register_multi_grad_hook()")}
+    with _NoGradients(), swapped(refusing), mock.patch.object(saving, "__enter__", enter):
         yield
-    finally:
-        distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager
@@ -200,15 +209,14 @@ def traced_data() -> Iterator[None]:
     What differs: autograd notices changes made through `detach`, and raises an error where it needs what was there before.
     PyTorch's own code finds `data` as it is.
     """
-    own: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
     def get(tensor: Any) -> Any:
-        return own.__get__(tensor) if _asked_by_library() else tensor.detach()
+        return plain_data.__get__(tensor) if _asked_by_library() else tensor.detach()
 
     def put(tensor: Any, value: Any) -> None:
         alike = isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dtype == tensor.dtype
         if _asked_by_library() or not alike:
-            own.__set__(tensor, value)
+            plain_data.__set__(tensor, value)
             return
         with torch.no_grad():
             tensor.detach().copy_(value)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from remat_codegen.sizes import Dynamic, Size
+from remat_codegen.torch_seam import schema
 from remat_codegen.trace.kernels import without_kernels
 from remat_codegen.trace.surroundings import Autocast
 
@@ -89,7 +90,7 @@ class Operation:
     @property
     def base(self) -> str:
         """The same without namespace and overload, such as linear."""
-        return str(without_kernels(self.target)._schema.name.removeprefix("aten::"))
+        return str(schema(without_kernels(self.target)).name.removeprefix("aten::"))
 
 
 @dataclass(frozen=True)

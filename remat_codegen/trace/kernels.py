@@ -14,26 +14,24 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from remat_codegen.trace.swapping import own_copy, swapped
+from remat_codegen.torch_seam import attention_kernels, schema
 
 NAMESPACE = "remat_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-_CHOOSE: Any = sdpa_kernel.__wrapped__  # type: ignore[attr-defined]
-_OWN_CHOOSE = contextlib.contextmanager(own_copy(_CHOOSE))
 
-Kernels = tuple[tuple[SDPBackend, ...], bool]  # as sdpa_kernel is given them; whether their order counts
+Kernels = tuple[tuple[SDPBackend, ...], bool]  # as sdpa_kernel is given them; whether their order is another than usual
 _CHOSEN: dict[str, Kernels] = {}  # by the name of the operation
 
 
 def without_kernels(target: Any) -> Any:
     """The operation of PyTorch's that is meant, whatever kernels are chosen for it."""
-    return _ATTENTION if target._schema.name.startswith(f"{NAMESPACE}::") else target
+    return _ATTENTION if schema(target).name.startswith(f"{NAMESPACE}::") else target
 
 
 def chosen_kernels(target: Any) -> str | None:
     """The expression for the context manager that chooses an operation's kernels, if one does."""
-    namespace, _, name = target._schema.name.partition("::")
+    namespace, _, name = schema(target).name.partition("::")
     if namespace != NAMESPACE:
         return None
     kernels, ordered = _CHOSEN[name]
@@ -44,35 +42,23 @@ def chosen_kernels(target: Any) -> str | None:
 @contextlib.contextmanager
 def kernels_as_operations() -> Iterator[None]:
     """In here, attention with a choice of kernels is traced as an operation that makes the choice."""
-
-    def make(_: Any) -> Any:
-        def choose(backends: Any, set_priority: bool = False) -> Iterator[Any]:
-            kernels = tuple(dict.fromkeys([backends] if isinstance(backends, SDPBackend) else backends))
-            with _choosing((kernels, set_priority)), _Attention((kernels, set_priority)):
-                yield {}
-
-        return choose
-
-    with swapped(_CHOOSE, make):
+    with _Attention(attention_kernels()):
         yield
 
 
-def _choosing(chosen: Kernels) -> Any:
-    kernels, ordered = chosen
-    return _OWN_CHOOSE(list(kernels), **({"set_priority": True} if ordered else {}))  # older versions do not know it
-
-
 class _Attention(TorchFunctionMode):
-    """Calls another operation instead of attention's own."""
+    """Calls another operation instead of attention's own where it may take other kernels than `usual`."""
 
-    def __init__(self, chosen: Kernels) -> None:
+    def __init__(self, usual: tuple[SDPBackend, ...]) -> None:
         super().__init__()
-        self.chosen = chosen
+        self.usual = usual
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Runs the function, or its substitute."""
         if func in (torch.nn.functional.scaled_dot_product_attention, _ATTENTION, torch.ops.aten.scaled_dot_product_attention):
-            func = _operation(self.chosen)
+            chosen = attention_kernels()
+            ordered = chosen != tuple(k for k in self.usual if k in chosen)
+            func = func if chosen == self.usual else _operation((chosen, ordered))
         return func(*args, **(kwargs or {}))
 
 
@@ -82,11 +68,12 @@ def _operation(chosen: Kernels) -> Any:
     name = "_".join(["attention", *(kernel.name.lower() for kernel in kernels), *(["ordered"] if ordered else [])])
     if name not in _CHOSEN:
         _CHOSEN[name] = chosen
-        _LIBRARY.define(f"{name}{str(_ATTENTION._schema).removeprefix(_ATTENTION._schema.name)}")
+        _LIBRARY.define(f"{name}{str(schema(_ATTENTION)).removeprefix(schema(_ATTENTION).name)}")
         _LIBRARY.impl(name, lambda *args, **kwargs: _run(chosen, args, kwargs), "CompositeImplicitAutograd")
     return getattr(getattr(torch.ops, NAMESPACE), name)
 
 
 def _run(chosen: Kernels, args: Any, kwargs: Any) -> Any:
-    with _choosing(chosen):
+    kernels, ordered = chosen
+    with sdpa_kernel(list(kernels), set_priority=ordered):
         return _ATTENTION(*args, **kwargs)

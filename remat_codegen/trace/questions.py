@@ -36,13 +36,11 @@ class Questions:
         functions: list[Any] = [torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling]
         if "transformers" in sys.modules:
             functions += filter(None, [getattr(sys.modules["transformers.utils.import_utils"], "is_fake_tensor", None)])
-        with contextlib.ExitStack() as around:
-            for function in functions:
-                around.enter_context(swapped(function, lambda own: partial(self._answer, own)))
+        with swapped({function: partial(self._answer, function) for function in functions}):
             yield
 
     def _answer(self, own: Callable[..., bool], *args: Any) -> bool:
-        frame = sys._getframe(2)
+        frame = sys._getframe(1)
         if frame.f_code.co_filename.endswith("_dynamo/external_utils.py") and frame.f_back is not None:
             frame = frame.f_back  # torch._dynamo.is_compiling()
         return own(*args) if is_library(frame.f_code.co_filename) or self._is_told(frame) else False

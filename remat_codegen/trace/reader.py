@@ -9,11 +9,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
 from remat_codegen.attributes import attribute_paths
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
+from remat_codegen.torch_seam import OpOverload, is_functorch, pytree
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
@@ -207,11 +207,11 @@ class Reader:
             self.of_node[node] = self._region(body, tuple(args), inside)
         elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             self.of_node[node] = self._number(node, node.meta["val"])
-        elif isinstance(node.target, torch._ops.OpOverload):
+        elif isinstance(node.target, OpOverload):
             self.of_node[node] = self._operation(node, around)
         elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
             self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
-        elif getattr(node.target, "__module__", "").startswith("torch._functorch"):
+        elif is_functorch(node.target):
             raise UnsupportedError("torch.func (jvp, grad and the like) inside of forward is not supported")
         else:
             raise UnsupportedError(f"operation {getattr(node.target, '__name__', node.target)} is not supported")
@@ -219,7 +219,7 @@ class Reader:
     def _number(self, node: Any, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
             return self.symbols.size(value)
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             raise UnsupportedError("the model makes a number of a tensor's value, which a plan cannot follow")
         return combine(node.target, [self._argument(a) for a in node.args])
 

@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Iterator
 
 import torch
-import torch.fx.experimental.symbolic_shapes
 
 from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.torch_seam import DATA_DEPENDENT
 from remat_codegen.trace.ir import Source
 
 
@@ -30,13 +30,6 @@ def refusal(error: BaseException | None) -> UnsupportedError | None:
     return None
 
 
-BY_VALUE = (
-    torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
-    torch._subclasses.fake_tensor.DataDependentOutputException,
-    torch._subclasses.fake_tensor.DynamicOutputShapeException,
-)
-
-
 _ASKED = ("aten.item", "aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")  # how Python asks for a value
 
 
@@ -49,7 +42,7 @@ def trace_error(error: Exception) -> TraceError:
             f"the model fixes the size {fixed[1]}.{fixed[2]}, so it cannot be dynamic",
             hint="something in forward turns it into a plain number, or compares it with one",
         )
-    if isinstance(error, BY_VALUE) or "data-dependent" in text:
+    if isinstance(error, DATA_DEPENDENT) or "data-dependent" in text:
         hint = "compute it with torch.where or masks, or move the decision out of the model"
         hint = "compute it from the model's outputs" if "_loss" in str(getattr(error, "func", "")) else hint
         return TraceError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from remat_codegen.torch_seam import plain_dtype, pytree
 from remat_codegen.trace.refusals import is_library
 
 KINDS = (bool, int, float, complex, str, type(None), torch.dtype, enum.Enum)
@@ -37,7 +37,6 @@ class Reads:
     def noted(self) -> Iterator[None]:
         """Notes what is read and set meanwhile."""
         own = nn.Module.__setattr__
-        own_dtype: Any = torch._C.TensorBase.dtype  # type: ignore[attr-defined]
 
         def get(module: nn.Module, name: str) -> Any:
             value = object.__getattribute__(module, name)
@@ -54,7 +53,7 @@ class Reads:
         def dtype(tensor: torch.Tensor) -> Any:
             if not self.asked_for_types:
                 self.asked_for_types = not is_library(sys._getframe(1).f_code.co_filename)
-            return own_dtype.__get__(tensor)
+            return plain_dtype.__get__(tensor)
 
         torch.Tensor.dtype = property(dtype)  # type: ignore[assignment, misc]
         nn.Module.__getattribute__ = get  # type: ignore[method-assign, assignment]

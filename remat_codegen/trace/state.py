@@ -12,10 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.export import _trace as exporting
-from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.torch_seam import buffers_of, exporting, pytree, storage_key
 from remat_codegen.trace.ir import Origin, Trace
 from remat_codegen.trace.values import Decisions, are_constant
 
@@ -88,10 +87,10 @@ def _assigned_buffers(module: torch.nn.Module, before: Attributes) -> dict[str, 
 
     Raises UnsupportedError where the next call would compute something else with the new one.
     """
-    own = {t.untyped_storage()._cdata for t in (*module.parameters(), *_tensors_in(before))}
+    own = {storage_key(t) for t in (*module.parameters(), *_tensors_in(before))}
     found = {}
     for path, part in module.named_modules():
-        for name, tensor in part._buffers.items():
+        for name, tensor in buffers_of(part).items():
             where = f"{path}.{name}".lstrip(".")
             old = before.get(where)
             if old is tensor or old is None or tensor is None:
@@ -99,10 +98,10 @@ def _assigned_buffers(module: torch.nn.Module, before: Attributes) -> dict[str, 
             if (old.shape, old.dtype, old.device) != (tensor.shape, tensor.dtype, tensor.device):
                 what = f"a {tensor.dtype} of shape {[*tensor.shape]}, and it was {old.dtype} of {[*old.shape]}"
                 raise _refused(where, what, "; if only the first call does so, call the model once where it is made")
-            if tensor.untyped_storage()._cdata in own:
+            if storage_key(tensor) in own:
                 raise _refused(where, "what is the memory of a parameter or of a buffer")
             found[where] = tensor.detach() if tensor.requires_grad else tensor
-            part._buffers[name] = old
+            buffers_of(part)[name] = old
     return found
 
 
@@ -119,7 +118,7 @@ def attributes_of(module: torch.nn.Module) -> Attributes:
     """The numbers, texts and tensors that modules hold, and their dicts, lists and tuples of such; not the parameters."""
     found: Attributes = {}
     for path, part in module.named_modules():
-        for name, value in (*part._buffers.items(), *vars(part).items()):
+        for name, value in (*buffers_of(part).items(), *vars(part).items()):
             if name not in PARAMETERS and _is_plain(value):
                 found[f"{path}.{name}".lstrip(".")] = _copied(value)
     return found
@@ -130,7 +129,7 @@ def set_attributes(module: torch.nn.Module, values: Attributes) -> None:
     for path, value in values.items():
         where, _, name = path.rpartition(".")
         part = module.get_submodule(where)
-        own: dict[str, Any] = part._buffers if name in part._buffers else vars(part)
+        own: dict[str, Any] = buffers_of(part) if name in buffers_of(part) else vars(part)
         now: Any = own.get(name)
         if value is ABSENT:
             own.pop(name, None)

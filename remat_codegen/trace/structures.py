@@ -8,7 +8,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
+
+from remat_codegen.torch_seam import pytree
 
 
 def know_dataclasses(value: Any) -> Any:

@@ -1,43 +1,34 @@
-"""Functions of libraries that do something else for a while, under whatever names others hold them."""
+"""Functions of libraries that do something else for a while, under whatever names modules hold them."""
 
 from __future__ import annotations
 
 import contextlib
-import types
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 
-def own_copy(function: Any) -> Callable[..., Any]:
-    """A function as it is now, whatever becomes of it."""
-    copy = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
 @contextlib.contextmanager
-def swapped(function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """In here, `function` is `make(a copy of it)`. It gets another code: `from torch.autograd import grad` and
-    `swish = Swish.apply` have bound the function itself."""
-    code = function.__code__
-    name = f"_{function.__name__}_"
-    function.__globals__[name] = make(own_copy(function))
-    function.__code__ = _calling(name, code.co_freevars)
+def swapped(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
+    """In here, modules hold `others[function]` where they held a function, as `from torch import manual_seed` has them do.
+
+    PyTorch's own modules keep what they have, but those that users find it in. What holds a function otherwise (an attribute of
+    an object, a default of a parameter) keeps it, too.
+    """
+    found = {id(function): (function, other) for function, other in others.items()}
+    homes = {"torch", *(function.__module__ for function in others)}
+    modules = [m for name, m in sys.modules.items() if isinstance(m, ModuleType) and _is_searched(name, homes)]
+    held = [(vars(m), name, *found[id(value)]) for m in modules for name, value in vars(m).items() if id(value) in found]
+    for names, name, _, other in held:
+        names[name] = other
     try:
         yield
     finally:
-        function.__code__ = code
-        del function.__globals__[name]
+        for names, name, function, other in held:
+            if names.get(name) is other:
+                names[name] = function
 
 
-def _calling(name: str, free: tuple[str, ...]) -> types.CodeType:
-    """The code that calls a global. It has to close over as many variables as the code whose place it takes."""
-    lines = [f"def outer({', '.join(free)}):", "    def inner(*args, **kwargs):"]
-    lines += [f"        {', '.join(free)}"] if free else []
-    lines += [f"        return {name}(*args, **kwargs)", "    return inner"]
-    made: dict[str, Any] = {}
-    exec(compile("\n".join(lines), __file__, "exec"), made)
-    inner: types.FunctionType = made["outer"](*free)
-    return inner.__code__
+def _is_searched(name: str, homes: Container[str]) -> bool:
+    return name in homes or not name.startswith("torch.")

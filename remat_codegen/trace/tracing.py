@@ -12,23 +12,28 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
+from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.functions import functions_as_operations
-from remat_codegen.trace.hidden import no_choosing, no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
+from remat_codegen.trace.hidden import (
+    no_seeding,
+    no_switching,
+    only_plain_gradients,
+    traced_alike,
+    traced_data,
+)
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.kernels import kernels_as_operations
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
-from remat_codegen.trace.refusals import refusal, refused, trace_error
+from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.state import Seen, attributes_of, put_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
-from remat_codegen.trace.swapping import swapped
 from remat_codegen.trace.values import Decisions
 from remat_codegen.trace.vmaps import flatten_vmaps
 from remat_codegen.views import separate_views
@@ -104,10 +109,10 @@ def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
     """Removes constants that nothing reads, as libraries make them: a file with such a line would puzzle its readers."""
     constant = set[torch.fx.Node]()
     for node in graph_module.graph.nodes:
-        ours = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"  # others may do anything
+        ours = isinstance(node.target, OpOverload) and node.target.namespace == "aten"  # others may do anything
         if ours and constant.issuperset(node.all_input_nodes):
             random = torch.Tag.nondeterministic_seeded in node.target.tags
-            constant |= set() if random or node.target._schema.is_mutable else {node}
+            constant |= set() if random or schema(node.target).is_mutable else {node}
     for node in reversed(list(graph_module.graph.nodes)):
         if node in constant and not node.users:
             graph_module.graph.erase_node(node)
@@ -136,12 +141,12 @@ def _export(
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding(), no_choosing(), kernels_as_operations()):
+            for context in (unchecked_distributions(), traced_data(), no_seeding(), kernels_as_operations()):
                 around.enter_context(context)
             for watched in (no_switching(module), known_outputs(module)):
                 around.enter_context(watched)
             around.enter_context(autocasting(autocast))
-            around.enter_context(_only_plain_gradients())
+            around.enter_context(only_plain_gradients())
             around.enter_context(functions_as_operations())
             for context in () if noticed else (decisions.answered(module), questions.answered()):
                 around.enter_context(context)
@@ -173,39 +178,6 @@ def _asked_again(export: Callable[[], torch.export.ExportedProgram], questions: 
             if refusal(error) is not None or not questions.tell_last():
                 raise
     return export()
-
-
-@contextlib.contextmanager
-def _only_plain_gradients() -> Iterator[None]:
-    """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
-
-    def refusing(name: str, _: Any) -> Any:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise refused(f"{name} inside of forward changes or reads gradients, which no trace shows")
-
-        return refuse
-
-    def packing(own: Any) -> Any:
-        def enter(hooks: Any) -> Any:
-            if not str(getattr(hooks.pack_hook, "__module__", "")).startswith("torch."):
-                raise refused("saved_tensors_hooks inside of forward change what autograd saves, which no trace shows")
-            return own(hooks)
-
-        return enter
-
-    forbidden = {
-        "register_hook()": torch.Tensor.register_hook,
-        "register_post_accumulate_grad_hook()": torch.Tensor.register_post_accumulate_grad_hook,
-        "register_multi_grad_hook()": torch.autograd.graph.register_multi_grad_hook,
-        "backward()": torch.Tensor.backward,
-        "torch.autograd.grad()": torch.autograd.grad,
-        "torch.autograd.backward()": torch.autograd.backward,
-    }
-    with contextlib.ExitStack() as around:
-        for name, function in forbidden.items():
-            around.enter_context(swapped(function, partial(refusing, name)))
-        around.enter_context(swapped(torch.autograd.graph.saved_tensors_hooks.__enter__, packing))
-        yield
 
 
 def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx.experimental import proxy_tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.torch_seam import OpOverload, disable_current_modes, proxy_tensor, pytree, schema
 from remat_codegen.trace.refusals import is_library
 
 LONGEST = 120  # characters of a line that asks for a value, in messages
@@ -53,7 +51,7 @@ class Decisions:
                 known = self._computed(tensor, name)
                 if known is None:
                     return usual(tensor)
-                with _disable_current_modes():
+                with disable_current_modes():
                     return usual(known)
 
             return ask
@@ -94,7 +92,7 @@ class Decisions:
         if _casts() != self.casts or nodes & _cast_otherwise(made.graph):
             return None
         values, numbers = dict[torch.fx.Node, Any](self.inputs), {node: node.name for node in ours}
-        with _disable_current_modes():  # and no other mode here: entering one would be traced
+        with disable_current_modes():  # and no other mode here: entering one would be traced
             for node in (n for n in made.graph.nodes if n in nodes - ours):  # in their order
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
@@ -161,8 +159,8 @@ def _shared(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
     """The arguments whose memory an operation may return, or writes; and whether it does."""
     if node.target is operator.getitem:
         yield from ((given, False) for given in node.all_input_nodes)
-    if isinstance(node.target, torch._ops.OpOverload):
-        for place, argument in enumerate(node.target._schema.arguments):
+    if isinstance(node.target, OpOverload):
+        for place, argument in enumerate(schema(node.target).arguments):
             value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
             shared = argument.alias_info
             leaves = pytree.tree_leaves(value) if shared is not None else []

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.torch_seam import OpOverload, detect_fake_mode, leave_vmap, proxy_tensor
 from remat_codegen.trace.reader import source_of
 from remat_codegen.trace.refusals import location
 
@@ -79,7 +78,7 @@ def _flatten(graph: Graph, region: list[Node], trained: set[str]) -> None:
         return [known[node] for node in made]
 
     with detect_fake_mode(values) or contextlib.nullcontext():
-        flat = make_fx(run)(*values).graph
+        flat = proxy_tensor.make_fx(run)(*values).graph
     known = dict(zip((n for n in flat.nodes if n.op == "placeholder"), given, strict=True))
     for node in flat.nodes:
         if node.op == "call_function" and not (node.target is aten.detach.default and not node.users):
@@ -96,7 +95,7 @@ def _flatten(graph: Graph, region: list[Node], trained: set[str]) -> None:
 
 
 def _is_plain(node: Node) -> bool:
-    operation = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+    operation = isinstance(node.target, OpOverload) or node.target is operator.getitem
     return operation or _name(node) in BETWEEN
 
 
@@ -108,7 +107,7 @@ def _levels() -> Iterator[list[int]]:
         yield level
     finally:
         for _ in range(level[0]):
-            torch._C._functorch._vmap_decrement_nesting()
+            leave_vmap()
 
 
 def _value(node: Node, trains: bool) -> Any:

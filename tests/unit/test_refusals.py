@@ -47,7 +47,6 @@ LINES = {
     "x.mul(2).requires_grad_()": "requires_grad is set to True inside of forward",
     "(h, x.mul(2).requires_grad_().exp())": "requires_grad is set to True inside of forward",
     "[setattr(p, 'requires_grad', False) for p in self.parameters()] and h": "requires_grad is set to False inside of forward",
-    "torch.backends.cuda.sdp_kernel().__enter__() or h": "torch.backends.cuda.sdp_kernel() inside of forward chooses kernels",
     "h * self.counted()": "forward changes calls, and computes with it",
     "h * self.tick()": "forward changes ticks, and computes with it",
     "h * self.tally()": "forward changes tallies, and computes with it",

@@ -1,0 +1,405 @@
+"""The one room for what PyTorch does not promise: private names, and public ones whose meaning moves between versions.
+
+All other modules take such names from here, and `NAMES` lists them: what each is for, and what happens without it. A version
+that lacks one is refused in a sentence, when this module is imported; a newer version than was tried is used with a warning.
+(`runtime.py` is copied into generated files, which import nothing but torch: it uses `UntypedStorage._cdata`, `Tensor._version`
+and `torch._neg_view` by itself.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from remat_codegen.errors import VersionError, VersionWarning
+
+OLDEST, NEWEST_TRIED = (2, 11), (2, 15)  # CONTRIBUTING says how a version is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name of PyTorch's: what it is for, and what happens without it. What is `optional` is None where it is missing."""
+
+    path: str
+    purpose: str
+    without: str
+    optional: bool = False
+
+
+NAMES: dict[str, Name] = {}
+
+
+def _version(text: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else NEWEST_TRIED
+
+
+def check_version(text: str) -> None:
+    """Raises VersionError for a PyTorch older than those supported; warns of one newer than those tried."""
+    found = _version(text)
+    oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST_TRIED))
+    if found < OLDEST:
+        what = f"PyTorch {text} is older than {oldest}, the oldest that remat-codegen works with"
+        raise VersionError(what, hint=f"install {oldest} or newer")
+    if found > NEWEST_TRIED:
+        said = f"PyTorch {text} is newer than {newest}, the newest that remat-codegen was tried with"
+        warnings.warn(said, VersionWarning, stacklevel=3)
+
+
+def _missing(name: Name) -> VersionError:
+    what = f"PyTorch {torch.__version__} has no {name.path}, {name.purpose}: without it {name.without}"
+    newest = ".".join(map(str, NEWEST_TRIED))
+    return VersionError(what, hint=f"install PyTorch {newest}, the newest that remat-codegen was tried with")
+
+
+def _take(path: str, purpose: str, without: str, *, optional: bool = False) -> Any:
+    """What a name stands for. Raises VersionError where PyTorch has no such name."""
+    name = NAMES[path] = Name(path, purpose, without, optional)
+    first, *parts = path.split(".")
+    found: Any = importlib.import_module(first)
+    for index, part in enumerate(parts):
+        try:
+            if not hasattr(found, part) and isinstance(found, ModuleType):
+                importlib.import_module(".".join([first, *parts[: index + 1]]))
+            found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            if optional:
+                return None
+            raise _missing(name) from error
+    return found
+
+
+def _held(path: str, example: Any, purpose: str, without: str) -> None:
+    """The same for what only instances have, such as this `example`."""
+    name = NAMES[path] = Name(path, purpose, without)
+    if not hasattr(example, path.rpartition(".")[2]):
+        raise _missing(name)
+
+
+check_version(torch.__version__)
+
+# --- structures, modes, tensors without data -------------------------------------------------------------------------------
+
+pytree = _take(
+    "torch.utils._pytree", "which flattens nested arguments and results as torch.export does", "no call can be described"
+)
+TorchDispatchMode = _take(
+    "torch.utils._python_dispatch.TorchDispatchMode", "which sees the kernels that run", "nothing can be recorded or proved"
+)
+disable_current_modes = _take(
+    "torch.utils._python_dispatch._disable_current_modes",
+    "which computes real values in the middle of a trace",
+    "a constant that forward decides by cannot be looked at",
+)
+FakeTensorMode = _take(
+    "torch._subclasses.FakeTensorMode", "under which autograd runs without memory", "no step can be recorded"
+)
+is_fake = _take("torch._subclasses.fake_tensor.is_fake", "which tells a trace's tensors from the user's", "nothing is refused")
+unset_fake_temporarily = _take(
+    "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "which runs an operation of unknown needs on real data",
+    "what such operations save is not known",
+)
+DATA_DEPENDENT: tuple[type[Exception], ...] = tuple(
+    _take(path, "which is raised where a trace would have to know a value", "the message would be PyTorch's own")
+    for path in (
+        "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+        "torch._subclasses.fake_tensor.DataDependentOutputException",
+        "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    )
+)
+detect_fake_mode = _take(
+    "torch._guards.detect_fake_mode", "which finds the mode that a trace's tensors belong to", "torch.vmap cannot be planned"
+)
+suggest_memory_format = _take(
+    "torch._prims_common.suggest_memory_format",
+    "which says how kernels lay out results",
+    "channels_last cannot be planned",
+)
+PythonPrinter = _take("torch.utils._sympy.printers.PythonPrinter", "which writes sizes as Python", "no size may change")
+
+_held("torch.nn.Module._buffers", torch.nn.Module(), "in which modules hold their buffers", "assigned buffers are not noticed")
+_held(
+    "torch.nn.Module._forward_hooks",
+    torch.nn.Module(),
+    "in which modules hold their hooks",
+    "models with hooks are not told apart",
+)
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """A module's own buffers, by name: the dict that it holds them in."""
+    return module._buffers
+
+
+def has_forward_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module has hooks on its forward pass."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+@contextlib.contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """torch.distributions take their arguments as they are in here."""
+    distribution = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------------
+
+proxy_tensor = _take(
+    "torch.fx.experimental.proxy_tensor",
+    "which says what node of a trace a tensor comes from",
+    "nothing is found there",
+)
+OpOverload = _take("torch._ops.OpOverload", "the type of operations", "operations cannot be told from Python functions")
+_take("torch.ops.aten.add.Tensor._schema", "an operation's signature", "no argument of an operation is known")
+_take("torch.ops.aten._assert_tensor_metadata.default", "torch.export's own assertions", "they count as the user's")
+_take("torch.ops.aten._to_copy.default", "a cast, as kernels see it", "autocast's copies of parameters are not counted")
+_take("torch.compiler.is_compiling", "by which libraries ask whether they are traced", "they compute something else then")
+exporting = _take("torch.export._trace", "which copies assigned buffers wrongly, and is kept from it", "they are wrong")
+_vmap_ends = _take("torch._C._functorch._vmap_decrement_nesting", "which ends a torch.vmap", "torch.vmap cannot be planned")
+functorch_is_active = _take(
+    "torch._C._are_functorch_transforms_active", "which says that torch.vmap runs", "a Function in it is not refused"
+)
+no_torch_function = _take(
+    "torch._C.DisableTorchFunction", "which hides what an operation does inside from modes", "Functions are traced in parts"
+)
+_PLAIN_TENSOR = _take("torch._C.TensorBase", "whose properties are looked at while forward runs", "x.data is not traced")
+plain_data, plain_dtype, plain_requires_grad = (vars(_PLAIN_TENSOR)[name] for name in ("data", "dtype", "requires_grad"))
+plain_requires_grad_ = _PLAIN_TENSOR.requires_grad_
+BackwardHook = _take(
+    "torch.nn.modules._functions.BackwardHookFunction",
+    "by which modules' hooks run",
+    "these are not named",
+    optional=True,
+)
+CheckpointFunction = _take(
+    "torch.utils.checkpoint.CheckpointFunction", "reentrant checkpointing", "it is not named in a refusal", optional=True
+)
+
+# --- autograd --------------------------------------------------------------------------------------------------------------
+
+_take("torch.UntypedStorage._cdata", "which tells pieces of memory apart", "no view is known to be one")
+_take("torch.Tensor._version", "which counts changes in place", "they are not noticed")
+_held(
+    "torch.autograd.graph.Node._sequence_nr",
+    torch.zeros(1, requires_grad=True).exp().grad_fn,
+    "which numbers the nodes of autograd",
+    "the way back is not known to belong to an operation",
+)
+next_sequence_number = _take(
+    "torch.autograd._get_sequence_nr", "which numbers autograd's nodes", "the way back is not known to belong to an operation"
+)
+current_node = _take(
+    "torch._C._current_autograd_node", "which says where autograd is on its way back", "no gradient's life is known"
+)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that tensors share if they share memory, for as long as that memory lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def key_of_storage(storage: torch.UntypedStorage) -> int:
+    """The same of a storage."""
+    key: int = storage._cdata
+    return key
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version
+
+
+def sequence_number(node: Any) -> int:
+    """The number of a node of autograd's: nodes made later have higher ones, leaves the highest."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def schema(operation: Any) -> Any:
+    """The signature of an operation: `name`, `arguments`, `returns`, `is_mutable`."""
+    return operation._schema
+
+
+def is_functorch(target: Any) -> bool:
+    """Whether what a trace calls belongs to torch.func."""
+    return str(getattr(target, "__module__", "")).startswith("torch._functorch")
+
+
+def leave_vmap() -> None:
+    """Ends the innermost torch.vmap that was begun."""
+    _vmap_ends()
+
+
+# --- attention -------------------------------------------------------------------------------------------------------------
+
+_enabled_kernels = _take(
+    "torch.nn.attention._cur_sdpa_kernel_backends", "which says which kernels attention may take", "a choice is not noticed"
+)
+
+
+def attention_kernels() -> tuple[Any, ...]:
+    """The kernels that attention may take at this moment (SDPBackend), first choice first."""
+    return tuple(_enabled_kernels(with_priority=True))
+
+
+# --- autograd.Function -----------------------------------------------------------------------------------------------------
+
+_FUNCTION_TYPE = _take("torch.autograd.function.FunctionMeta", "the type of Functions", "a Function's backward is not seen")
+_take("torch.autograd.Function._backward_cls", "which `apply` looks up first", "a Function's backward is not seen")
+PLAIN_APPLY = torch.autograd.Function.__dict__["apply"]
+_ASKED_BY_VMAP = ("setup_context", "vmap", "generate_vmap_rule")
+_WATCHED = frozenset({"_backward_cls", "forward", *_ASKED_BY_VMAP})
+
+Applied = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class FunctionCalls:
+    """Has `replacement(cls, args, kwargs)` compute what a call of an autograd.Function gives, where it would get a backward.
+
+    `apply` is C++ from PyTorch 2.14 on, and users hold it under other names (`swish = Swish.apply`). But it looks the class's
+    `forward` up in the class each time, just after `_backward_cls`: that is where another one is put in its place.
+    """
+
+    def __init__(self, replacement: Applied, in_vmap: Callable[[Any], None]) -> None:
+        self.replacement, self.in_vmap = replacement, in_vmap
+        self.applied: tuple[Any, bool] | None = None  # the class that `apply` has just been called of, and the grad mode
+        self.made: Any = None  # the class whose `setup_context` is not to run: its forward did not either
+        self.paused = False
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Replaces them in here. Raises VersionError where this PyTorch calls Functions in another way."""
+        usual = type.__getattribute__
+
+        def get(cls: Any, name: str) -> Any:
+            found = usual(cls, name)
+            return self._looked_up(cls, name, found) if name in _WATCHED and not self.paused else found
+
+        with mock.patch.object(_FUNCTION_TYPE, "__getattribute__", get, create=True):
+            self._check()
+            yield
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """Functions run as they are in here."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def _looked_up(self, cls: Any, name: str, found: Any) -> Any:
+        if cls.__module__.startswith("torch._"):
+            return found
+        if name == "_backward_cls":
+            self.applied = cls, torch.is_grad_enabled()
+        elif name == "forward" and self.applied == (cls, True):
+            return self._forward(cls, found)
+        elif name == "setup_context" and self.made is cls:
+            self.made = None
+            return lambda ctx, inputs, output: _mark_constants(ctx, output)
+        elif name in _ASKED_BY_VMAP and functorch_is_active():
+            self.in_vmap(cls)
+        return found
+
+    def _forward(self, cls: Any, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """What `apply` calls instead of the class's own forward."""
+        self.applied = None
+        with self.own():
+            apart = cls.setup_context is not torch.autograd.Function.setup_context
+
+        def forward(*given: Any, **kwargs: Any) -> Any:
+            args = given if apart else given[1:]
+            with _recording_gradients():
+                if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+                    with torch.no_grad():  # nothing goes back through it: what it computes is traced
+                        return usual(*given, **kwargs)
+                result = self.replacement(cls, args, kwargs)
+            if apart:
+                self.made = cls
+            else:
+                _mark_constants(given[0], result)
+            return result
+
+        return forward
+
+    def _check(self) -> None:
+        """Calls a Function of ours, to see whether that is noticed."""
+        seen: list[Any] = []
+
+        def noting(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            seen.append(cls)
+            return args[0].clone()
+
+        usual, self.replacement = self.replacement, noting
+        try:
+            _Probe.apply(torch.zeros((), requires_grad=True))
+        finally:
+            self.replacement = usual
+        if not seen:
+            raise _missing(NAMES["torch.autograd.Function._backward_cls"])
+
+
+class _Probe(torch.autograd.Function):
+    """Shows whether calls of Functions are seen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads
+
+
+@contextlib.contextmanager
+def _recording_gradients() -> Iterator[None]:
+    """Gradients are recorded in here, and a trace does not show that they were not around it: that is how `apply` works."""
+    with no_torch_function():
+        torch.set_grad_enabled(True)
+    try:
+        yield
+    finally:
+        with no_torch_function():
+            torch.set_grad_enabled(False)
+
+
+def _mark_constants(ctx: Any, results: Any) -> None:
+    """Results that got no gradient inside get none outside."""
+    results = results if isinstance(results, tuple) else (results,)
+    ctx.mark_non_differentiable(*(r for r in results if isinstance(r, torch.Tensor) and not r.requires_grad))
+
+
+# --- torch.compile, which plans are measured beside ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def compiling_with(*, recompile_limit: int, activation_memory_budget: float) -> Iterator[None]:
+    """torch.compile works with such a budget in here, and draws the random numbers that eager PyTorch draws.
+
+    Raises VersionError where this PyTorch knows no such settings. They are looked for only here: to import them takes seconds.
+    """
+    without = "it cannot be compared with"
+    dynamo = _take("torch._dynamo.config", "which bounds how often torch.compile compiles", without)
+    functorch = _take("torch._functorch.config", "which holds torch.compile's memory budget", without)
+    inductor = _take("torch._inductor.config", "which has torch.compile draw eager PyTorch's random numbers", without)
+    budget = functorch.patch(activation_memory_budget=activation_memory_budget)
+    with dynamo.patch(recompile_limit=recompile_limit), budget, inductor.patch(fallback_random=True):
+        yield
