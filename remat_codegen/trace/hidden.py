@@ -18,7 +18,6 @@ from remat_codegen.torch_seam import is_fake, plain_data, plain_requires_grad, p
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import ABSENT, Attributes, Seen, attributes_of, set_attributes, without_data
-from remat_codegen.trace.swapping import swapped
 
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
@@ -82,9 +81,9 @@ def python_and_numpy() -> dict[str, Any]:
     return states
 
 
-@contextlib.contextmanager
-def no_seeding() -> Iterator[None]:
-    """Refuses what sets PyTorch's generators inside of forward, which a trace does not show."""
+def refused_calls() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What takes the place of functions that do what no trace shows: of those that set PyTorch's generators, and of one that
+    changes gradients."""
 
     def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -96,8 +95,9 @@ def no_seeding() -> Iterator[None]:
         return call
 
     setting: list[Any] = [torch.manual_seed, torch.random.set_rng_state, torch.random.fork_rng]
-    with swapped({function: refusing(function) for function in setting}):
-        yield
+    several = torch.autograd.graph.register_multi_grad_hook
+    refused_here = {several: lambda *args, **kwargs: _refuse_gradients("register_multi_grad_hook()")}
+    return {function: refusing(function) for function in setting} | refused_here
 
 
 @contextlib.contextmanager
@@ -189,7 +189,6 @@ def _refuse_gradients(name: str) -> NoReturn:
 def only_plain_gradients() -> Iterator[None]:
     """Refuses what changes gradients without being an operation: a trace of the forward pass does not show it."""
     saving = torch.autograd.graph.saved_tensors_hooks
-    several = torch.autograd.graph.register_multi_grad_hook
     usual = saving.__enter__
 
     def enter(hooks: Any) -> Any:
@@ -197,8 +196,7 @@ def only_plain_gradients() -> Iterator[None]:
             raise refused("saved_tensors_hooks inside of forward change what autograd saves, which no trace shows")
         return usual(hooks)
 
-    refusing = {several: lambda *args, **kwargs: _refuse_gradients("register_multi_grad_hook()")}
-    with _NoGradients(), swapped(refusing), mock.patch.object(saving, "__enter__", enter):
+    with _NoGradients(), mock.patch.object(saving, "__enter__", enter):
         yield
 
 

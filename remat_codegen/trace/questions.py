@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from remat_codegen.trace.refusals import is_library
-from remat_codegen.trace.swapping import swapped
 
 
 class Questions:
@@ -30,14 +28,12 @@ class Questions:
         self.told |= {place} if place is not None else set()
         return not known
 
-    @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
-        """PyTorch's own code is told the truth."""
+    def answers(self) -> dict[Callable[..., Any], Callable[..., Any]]:
+        """What takes the place of the functions that answer. PyTorch's own code is told the truth."""
         functions: list[Any] = [torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling]
         if "transformers" in sys.modules:
             functions += filter(None, [getattr(sys.modules["transformers.utils.import_utils"], "is_fake_tensor", None)])
-        with swapped({function: partial(self._answer, function) for function in functions}):
-            yield
+        return {function: partial(self._answer, function) for function in functions}
 
     def _answer(self, own: Callable[..., bool], *args: Any) -> bool:
         frame = sys._getframe(1)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+NOT_SEARCHED = frozenset({"torch", *sys.stdlib_module_names})
+
 
 @contextlib.contextmanager
 def swapped(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
@@ -31,4 +33,4 @@ def swapped(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator
 
 
 def _is_searched(name: str, homes: Container[str]) -> bool:
-    return name in homes or not name.startswith("torch.")
+    return name in homes or name.partition(".")[0] not in NOT_SEARCHED

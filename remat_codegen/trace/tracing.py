@@ -19,9 +19,9 @@ from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distr
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.functions import functions_as_operations
 from remat_codegen.trace.hidden import (
-    no_seeding,
     no_switching,
     only_plain_gradients,
+    refused_calls,
     traced_alike,
     traced_data,
 )
@@ -34,6 +34,7 @@ from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.state import Seen, attributes_of, put_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
+from remat_codegen.trace.swapping import swapped
 from remat_codegen.trace.values import Decisions
 from remat_codegen.trace.vmaps import flatten_vmaps
 from remat_codegen.views import separate_views
@@ -141,15 +142,16 @@ def _export(
         with contextlib.ExitStack() as around:
             around.enter_context(silent_logs())
             around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), no_seeding(), kernels_as_operations()):
+            for context in (unchecked_distributions(), traced_data(), kernels_as_operations()):
                 around.enter_context(context)
             for watched in (no_switching(module), known_outputs(module)):
                 around.enter_context(watched)
             around.enter_context(autocasting(autocast))
             around.enter_context(only_plain_gradients())
             around.enter_context(functions_as_operations())
-            for context in () if noticed else (decisions.answered(module), questions.answered()):
-                around.enter_context(context)
+            around.enter_context(swapped(refused_calls() | ({} if noticed else questions.answers())))
+            if not noticed:
+                around.enter_context(decisions.answered(module))
             try:
                 return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
             except Exception:
