@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from remat_codegen import pipeline
 from remat_codegen.errors import TraceError, UnsupportedError
@@ -76,8 +77,17 @@ COUNTERS = """
 """
 
 
+BEFORE_2_13 = {  # what older versions of PyTorch make of these; None where they can be planned
+    "torch.func.jvp(torch.sin, (h,), (h,))[0]": "the forward pass cannot be traced",
+    "h.index_fill(0, torch.tensor([0]), h.sum())": None,
+}
+
+
 @pytest.mark.parametrize("text", LINES)
 def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
+    other = text in BEFORE_2_13 and torch.__version__ < "2.13"
+    if other and BEFORE_2_13[text] is None:
+        pytest.skip("this version of PyTorch runs it without data")
     body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
     answer = "class Answer:\n    def __init__(self, tensor):\n        self.tensor = tensor\n\n\n"
     answer += "class AnswerCache(Answer):\n    pass\n"
@@ -86,7 +96,7 @@ def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     where = "" if any(word in text for word in ("random", "Answer", "counted", "tick", "tally")) else "model.py:10: "
     with pytest.raises((TraceError, UnsupportedError)) as caught:
         pipeline.generate(request, Progress(None))
-    assert where + LINES[text] in caught.value.line()
+    assert (BEFORE_2_13[text] if other else where + LINES[text]) in caught.value.line()
 
 
 def test_a_module_of_pytorch_that_decides_by_a_value_is_named(tmp_path):
