@@ -7,7 +7,13 @@ CASES ?= 100
 SEED ?= 0
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint format type golden bench bench-models libraries fuzz clean
+# `make test-torch` has an environment for each pair of torch and Python.
+ifdef TORCH
+VERSION := $(shell $(PYTHON) -c "import sys; print('py%d.%d' % sys.version_info[:2])")
+TRIED := .venvs/torch-$(TORCH)-$(VERSION)
+endif
+
+.PHONY: demo test test-torch test-slow lint format type golden bench bench-models libraries fuzz clean
 
 demo: $(STAMP)
 	mkdir -p build
@@ -15,6 +21,20 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+
+# The suite with another PyTorch, or another Python: make test-torch TORCH=2.15.0 PYTHON=python3.12. Everything but torch is
+# what constraints.txt names; TORCH=newest is the newest of everything, looked for anew each time.
+test-torch:
+	@test -n "$(TORCH)" || { echo "say which: make test-torch TORCH=2.15.0, or TORCH=newest" >&2; exit 2; }
+	@test -n "$(VERSION)" || { echo "$(PYTHON) does not run; name another with PYTHON=" >&2; exit 2; }
+	test -x $(TRIED)/bin/python || $(PYTHON) -m venv $(TRIED)
+ifeq ($(TORCH),newest)
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev,highs]'
+else
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(TRIED)/constraints.txt
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,highs]' -c $(TRIED)/constraints.txt
+endif
+	$(TRIED)/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 # The models of torchvision, timm and transformers among them.
 test-slow: $(LIBRARIES)

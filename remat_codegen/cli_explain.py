@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from remat_codegen.cli_options import NAME
+
 FILE = click.Path(path_type=Path)
 
 
@@ -37,6 +39,8 @@ def explain_command(captured: Callable[..., Any], output_options: Callable[..., 
             show(found.to_json(), *shown(found))
         for problem in found.problems:
             print(f"{file}:{problem.line}: {problem.text}", file=sys.stderr)
+        if found.out_of_date:
+            print(f"{NAME}: out of date: {file}; run {NAME} update", file=sys.stderr)
         return 0 if found.ok else 1
 
     return explain

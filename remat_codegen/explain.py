@@ -31,7 +31,8 @@ class Explanation:
     """What `explain` found. `overhead` is extra time over the step without recomputation; `as_planned` says whether the
     schedule in the source is the plan's, None where there is no plan to compare with.
 
-    Without `blocks` the schedule could not be followed to its end; `problems` say why.
+    Without `blocks` the schedule could not be followed to its end; `problems` say why. `edited` says whether it was changed by
+    hand; if not, problems come from another model, or from another version of the generator.
     """
 
     file: Path
@@ -45,11 +46,17 @@ class Explanation:
     unmodified_peak_bytes: int = 0
     budget_bytes: int | None = None
     overhead: float = 0.0
+    edited: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether the file does what it was generated to do."""
         return not self.problems
+
+    @property
+    def out_of_date(self) -> bool:
+        """Whether making the file again puts it right."""
+        return not self.ok and not self.edited
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -100,7 +107,8 @@ def explain(
             reading = read_back(text, traced.model)
             case = _Case(file, text, header, traced, _fitting(saved, traced))
             reading, problems, notes, as_planned = _judged(case, reading)
-        found = Explanation(file, tuple(problems[:MOST_PROBLEMS]), tuple(notes), as_planned)
+        edited = header.sealed is False
+        found = Explanation(file, tuple(problems[:MOST_PROBLEMS]), tuple(notes), as_planned, edited=edited)
         if not _is_valid(traced, reading):
             return found
         return _priced(found, case, reading, request, progress)

@@ -21,6 +21,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.plan.bound import bound
+from remat_codegen.plan.milp import solver
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.plan.result import Plan, Status
 from remat_codegen.planfile import SavedPlan
@@ -149,6 +150,7 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
+    note_solver(progress)
     with progress.stage("plan"):
         plan = _plan_within(request, traced, profile, limit, progress)
         plan = _as_before(plan, previous, traced, profile, limit)
@@ -170,6 +172,12 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
         order=planfile.order_of(plan.schedule),
         notes=(*plan.notes, *_unseen(traced)),
     )
+
+
+def note_solver(progress: Progress) -> None:
+    """Says so where a solver is installed that does not work, so that another one plans."""
+    if (text := solver().note) is not None:
+        progress.note(f"note: {text}")
 
 
 def _unseen(traced: Traced) -> tuple[str, ...]:

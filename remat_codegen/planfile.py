@@ -9,7 +9,7 @@ entries are what the generated file's header says, so that the same plan gives t
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
 FORMAT, VERSION = "remat-codegen plan", 1
+AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +61,49 @@ def load(path: Path) -> SavedPlan:
     if not isinstance(rows, dict) or rows.get("format") != FORMAT:
         raise PlanFileError("not a plan written by --save-plan", where=str(path))
     if rows.get("version") != VERSION:
-        raise PlanFileError(f"plan version {rows.get('version')} is not supported", where=str(path), hint="plan again")
-    missing = [f.name for f in fields(SavedPlan) if f.name not in rows]
-    if missing:
-        raise PlanFileError(f"the plan has no {missing[0]!r}", where=str(path))
-    order = rows["order"]
+        raise PlanFileError(f"plan version {rows.get('version')} is not supported", where=str(path), hint=AGAIN)
+    try:
+        given = entries(rows)
+    except PlanFileError as error:
+        raise PlanFileError(f"the plan has {error.what}", where=str(path), hint=AGAIN) from error
+    order = given["order"]
     if not isinstance(order, list) or not all(isinstance(n, int) for n in order):
-        raise PlanFileError("the plan's order is not a list of node numbers", where=str(path))
-    return SavedPlan(
-        **{f.name: rows[f.name] for f in fields(SavedPlan)} | {"order": tuple(order), "notes": tuple(rows["notes"])}
-    )
+        raise PlanFileError("the plan's order is not a list of node numbers", where=str(path), hint=AGAIN)
+    return SavedPlan(**given | {"order": tuple(order)})
+
+
+def entries(rows: dict[str, Any]) -> dict[str, Any]:
+    """What a SavedPlan is made from, but for its order, which is not looked at. Entries with a default may be missing: an older
+    version did not know them. Raises PlanFileError for the first that is wrong."""
+    found = {}
+    for field in fields(SavedPlan):
+        if field.name not in rows and field.default is not MISSING:
+            continue
+        if field.name not in rows or not _fits(rows[field.name], field.name):
+            raise PlanFileError(f"no good {field.name!r}")
+        found[field.name] = tuple(rows[field.name]) if field.name == "notes" else rows[field.name]
+    return found
+
+
+def _fits(value: Any, name: str) -> bool:
+    if name == "order":
+        return True
+    if name.endswith("_bytes"):
+        return type(value) is int
+    if name in ("overhead", "bound"):
+        return type(value) in (int, float) or (name == "bound" and value is None)
+    if name == "notes":
+        return isinstance(value, list) and all(isinstance(v, str) for v in value)
+    return isinstance(value, str)
 
 
 def schedule_of(plan: SavedPlan, graph: Graph, path: Path) -> Schedule:
     """The plan's schedule on `graph`. Raises PlanFileError where it was made for another graph."""
     if plan.graph != graph.digest():
-        raise PlanFileError("the plan was made for another model, or for other inputs", where=str(path), hint="plan again")
+        raise PlanFileError("the plan was made for another model, or for other inputs", where=str(path), hint=AGAIN)
     try:
         schedule = with_forgets(graph, plan.order)
         validate(graph, schedule)
     except (ValueError, IndexError) as error:
-        raise PlanFileError(f"the plan's order cannot be run: {error}", where=str(path), hint="plan again") from error
+        raise PlanFileError(f"the plan's order cannot be run: {error}", where=str(path), hint=AGAIN) from error
     return schedule

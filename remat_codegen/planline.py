@@ -16,12 +16,12 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from remat_codegen.errors import PlanFileError
-from remat_codegen.planfile import VERSION, SavedPlan
+from remat_codegen.planfile import VERSION, SavedPlan, entries
 
 PREFIX = "#: "
 COLUMNS = 120
@@ -48,22 +48,14 @@ def decode_plan(text: str) -> SavedPlan:
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"the plan in the header cannot be read: {error}") from error
     if not isinstance(rows, dict) or rows.get("version") != VERSION:
-        raise PlanFileError("the plan in the header has another version", hint="plan again")
-    for field in fields(SavedPlan):
-        if field.name not in rows or not _fits(rows[field.name], field.name):
-            raise PlanFileError(f"the plan in the header has no good {field.name!r}")
-    given = {f.name: rows[f.name] for f in fields(SavedPlan)}
-    return SavedPlan(**given | {"order": decode_order(rows["order"]), "notes": tuple(rows["notes"])})
-
-
-def _fits(value: Any, name: str) -> bool:
-    if name.endswith("_bytes"):
-        return type(value) is int
-    if name in ("overhead", "bound"):
-        return type(value) in (int, float) or (name == "bound" and value is None)
-    if name == "notes":
-        return isinstance(value, list) and all(isinstance(v, str) for v in value)
-    return isinstance(value, str)
+        raise PlanFileError("the plan in the header has another version")
+    try:
+        given = entries(rows)
+    except PlanFileError as error:
+        raise PlanFileError(f"the plan in the header has {error.what}") from error
+    if not isinstance(given["order"], str):
+        raise PlanFileError("the plan in the header has no good 'order'")
+    return SavedPlan(**given | {"order": decode_order(given["order"])})
 
 
 def plan_lines(plan: SavedPlan) -> tuple[str, ...]:
@@ -125,14 +117,15 @@ def _digest(text: str) -> str:
 
 
 def _with_seal(text: str, digest: str) -> str:
-    """The file with another digest; its line may be broken anywhere, even in the digest."""
-    lines = header_of(text)
-    first = next((i for i, line in enumerate(lines) if _is_plan(line)), None)
-    if first is None:
-        return text
-    last = max(i for i, line in enumerate(lines) if _is_plan(line))
-    whole = _SEAL.sub(f'"seal":"{digest}"', _joined(lines[first : last + 1]))
-    return "\n".join([*lines[:first], *_wrapped(whole), *text.split("\n")[last + 1 :]])
+    """The file with another digest, and its lines as they are: what wrote it may have broken them elsewhere than we do, even
+    in the digest."""
+    lines = text.split("\n")
+    plan = [i for i, line in enumerate(header_of(text)) if _is_plan(line)]
+    whole = _SEAL.sub(f'"seal":"{digest}"', _joined([lines[i] for i in plan]))
+    for i in plan:
+        room = len(lines[i]) - len(PREFIX)
+        lines[i], whole = PREFIX + whole[:room], whole[room:]
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------- an order

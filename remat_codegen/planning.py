@@ -15,7 +15,7 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph import exchange
 from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
-from remat_codegen.pipeline import Traced, measured_costs, reserve_of, trace_target
+from remat_codegen.pipeline import Traced, measured_costs, note_solver, reserve_of, trace_target
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.plan.result import Plan
@@ -135,6 +135,7 @@ def run_planner(
     def run(graph: Graph, nbytes: int) -> Plan:
         return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total), **options)
 
+    note_solver(progress)
     started = time.perf_counter()
     plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve)
     seconds = time.perf_counter() - started

@@ -171,6 +171,7 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     _bars: Bars | None = None
     _task: TaskID | None = None
+    _noted: set[str] = field(default_factory=set)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -206,8 +207,9 @@ class Progress:
             self._bars.update(self._task, completed=done, total=total)
 
     def note(self, text: str) -> None:
-        """A message that stays, unless quiet."""
-        if self.console is not None:
+        """A message that stays, unless quiet; the same one is shown once."""
+        if self.console is not None and text not in self._noted:
+            self._noted.add(text)
             self.console.print(text, markup=False, highlight=False)
 
 

@@ -36,7 +36,8 @@ class _Trial:
     @property
     def casts(self) -> Autocast:
         """What the model is called under."""
-        return tuple((t, dtype) for t, dtype in self.generated.AUTOCAST.items() if dtype is not None)
+        casts = getattr(self.generated, "AUTOCAST", {})  # which the first versions' files do not have
+        return tuple((t, dtype) for t, dtype in casts.items() if dtype is not None)
 
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""

@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: a thread tha
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from pinned import others
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "gpt2.py"
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-golden") and os.environ.get("CI"):
         raise pytest.UsageError("--update-golden would make every golden test pass; it is refused where CI is set")
+    if config.getoption("--update-golden") and others():
+        raise pytest.UsageError(f"--update-golden would write what other versions do not: {others()} (constraints.txt)")
     torch.set_num_threads(2)  # outputs and measured costs depend on it
 
 

@@ -1,8 +1,8 @@
 """A thin layer over python-mip: 0-1 programs with a time limit and a relative gap, solved silently.
 
-HiGHS where `highspy` is installed, else CBC, which python-mip brings. Rows are sums of (variable, coefficient); a variable that
-is known beforehand may be a plain number, so that a formulation need not treat fixed cases apart. One thread: same program,
-same answer.
+HiGHS where it is installed and works, else CBC, which python-mip brings. Rows are sums of (variable, coefficient); a variable
+that is known beforehand may be a plain number, so that a formulation need not treat fixed cases apart. One thread: same
+program, same answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import mip
@@ -23,6 +24,9 @@ from remat_codegen.plan.result import Status
 
 Term = tuple[Any, float]  # a mip.Var or a number, and its coefficient
 TINY = 1e-6  # values this close to an integer are that integer
+MODULES = {"HIGHS": ("mip.highs", "highslib"), "CBC": ("mip.cbc", "cbclib")}  # of python-mip, and their libraries
+HIGHS_PACKAGES = "highspy", "highsbox"  # where python-mip looks for the library, in this order
+HIGHS_PATH = "PMIP_HIGHS_LIBRARY"  # python-mip takes the library from there, if it is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +40,63 @@ class Result:
     values: tuple[float, ...]
 
 
-def default_solver() -> str:
-    """The name, as python-mip spells it, of the best solver that is installed."""
-    return "HIGHS" if importlib.util.find_spec("highspy") is not None else "CBC"
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """Who solves, as python-mip spells it, and a note for the user where that is not who was installed for it."""
+
+    name: str
+    note: str | None = None
+
+
+@lru_cache(maxsize=1)
+def solver() -> Solver:
+    """The best solver that works, found once by solving something: that a package is installed does not say that its library
+    can be loaded."""
+    installed = [package for package in HIGHS_PACKAGES if importlib.util.find_spec(package) is not None]
+    if not installed and HIGHS_PATH not in os.environ:
+        return Solver("CBC")
+    if _highs_works():
+        return Solver("HIGHS")
+    return Solver("CBC", _why_not_highs(installed))
+
+
+def _why_not_highs(installed: list[str]) -> str:
+    found, repair = ", ".join(map(_with_version, installed)), "`pip install highsbox` brings one that works"
+    if HIGHS_PATH in os.environ:
+        found, repair = f"{HIGHS_PATH}={os.environ[HIGHS_PATH]}", f"unset {HIGHS_PATH}, or let it name HiGHS's shared library"
+    return f"CBC plans, which is slower: {_with_version('mip')} cannot use the HiGHS of {found}; {repair}"
+
+
+def _with_version(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:  # a folder on the path that pip did not put there
+        return package
+
+
+def _highs_works() -> bool:
+    """Whether HiGHS finds the only solution of a program of one variable."""
+    with _silence():
+        if not importlib.import_module("mip.highs").has_highs:  # asked first: a model that is half made complains when it goes
+            return False
+        try:
+            program = Program("HIGHS")
+            one = program.binary()
+            program.equal([(one, 1)], 1)
+            found = program.minimise([(one, 1)], time_limit_s=10, gap=0)
+        except Exception:  # whatever a library of another version does
+            return False
+    return found.status is Status.OPTIMAL and abs(found.objective - 1) <= TINY
 
 
 class Program:
     """A minimisation problem that is built row by row and solved once."""
 
-    def __init__(self, solver: str | None = None) -> None:
-        solver = solver or default_solver()
+    def __init__(self, name: str | None = None) -> None:
+        name = name or solver().name
         with _silence():
-            _bind_destructors(solver)
-            self.model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
+            _bind_destructors(name)
+            self.model = mip.Model(sense=mip.MINIMIZE, solver_name=name)
             self.model.verbose = 0
         self.model.add_var(lb=1, ub=1)  # solvers disagree on what the solution of a program without variables is
         self.rows = 0
@@ -108,18 +156,18 @@ class Program:
 
 
 @lru_cache
-def _bind_destructors(solver: str) -> None:
+def _bind_destructors(name: str) -> None:
     """Looks up once what python-mip calls when a model is collected.
 
     cffi looks a C function up under a lock that is not re-entrant. If the garbage collector runs inside such a look-up and
     finds an old model, whose `__del__` looks its destructor up for the first time, the process waits for itself for ever.
     """
-    module = importlib.import_module("mip.highs" if solver == "HIGHS" else "mip.cbc")
-    library = getattr(module, "highslib" if solver == "HIGHS" else "cbclib", None)
+    module, library_name = MODULES[name]
+    library = getattr(importlib.import_module(module), library_name, None)
     enabled = gc.isenabled()
     gc.disable()
-    for name in ("Highs_destroy", "Cbc_deleteModel", "Osi_deleteSolver"):
-        getattr(library, name, None)
+    for function in ("Highs_destroy", "Cbc_deleteModel", "Osi_deleteSolver"):
+        getattr(library, function, None)
     if enabled:
         gc.enable()
 

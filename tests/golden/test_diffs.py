@@ -1,4 +1,7 @@
-"""A small change of the model is a small change of its generated file: what `update` changes, as committed differences."""
+"""A small change of the model is a small change of its generated file: what `update` changes, as committed differences.
+
+With other versions than those of constraints.txt the differences are others; what `update` wrote is run instead.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import EXAMPLE
+from pinned import others
 
 from remat_codegen import lifecycle, pipeline
 from remat_codegen.profile.costs import Profile
@@ -69,5 +73,9 @@ def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, 
     golden = DIFFS / f"{name}.diff"
     if update_golden:
         golden.write_text(text)
-    assert text == golden.read_text()
+    if others():
+        found = pipeline.verify(file, "gpt2.py:GPT2", steps=1, progress=QUIET)
+        assert all(row.ok for row in found.rows if row.what != "peak within budget")  # which is for the costs above
+    else:
+        assert text == golden.read_text()
     assert sum(row[0] in "+-" for row in rows[2:]) <= most

@@ -1,4 +1,8 @@
-"""The committed examples: reproduced byte for byte from their plans, and run against their originals."""
+"""The committed examples: reproduced byte for byte from their plans, and run against their originals.
+
+With other versions than those of constraints.txt nothing is compared byte by byte: the committed files are run, and so is what
+is written then where it differs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pinned import only_with, others
 
 from remat_codegen import explain as explaining
 from remat_codegen import lifecycle, pipeline, planfile
@@ -47,13 +52,18 @@ def _with_the_library(request):
 def test_the_plan_gives_the_committed_bytes(name, tmp_path, update_golden):
     target, budget = EXAMPLES[name]
     file, plan = ROOT / "generated" / name, ROOT / "generated" / f"{name}.plan.json"
-    if update_golden and not _fits(plan, target):  # planning measures, so that it gives another plan each time
+    if (update_golden or others()) and not _fits(plan, target):  # planning measures, so that it gives another plan each time
         pipeline.generate(Request(target, budget, tmp_path / name, save_plan=tmp_path / plan.name), QUIET)
-        shutil.copy(tmp_path / plan.name, plan)
+        plan = shutil.copy(tmp_path / plan.name, plan) if update_golden else tmp_path / plan.name
     pipeline.generate(Request(target, None, tmp_path / name, plan=plan), QUIET)
     if update_golden:
         shutil.copy(tmp_path / name, file)
-    assert (tmp_path / name).read_text() == file.read_text()
+    same = (tmp_path / name).read_text() == file.read_text()
+    assert same or (others() and _is_exact(tmp_path / name, target))
+
+
+def _is_exact(file, target):
+    return pipeline.verify(file, target, steps=1, progress=QUIET).ok
 
 
 def _fits(plan, target):
@@ -68,7 +78,9 @@ def test_the_committed_file_is_exact_and_within_its_budget(name):
     found = pipeline.verify(ROOT / "generated" / name, target, steps=1, progress=QUIET)
     assert found.ok, found.failures()
     assert all("bit-identical" in row.detail for row in found.rows[:-1])
-    assert found.measured_peak_bytes == pytest.approx(found.planned_peak_bytes, rel=0.02)
+    assert found.measured_peak_bytes <= found.budget_bytes
+    if not others():  # what a kernel needs beside its results is its version's choice
+        assert found.measured_peak_bytes == pytest.approx(found.planned_peak_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in WRAPS])
@@ -85,6 +97,7 @@ def test_the_committed_file_keeps_the_constructor_and_the_state(name):
         assert ours.equal(theirs)
 
 
+@only_with("torch", "black")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_is_up_to_date(name):
     found = lifecycle.check(ROOT / "generated" / name, QUIET)
@@ -94,12 +107,14 @@ def test_the_committed_file_is_up_to_date(name):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_does_what_was_planned(name, monkeypatch):
     """Its schedule, read from its functions, is the plan's; so is its peak."""
+    file, plan = ROOT / "generated" / name, ROOT / "generated" / f"{name}.plan.json"
+    if others() and not _fits(plan, EXAMPLES[name][0]):
+        pytest.skip(f"the model has another graph: {others()}")
     monkeypatch.setattr(pipeline, "measure", _costs_nothing)
-    file = ROOT / "generated" / name
     found = explaining.explain(file, QUIET)
     assert found.ok and found.as_planned, found.problems
     assert found.notes == () or name in WRAPS  # layers from a library can be too much alike to tell apart
-    assert found.peak_bytes <= planfile.load(file.with_name(f"{name}.plan.json")).planned_peak_bytes
+    assert found.peak_bytes <= planfile.load(plan).planned_peak_bytes
 
 
 def _costs_nothing(model, device, cache, advance=None):

@@ -13,6 +13,7 @@ import black
 import pytest
 import torch
 from conftest import ROOT
+from pinned import only_with
 
 from remat_codegen import pipeline
 from remat_codegen import verify as comparing
@@ -42,6 +43,7 @@ def test_they_lint_clean():
     assert code == 0, text
 
 
+@only_with("black")
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
 def test_black_leaves_them_as_they_are(file):
     text = file.read_text()

@@ -104,9 +104,11 @@ def test_a_plan_for_another_model_is_refused(made, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows.update(version=99), "version 99"),
+        (lambda rows: rows.update(version=99), "version 99 .*TARGET --budget BUDGET --save-plan FILE"),
         (lambda rows: rows.update(format="?"), "not a plan"),
-        (lambda rows: rows.pop("order"), "no 'order'"),
+        (lambda rows: rows.pop("order"), "no good 'order'.* --save-plan"),
+        (lambda rows: rows.update(notes=None), "no good 'notes'"),
+        (lambda rows: rows.update(budget_bytes="1"), "no good 'budget_bytes'"),
         (lambda rows: rows["order"].pop(), "cannot be run"),
         (lambda rows: rows["order"].append(10_000), "cannot be run"),
         (lambda rows: rows.update(order="all"), "list of node numbers"),
