@@ -1,0 +1,180 @@
+"""A user's file: what its names may stand for, and what each statement at its top may change as the file is loaded."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from remat_codegen.emit.constants import constants_in
+from remat_codegen.emit.effects import CLASS, FRESH, PARAMETER, QUIET_FUNCTIONS, Effects, effects_of, first_name, roots
+from remat_codegen.emit.statements import Statement
+
+OURS = frozenset({"torch", *sys.stdlib_module_names})
+RUNS_LATER = frozenset("atexit signal threading unittest multiprocessing argparse faulthandler concurrent asyncio".split())
+
+
+@dataclass(slots=True)
+class Reached:
+    """What the functions and classes do that some code calls, with those that they mention. `writes` are names of the file,
+    `marks` says whether they set attributes of what they are given."""
+
+    writes: set[str] = field(default_factory=set)
+    marks: bool = False
+    effects: list[Effects] = field(default_factory=list)
+
+
+class File:
+    """The statements of a file, and what each does to the others."""
+
+    def __init__(self, statements: Sequence[Statement]) -> None:
+        self.statements = statements
+        self.running = [s for s in statements if not s.is_main_guard]
+        self.imports = {n: what for s in self.running for n, what in s.bindings.items() if what}
+        self.definitions: dict[str, list[ast.stmt]] = {}
+        for node in (d for s in self.running for d in _definitions(s.parts)):
+            self.definitions.setdefault(node.name, []).append(node)
+        self.constants = constants_in([p for s in self.running for p in s.parts], self.imports)
+        self.loaded = {s: effects_of(s.parts) for s in self.running}
+        self.binds: dict[str, set[str]] = {}
+        for name, what in ((n, w) for found in self.loaded.values() for n, w in found.binds.items()):
+            self.binds.setdefault(name, set()).update(what)
+        self.summaries: dict[str, tuple[Effects, set[str], set[str], bool]] = {}
+        self.reaches = {s: self._reached(self.loaded[s]) for s in self.running}
+
+    def package_of(self, node: ast.expr) -> str:
+        """The package that what an expression begins with was imported from; empty for what was not."""
+        return self.imports.get(first_name(node), "").partition(".")[0]
+
+    # ------------------------------------------------------------------ what names stand for
+
+    def objects(self, roots: Iterable[str], seen: frozenset[str] = frozenset()) -> set[str]:
+        """The names whose objects these roots may be, with "f()" for an instance of a class f."""
+        found = set[str]()
+        for root in set(roots) - seen:
+            found |= self._objects_of(root, seen | {root})
+        return found
+
+    def _objects_of(self, root: str, seen: frozenset[str]) -> set[str]:
+        if root.startswith("~"):
+            return {o.removesuffix("()") for o in self.objects([root[1:]], seen)}
+        name = root.removesuffix(".()").removesuffix("()")
+        if name != root:
+            if any(isinstance(d, ast.ClassDef) for d in self.definitions.get(name, ())):
+                return {f"{name}()"}
+            if name in self.imports:
+                return set()
+            if name in self.definitions:
+                return {name} if root.endswith(".()") else self.objects(self._summary(name)[2], seen)
+            return self.objects([name], seen)
+        return {name} | self.objects(self.binds.get(name, ()), seen)
+
+    def _summary(self, name: str) -> tuple[Effects, set[str], set[str], bool]:
+        """What a function or class of the file does when it is called: its effects, the names whose objects it changes, the
+        roots of what it returns, and whether it sets attributes of what it is given."""
+        if name not in self.summaries:
+            inside = effects_of(self.definitions[name], inside=True)
+            self.summaries[name] = inside, set(), set(), False  # while it looks at itself
+            in_function = functools.partial(_in_function, inside, name)
+            marked = in_function(inside.stores)
+            changed = marked | in_function(r for r, _ in inside.methods) | inside.outside
+            writes = self.objects(changed - {PARAMETER}) - {f"{n}()" for n in self.definitions}
+            self.summaries[name] = inside, writes, in_function(inside.returned) - {PARAMETER}, PARAMETER in marked
+        return self.summaries[name]
+
+    def _reached(self, loaded: Effects) -> Reached:
+        found, seen = Reached(), set[str]()
+        ahead = set(loaded.calls)
+        ahead |= {o for r, _ in loaded.methods for o in self.objects([r]) if o.endswith("()") or o in self.definitions}
+        ahead |= self._metaclasses(loaded.bases, set())
+        ahead = {o.removesuffix("()") for o in self.objects(ahead)}
+        while new := (ahead - seen) & set(self.definitions):
+            seen |= new
+            for name in sorted(new):
+                inside, writes, _, marks = self._summary(name)
+                found.writes |= writes
+                found.marks |= marks
+                found.effects.append(inside)
+            mentioned = {n for name in new for n in self.summaries[name][0].mentions}
+            ahead = {o.removesuffix("()") for o in self.objects(mentioned)}
+        return found
+
+    def _metaclasses(self, bases: Iterable[str], seen: set[str]) -> set[str]:
+        """The metaclasses that these classes of the file were made with, which run when a class is made of them."""
+        found = set[str]()
+        for base in set(bases) - seen:
+            seen.add(base)
+            for node in self.definitions.get(base, ()):
+                if isinstance(node, ast.ClassDef):
+                    found |= {first_name(k.value) for k in node.keywords}
+                    found |= self._metaclasses([first_name(b) for b in node.bases], seen)
+        return found
+
+    # ------------------------------------------------------------------ what statements change
+
+    def changes(self, statement: Statement) -> set[str]:
+        """The names whose objects a statement may change itself."""
+        loaded = self.loaded[statement]
+        changed = self.objects(loaded.stores) | self.objects(n for n in loaded.calls if n not in self.definitions)
+        for root, method in loaded.methods:
+            changed |= {o for o in self.objects([root]) if not self._is_own_method(o, method)}
+        return {o for o in changed if not o.endswith("()")} - set(self.imports)
+
+    def _is_own_method(self, name: str, method: str) -> bool:
+        """Whether something is a class of the file with such a method: what that changes is read from it."""
+        classes = [d for d in self.definitions.get(name, ()) if isinstance(d, ast.ClassDef)]
+        own = any(isinstance(s, ast.FunctionDef) and s.name == method for c in classes for s in c.body)
+        return own or any(self._is_own_method(first_name(b), method) for c in classes for b in c.bases if first_name(b) != name)
+
+    def hands(self, statement: Statement) -> tuple[set[str], set[str]]:
+        """The names whose objects a statement hands to functions, and those that it hands to what may mark them: to functions
+        of the file that set attributes, and to those of libraries whose results nobody takes."""
+        loaded, reach = self.loaded[statement], self.reaches[statement]
+        handed, marked = set[str](), set[str]()
+        for callee, given in loaded.handed:
+            if callee not in FRESH:
+                handed |= self.objects(given)
+                marked |= self.objects(given) if reach.marks and callee.partition(".")[0] not in self.imports else set()
+        for call in loaded.commands:
+            if self.package_of(call.func) in OURS - QUIET_FUNCTIONS - RUNS_LATER:
+                marked |= {o for a in (*call.args, *(k.value for k in call.keywords)) for o in self.objects(roots(a))}
+        return handed, marked
+
+
+def _in_function(effects: Effects, name: str, roots: Iterable[str], seen: frozenset[str] = frozenset()) -> set[str]:
+    """Roots in a function or class as roots of the file: what locals stand for, and PARAMETER for what it is given."""
+    found = set[str]()
+    for root in set(roots) - seen:
+        bare = root.removeprefix("~").removesuffix(".()").removesuffix("()")
+        if root == "~self" or bare == CLASS:
+            found.add(name)
+        elif bare in ("self", "super") or (bare.startswith("self.") and bare not in effects.binds):
+            continue
+        elif bare in effects.binds and bare not in effects.outside:
+            inner = _in_function(effects, name, effects.binds[bare], seen | {root})
+            if root.startswith("~"):
+                found |= {i.removesuffix("()") for i in inner}
+            else:
+                found |= inner if root == bare or root.endswith(".()") else set()
+        else:
+            found.add(root)
+    return found
+
+
+def _definitions(nodes: Iterable[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """The functions and classes that statements define at the top of the file, in branches of them, too."""
+    found = []
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.append(node)
+        else:
+            found += _definitions(c for c in ast.iter_child_nodes(node) if isinstance(c, ast.stmt))
+            found += _definitions(
+                s
+                for c in ast.iter_child_nodes(node)
+                if hasattr(c, "body") and not isinstance(c, ast.stmt) and isinstance(c.body, list)
+                for s in c.body
+            )
+    return found
