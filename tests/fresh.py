@@ -1,82 +1,114 @@
-"""What the tests of files in a process of their own share: a model file is generated from by the command line, and then trained
-in a new process that imports what its user would: the generated file alone where that carries the class."""
+"""What the tests of files in a process of their own share: a file is generated as the command line does, and trained in a new
+process that imports what its user would: the generated file alone, where that carries the class.
+
+Each process is forked from one that has imported PyTorch and nothing else, so that it starts at once.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import importlib
+import io
+import multiprocessing
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from remat_codegen.cli import main
+import torch
 
 FORWARD = "    def forward(self, x):\n        return self.b(torch.tanh(self.a(x)).exp().sin())\n"
-INPUTS = "\ndef example_inputs():\n    torch.manual_seed(1)\n    return (torch.randn(8, 4),)\n"
+INIT = "    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n"
+INPUTS = """
 
-TRAINING = """
-import sys, torch
-{imports}
-state, args, at, want = torch.load({saved!r})
-model = {model}
-model.load_state_dict(state)
-found = []
-for training in (True, False):
-    out = model.train(training)(*args)
-    out.sum().backward()
-    found += [out.detach(), *(p.grad.clone() for p in model.parameters())]
-if want is None:
-    torch.save((state, args, at, found), {saved!r})
-else:
-    off = [i for i, (a, b) in enumerate(zip(found, want, strict=True)) if not torch.equal(a, b)]
-    assert not off, ("differs from the original in", off)
-    assert {after}
+def example_inputs():
+    return (torch.randn(512, 4, generator=torch.Generator().manual_seed(1)),)
 """
 
 
-def model_file(top: str = "", forward: str = FORWARD, bottom: str = "", bases: str = "nn.Module", extra: str = "") -> str:
+def model_file(top: str = "", forward: str = FORWARD, bottom: str = "", extra: str = "", init: str = INIT) -> str:
     """A small model, with statements before and after it."""
-    init = "    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n"
-    return f"import torch\nfrom torch import nn\n{top}\n\nclass Net({bases}):\n{init}{forward}{extra}\n{INPUTS}\n{bottom}"
+    return f"import torch\nfrom torch import nn\n{top}\n\nclass Net(nn.Module):\n{init}{forward}{extra}{INPUTS}\n{bottom}"
 
 
-def run_python(code: str, folder: Path) -> None:
-    """Runs code in a process that sees a folder and PyTorch, not this package. Raises with what it said."""
-    env = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def in_a_process(folder: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function in a new process that finds modules in a folder; returns what it returns, or raises what it raises."""
+    with _pool() as pool:
+        return _unpacked(pool.submit(_in_folder, folder, function, _packed(args)).result())
 
 
-def generated(text: str, folder: Path, name: str = "Net") -> str:
-    """Writes a model file and generates from it, as the command line does; returns the generated text."""
-    (folder / "model.py").write_text(text)
-    made = folder / "made.py"
-    code = (
-        "import sys, torch; from remat_codegen.cli import main; "
-        f"sys.argv = ['remat-codegen', 'model.py:{name}', '--budget', '80%', '-o', 'made.py', '--quiet']; main()"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return made.read_text()
+@functools.cache
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    return context
 
 
-def trains_as_the_original(text: str, folder: Path, carried: bool | None, name: str = "Net") -> str:
+def _pool() -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=_context(), max_tasks_per_child=1)
+
+
+def _in_folder(folder: Path, function: Callable[..., Any], args: bytes) -> bytes:
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    torch.set_num_threads(1)
+    return _packed(function(*_unpacked(args)))
+
+
+def _packed(value: Any) -> bytes:
+    """A value as bytes: tensors that are sent as they are share memory, which ends with their process."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _unpacked(value: bytes) -> Any:
+    return torch.load(io.BytesIO(value))
+
+
+def generate(target: str, *words: str) -> str:
+    """The file that the command line makes, in the folder that it is called in."""
+    from click.testing import CliRunner
+
+    from remat_codegen.cli import cli
+
+    done = CliRunner().invoke(cli, ["generate", target, "--budget", "80%", "-o", "made.py", "--quiet", *words])
+    assert done.exit_code == 0, done.output
+    return Path("made.py").read_text()
+
+
+def train(imports: list[str], name: str, wraps: bool, state: dict[str, Any] | None) -> tuple[dict[str, Any], list[Any]]:
+    """The state that a model is trained from, and what it computes, with its gradients, in training and evaluation. Of the
+    modules that are imported, the first has the model, and the last wraps it where it `wraps`."""
+    assert "remat_codegen" not in sys.modules
+    modules = [importlib.import_module(i) for i in imports]
+    torch.manual_seed(0)
+    model = getattr(modules[0], name)()
+    model = modules[-1].rematerialize(model) if wraps else model
+    state = {k: v.clone() for k, v in model.state_dict().items()} if state is None else state
+    model.load_state_dict(state)
+    inputs = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
+    found = []
+    for training in (True, False):
+        model.train(training)
+        model.zero_grad()
+        out = model(inputs)
+        out.sum().backward()
+        found += [out.detach(), *(p.grad for p in model.parameters())]
+    return state, found
+
+
+def trains_as_the_original(text: str, folder: Path, carried: bool, name: str = "Net") -> str:
     """Asserts that a generated file trains, in a process of its own, as the original does in another, and that the original
     still does beside it; returns the generated text."""
-    made = generated(text, folder, name)
-    assert carried is None or carried == ("a class that wraps" not in made), "carried" if not carried else "wrapped"
-    saved = str(folder / "saved.pt")
-    start = f"import torch, model; torch.manual_seed(0); m = model.{name}()\n"
-    start += f"torch.save((m.state_dict(), model.example_inputs(), None, None), {saved!r})"
-    run_python(start, folder)
-
-    def train(imports: str, model: str) -> None:
-        run_python(TRAINING.format(imports=imports, model=model, saved=saved, after="'model' in sys.modules or True"), folder)
-
-    train("import model", f"model.{name}()")
-    if "a class that wraps" in made:
-        train("import model, made", f"made.rematerialize(model.{name}())")
-    else:
-        train("import made", f"made.{name}()")
-    train("import model, made", f"model.{name}()")
+    (folder / "model.py").write_text(text)
+    made = in_a_process(folder, generate, f"model.py:{name}")
+    assert carried == ("a class that wraps" not in made), "it wraps" if carried else "it carries"
+    state, want = in_a_process(folder, train, ["model"], name, False, None)
+    _, alone = in_a_process(folder, train, ["made"] if carried else ["model", "made"], name, not carried, state)
+    _, beside = in_a_process(folder, train, ["model", "made"], name, False, state)
+    for found in (alone, beside):
+        assert all(map(torch.equal, found, want)) and len(found) == len(want)
     return made

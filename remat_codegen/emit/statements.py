@@ -152,6 +152,13 @@ class Names(cst.CSTVisitor):
     def visit_Name(self, node: cst.Name) -> None:
         self.mentions.add(node.value)
 
+    def visit_Call(self, node: cst.Call) -> bool:
+        """What a logger is called after changes nothing: `__name__` is another in another file."""
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value == "getLogger":
+            node.func.visit(self)
+            return False
+        return True
+
     def visit_Expr(self, node: cst.Expr) -> bool:
         return self.depth > 0 or not _is_quiet(node)
 
@@ -163,6 +170,12 @@ class Names(cst.CSTVisitor):
         self._assigned(node.target)
 
     def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
+        self._assigned(node.target)
+
+    def visit_AugAssign(self, node: cst.AugAssign) -> None:
+        self._assigned(node.target)
+
+    def visit_Del(self, node: cst.Del) -> None:
         self._assigned(node.target)
 
     def visit_For(self, node: cst.For) -> None:

@@ -62,7 +62,7 @@ class File:
             return {o.removesuffix("()") for o in self.objects([root[1:]], seen)}
         name = root.removesuffix(".()").removesuffix("()")
         if name != root:
-            if any(isinstance(d, ast.ClassDef) for d in self.definitions.get(name, ())):
+            if self._is_class(name):
                 return {f"{name}()"}
             if name in self.imports:
                 return set()
@@ -70,6 +70,9 @@ class File:
                 return {name} if root.endswith(".()") else self.objects(self._summary(name)[2], seen)
             return self.objects([name], seen)
         return {name} | self.objects(self.binds.get(name, ()), seen)
+
+    def _is_class(self, name: str) -> bool:
+        return any(isinstance(d, ast.ClassDef) for d in self.definitions.get(name, ()))
 
     def _summary(self, name: str) -> tuple[Effects, set[str], set[str], bool]:
         """What a function or class of the file does when it is called: its effects, the names whose objects it changes, the
@@ -97,8 +100,8 @@ class File:
                 found.writes |= writes
                 found.marks |= marks
                 found.effects.append(inside)
-            mentioned = {n for name in new for n in self.summaries[name][0].mentions}
-            ahead = {o.removesuffix("()") for o in self.objects(mentioned)}
+            ahead = {o.removesuffix("()") for name in new for o in self.objects(_may_be_called(self.summaries[name][0]))}
+            ahead |= {o for name in new for o in self.summaries[name][0].mentions if not self._is_class(o)}
         return found
 
     def _metaclasses(self, bases: Iterable[str], seen: set[str]) -> set[str]:
@@ -120,7 +123,7 @@ class File:
         changed = self.objects(loaded.stores) | self.objects(n for n in loaded.calls if n not in self.definitions)
         for root, method in loaded.methods:
             changed |= {o for o in self.objects([root]) if not self._is_own_method(o, method)}
-        return {o for o in changed if not o.endswith("()")} - set(self.imports)
+        return {o for o in changed if not o.endswith("()")} - set(self.imports) - self.constants
 
     def _is_own_method(self, name: str, method: str) -> bool:
         """Whether something is a class of the file with such a method: what that changes is read from it."""
@@ -133,14 +136,20 @@ class File:
         of the file that set attributes, and to those of libraries whose results nobody takes."""
         loaded, reach = self.loaded[statement], self.reaches[statement]
         handed, marked = set[str](), set[str]()
+        marks = reach.marks or PARAMETER in self.objects(loaded.stores)  # a lambda's
         for callee, given in loaded.handed:
             if callee not in FRESH:
                 handed |= self.objects(given)
-                marked |= self.objects(given) if reach.marks and callee.partition(".")[0] not in self.imports else set()
+                marked |= self.objects(given) if marks and callee.partition(".")[0] not in self.imports else set()
         for call in loaded.commands:
             if self.package_of(call.func) in OURS - QUIET_FUNCTIONS - RUNS_LATER:
                 marked |= {o for a in (*call.args, *(k.value for k in call.keywords)) for o in self.objects(roots(a))}
         return handed, marked
+
+
+def _may_be_called(effects: Effects) -> set[str]:
+    """The roots of what some code calls, hands to a function, or calls a method of."""
+    return effects.calls | {r for r, _ in effects.methods} | {r for _, given in effects.handed for r in given}
 
 
 def _in_function(effects: Effects, name: str, roots: Iterable[str], seen: frozenset[str] = frozenset()) -> set[str]:

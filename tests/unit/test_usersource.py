@@ -74,8 +74,8 @@ def test_what_only_prints_is_left_out(statement):
         "T.x = 1",
         "y = T.pop()",
         "change(T)",
-        "random.shuffle(T)",
-        "torch.nn.init.normal_(T)",
+        "heapq.heapify(T)",
+        "torch.nn.init.ones_(T)",
         "for i in T: T[0] = i",
         "with torch.no_grad(): T.zero_()",
         "(T[0], z) = 1, 2",
@@ -84,7 +84,7 @@ def test_what_only_prints_is_left_out(statement):
     ],
 )
 def test_what_changes_data_is_carried(statement):
-    top = "import random\nW = 4\nT = [1]\ndef change(x): x.append(1)\n"
+    top = "import heapq\nW = 4\nT = [1]\ndef change(x): x.append(1)\n"
     found = code(f"{top}{statement}\n", "W * T[0]")
     assert ast.unparse(ast.parse(statement)) in ast.unparse(ast.parse(found))
 
