@@ -2,7 +2,8 @@
 
 Names stand for objects. The roots of an expression are the names whose objects it may be, or be a part of: TABLE of
 `TABLE["a"].x`, both of `a or b`. A root "f()" is what a call of f returns, "f.()" what a call of one of its methods does,
-"~x" the class of x, "self.x" what an instance holds, and PARAMETER what a function is given.
+"x.given" what a call that is given x may return, "~x" the class of x, "self.x" what an instance holds, and PARAMETER what a
+function is given.
 """
 
 from __future__ import annotations
@@ -127,15 +128,16 @@ def roots(node: ast.AST | None) -> set[str]:
 
 def _roots_of_call(call: ast.Call) -> set[str]:
     given = {r for a in (*call.args, *(k.value for k in call.keywords)) for r in roots(a)}
+    passed = {r if r.endswith((")", ".given")) else f"{r}.given" for r in given}
     if isinstance(call.func, ast.Name):
         if call.func.id == "type" and len(call.args) == 1:
             return {f"~{r}" for r in given}
-        return set() if call.func.id in FRESH else given | {f"{call.func.id}()"}
+        return set() if call.func.id in FRESH else passed | {f"{call.func.id}()"}
     if isinstance(call.func, ast.Attribute):
         if isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls"):
-            return given
-        return given | {r if r.endswith(")") else f"{r}.()" for r in roots(call.func.value)}
-    return given | roots(call.func)
+            return passed
+        return passed | {r if r.endswith(")") else f"{r}.()" for r in roots(call.func.value)}
+    return passed | roots(call.func)
 
 
 class Walk(ast.NodeVisitor):

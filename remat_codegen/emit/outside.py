@@ -72,16 +72,22 @@ def _does_too_much(file: File, statement: Statement) -> bool:
     names = {_full(n, file.imports) for effects in found for n in effects.dotted}
     if any(effects.hidden for effects in found) or any(_begins(n, (*ONCE, *NAMES_BY_TEXT)) for n in names):
         return True
-    if any(_registers(full_name(c.func, file.imports)) for effects in found for c in effects.called):
+    if any(_registers(file, call) for effects in found for call in effects.called):
         return True
     if any(_replaces(file, names, value) for effects in found for names, value in effects.patches):
         return True
     return any(_is_unknown(file, call) for call in loaded.commands)
 
 
-def _registers(name: str) -> bool:
+def _registers(file: File, call: ast.Call) -> bool:
+    """Whether a call registers something with PyTorch that a second copy would register again; a class of the file is another
+    in a copy."""
+    name = full_name(call.func, file.imports)
     last = name.rpartition(".")[2]
-    return name.startswith("torch.") and last.startswith("register") and last not in OF_ONE_MODULE
+    if not name.startswith("torch.") or not last.startswith("register") or last in OF_ONE_MODULE:
+        return False
+    own = bool(call.args) and any(map(file.is_class, file.objects(roots(call.args[0]))))
+    return not own or any(k.arg == "serialized_type_name" for k in call.keywords)
 
 
 def _replaces(file: File, names: Iterable[str], value: ast.expr | None) -> bool:

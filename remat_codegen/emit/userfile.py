@@ -60,9 +60,12 @@ class File:
     def _objects_of(self, root: str, seen: frozenset[str]) -> set[str]:
         if root.startswith("~"):
             return {o.removesuffix("()") for o in self.objects([root[1:]], seen)}
+        if root.endswith(".given"):
+            name = root.removesuffix(".given")
+            return set() if name in self.imports else self.objects([name], seen)
         name = root.removesuffix(".()").removesuffix("()")
         if name != root:
-            if self._is_class(name):
+            if self.is_class(name):
                 return {f"{name}()"}
             if name in self.imports:
                 return set()
@@ -71,7 +74,8 @@ class File:
             return self.objects([name], seen)
         return {name} | self.objects(self.binds.get(name, ()), seen)
 
-    def _is_class(self, name: str) -> bool:
+    def is_class(self, name: str) -> bool:
+        """Whether a name is that of a class of the file."""
         return any(isinstance(d, ast.ClassDef) for d in self.definitions.get(name, ()))
 
     def _summary(self, name: str) -> tuple[Effects, set[str], set[str], bool]:
@@ -101,7 +105,7 @@ class File:
                 found.marks |= marks
                 found.effects.append(inside)
             ahead = {o.removesuffix("()") for name in new for o in self.objects(_may_be_called(self.summaries[name][0]))}
-            ahead |= {o for name in new for o in self.summaries[name][0].mentions if not self._is_class(o)}
+            ahead |= {o for name in new for o in self.summaries[name][0].mentions if not self.is_class(o)}
         return found
 
     def _metaclasses(self, bases: Iterable[str], seen: set[str]) -> set[str]:
@@ -156,7 +160,7 @@ def _in_function(effects: Effects, name: str, roots: Iterable[str], seen: frozen
     """Roots in a function or class as roots of the file: what locals stand for, and PARAMETER for what it is given."""
     found = set[str]()
     for root in set(roots) - seen:
-        bare = root.removeprefix("~").removesuffix(".()").removesuffix("()")
+        bare = root.removeprefix("~").removesuffix(".given").removesuffix(".()").removesuffix("()")
         if root == "~self" or bare == CLASS:
             found.add(name)
         elif bare in ("self", "super") or (bare.startswith("self.") and bare not in effects.binds):
@@ -166,7 +170,7 @@ def _in_function(effects: Effects, name: str, roots: Iterable[str], seen: frozen
             if root.startswith("~"):
                 found |= {i.removesuffix("()") for i in inner}
             else:
-                found |= inner if root == bare or root.endswith(".()") else set()
+                found |= inner if root == bare or root.endswith((".()", ".given")) else set()
         else:
             found.add(root)
     return found
