@@ -17,9 +17,7 @@ PARAMETER, CLASS = "<parameter>", "<class>"
 # Calls at the top of a file that change nothing a class needs: what they print or log is not carried over.
 QUIET_FUNCTIONS = frozenset({"print", "pprint", "open", "input", "warnings", "logging", "sys", "os"})
 QUIET_METHODS = frozenset("debug info warning warn error critical exception log write writelines flush close".split())
-QUIET_OF_TORCH = frozenset(
-    "manual_seed manual_seed_all seed set_printoptions save empty_cache synchronize is_available device_count".split()
-)
+QUIET_OF_TORCH = frozenset("set_printoptions save empty_cache synchronize is_available device_count".split())
 CALM = frozenset(
     "abs bool callable dict dir enumerate float format getattr hasattr hash id int isinstance issubclass len list max min "
     "range repr round set sorted str sum tuple type zip".split()
@@ -147,7 +145,7 @@ class Walk(ast.NodeVisitor):
         self.found = Effects()
         self.inside = inside
         self.in_class = False
-        self.local: list[set[str]] = []  # names of the classes' bodies around
+        self.caught = 0  # what only looks at something decides there whether it fails
 
     # ------------------------------------------------------------------ definitions
 
@@ -206,13 +204,21 @@ class Walk(ast.NodeVisitor):
     # ------------------------------------------------------------------ calls
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if self.inside or not is_quiet(node):
+        if self.inside or self.caught or not is_quiet(node):
             self.found.commands += [node.value] if isinstance(node.value, ast.Call) else []
             self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        if self.inside or not is_quiet(node):
+        if self.inside or self.caught or not is_quiet(node):
             self.generic_visit(node)
+
+    def visit_Try(self, node: ast.Try | ast.With) -> None:
+        self.caught += 1
+        self.generic_visit(node)
+        self.caught -= 1
+
+    visit_TryStar = visit_Try  # type: ignore[assignment]
+    visit_With = visit_Try  # type: ignore[assignment]
 
     def visit_Call(self, node: ast.Call) -> None:
         given = {r for a in (*node.args, *(k.value for k in node.keywords)) for r in roots(a)}

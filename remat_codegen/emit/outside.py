@@ -25,6 +25,13 @@ ONCE = (  # makes operations, or fails the second time
 ).split()
 SETTINGS = ("set_", "use_deterministic_", "enable_")
 OF_ONE_MODULE = frozenset("register_parametrization register_buffer register_parameter register_module".split())
+SEEDS = frozenset(
+    "random.seed torch.manual_seed torch.seed torch.random.manual_seed torch.cuda.manual_seed "
+    "torch.cuda.manual_seed_all".split()
+)
+LOOKS_AT_ITSELF = (
+    "inspect.getsource inspect.getfile inspect.stack inspect.currentframe inspect.getmodule sys._getframe sys.modules".split()
+)
 NAMES_BY_TEXT = ("sys.modules", "importlib.import_module", "importlib.reload", "inspect.getmodule", "builtins.__dict__")
 DRAWS = frozenset(
     "rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform_ bernoulli bernoulli_ multinomial "
@@ -50,6 +57,8 @@ def _is_setting(call: ast.Call, imports: Mapping[str, str]) -> bool:
     name = full_name(call.func, imports)
     if name.startswith("os.environ.") or name == "os.putenv":
         return called_name(call) in ("setdefault", "update", "pop", "putenv")
+    if name in SEEDS:
+        return True
     return name.startswith("torch.") and called_name(call).startswith(SETTINGS) and called_name(call) not in QUIET_OF_TORCH
 
 
@@ -63,7 +72,7 @@ def may_be_carried(file: File, needed: Iterable[Statement]) -> bool:
     """Whether a file does nothing outside of it that a second copy of `needed` would do again, or that cannot be told."""
     if any(_does_too_much(file, s) for s in file.running) or _unused_imports(file):
         return False
-    return not any(_draws(file, s) or _names_operations(file, s) for s in needed)
+    return not any(_draws(file, s) or _depends_on_its_place(file, s) for s in needed)
 
 
 def _does_too_much(file: File, statement: Statement) -> bool:
@@ -124,7 +133,7 @@ def _unused_imports(file: File) -> bool:
 def _draws(file: File, statement: Statement) -> bool:
     """Whether loading a statement draws random numbers, or asks for the time: it gives something else each time."""
     found = file.loaded[statement], *file.reaches[statement].effects
-    names = {full_name(c.func, file.imports) for effects in found for c in effects.called}
+    names = {full_name(c.func, file.imports) for effects in found for c in effects.called} - SEEDS
     methods = {m for effects in found for _, m in effects.methods}
     return bool(methods & DRAWS) or any(_begins(n, DRAWING) or n.rpartition(".")[2] in DRAWS or _has_weights(n) for n in names)
 
@@ -133,11 +142,11 @@ def _has_weights(name: str) -> bool:
     return name.startswith("torch.nn.") and hasattr(getattr(torch.nn, name.rpartition(".")[2], None), "reset_parameters")
 
 
-def _names_operations(file: File, statement: Statement) -> bool:
-    """Whether a statement, its functions, too, mentions operations that are not PyTorch's own, or what makes such."""
+def _depends_on_its_place(file: File, statement: Statement) -> bool:
+    """Whether a statement, its functions, too, mentions operations that are not PyTorch's own, or the file's own text."""
     names = {_full(n, file.imports) for n in effects_of(statement.parts, inside=True).dotted}
     theirs = {n for n in names if n.startswith("torch.ops.") and n.split(".")[2] not in OPERATIONS_OF_TORCH}
-    return bool(theirs) or any(_begins(n, ("torch.library", "torch._library")) for n in names)
+    return bool(theirs) or any(_begins(n, ("torch.library", "torch._library", *LOOKS_AT_ITSELF)) for n in names)
 
 
 def _full(name: str, imports: Mapping[str, str]) -> str:

@@ -96,6 +96,14 @@ class _Quiet(cst.CSTTransformer):
     def visit_ClassDef(self, node: cst.ClassDef) -> bool:
         return False
 
+    def visit_Try(self, node: cst.Try) -> bool:
+        """An assertion, or a name, that stands alone there decides by failing."""
+        return False
+
+    def visit_With(self, node: cst.With) -> bool:
+        """The same: with suppress(AssertionError)."""
+        return False
+
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine:
@@ -119,7 +127,7 @@ class Names(cst.CSTVisitor):
         self.bindings: dict[str, str] = {}
         self.mentions: set[str] = set()
         self.star = self.foreign = self.sets_forward = False
-        self.depth = self.guarded = 0
+        self.depth = self.guarded = self.caught = 0
 
     def _bind(self, name: str, what: str = "") -> None:
         if self.depth == 0:
@@ -160,10 +168,10 @@ class Names(cst.CSTVisitor):
         return True
 
     def visit_Expr(self, node: cst.Expr) -> bool:
-        return self.depth > 0 or not _is_quiet(node)
+        return self.depth > 0 or self.caught > 0 or not _is_quiet(node)
 
     def visit_Assert(self, node: cst.Assert) -> bool:
-        return self.depth > 0 or not _is_quiet(node)
+        return self.depth > 0 or self.caught > 0 or not _is_quiet(node)
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
         self.sets_forward |= isinstance(node.target, cst.Attribute) and node.target.attr.value == "forward"
@@ -211,9 +219,17 @@ class Names(cst.CSTVisitor):
 
     def visit_Try(self, node: cst.Try) -> None:
         self.guarded += 1
+        self.caught += 1
 
     def leave_Try(self, original_node: cst.Try) -> None:
         self.guarded -= 1
+        self.caught -= 1
+
+    def visit_With(self, node: cst.With) -> None:
+        self.caught += 1
+
+    def leave_With(self, original_node: cst.With) -> None:
+        self.caught -= 1
 
     def visit_If(self, node: cst.If) -> None:
         self.guarded += _is_type_checking(node)

@@ -20,6 +20,7 @@ ALLOWED = {
     "files": ("errors",),
     "inputs": ("errors",),
     "target": ("errors", "inputs"),
+    "patched": (),
     "report": ("budget",),
     "runtime": (),
     "sizes": ("errors",),
