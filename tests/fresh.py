@@ -79,16 +79,21 @@ def generate(target: str, *words: str) -> str:
     return Path("made.py").read_text()
 
 
-def train(imports: list[str], name: str, wraps: bool, state: dict[str, Any] | None) -> tuple[dict[str, Any], list[Any]]:
-    """The state that a model is trained from, and what it computes, with its gradients, in training and evaluation. Of the
-    modules that are imported, the first has the model, and the last wraps it where it `wraps`."""
+def train(imports: list[str], name: str, kind: str, state: dict[str, Any] | None) -> tuple[dict[str, Any], list[Any]]:
+    """The state that a model is trained from, and what it computes, with its gradients. The model is of the first of the
+    modules that are imported; the last of them wraps it, where `kind` is wrapped."""
     assert "remat_codegen" not in sys.modules
     modules = [importlib.import_module(i) for i in imports]
     torch.manual_seed(0)
     model = getattr(modules[0], name)()
-    model = modules[-1].rematerialize(model) if wraps else model
     state = {k: v.clone() for k, v in model.state_dict().items()} if state is None else state
     model.load_state_dict(state)
+    found = _trained(modules[-1].rematerialize(model)) if kind == "wrapped" else []
+    return state, found + _trained(model)
+
+
+def _trained(model: torch.nn.Module) -> list[Any]:
+    """What a model computes, and its gradients, in training and evaluation."""
     inputs = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
     found = []
     for training in (True, False):
@@ -97,7 +102,7 @@ def train(imports: list[str], name: str, wraps: bool, state: dict[str, Any] | No
         out = model(inputs)
         out.sum().backward()
         found += [out.detach(), *(p.grad for p in model.parameters())]
-    return state, found
+    return found
 
 
 def trains_as_the_original(text: str, folder: Path, carried: bool, name: str = "Net") -> str:
@@ -106,9 +111,11 @@ def trains_as_the_original(text: str, folder: Path, carried: bool, name: str = "
     (folder / "model.py").write_text(text)
     made = in_a_process(folder, generate, f"model.py:{name}")
     assert carried == ("a class that wraps" not in made), "it wraps" if carried else "it carries"
-    state, want = in_a_process(folder, train, ["model"], name, False, None)
-    _, alone = in_a_process(folder, train, ["made"] if carried else ["model", "made"], name, not carried, state)
-    _, beside = in_a_process(folder, train, ["model", "made"], name, False, state)
-    for found in (alone, beside):
-        assert all(map(torch.equal, found, want)) and len(found) == len(want)
+    state, want = in_a_process(folder, train, ["model"], name, "original", None)
+    if carried:
+        _, found = in_a_process(folder, train, ["made"], name, "carried", state)
+        found += in_a_process(folder, train, ["model", "made"], name, "original", state)[1]
+    else:
+        _, found = in_a_process(folder, train, ["model", "made"], name, "wrapped", state)
+    assert len(found) == 2 * len(want) and all(map(torch.equal, found, want + want))
     return made

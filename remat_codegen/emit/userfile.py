@@ -86,8 +86,10 @@ class File:
             self.summaries[name] = inside, set(), set(), False  # while it looks at itself
             in_function = functools.partial(_in_function, inside, name)
             marked = in_function(inside.stores)
-            changed = marked | in_function(r for r, _ in inside.methods) | inside.outside
-            writes = self.objects(changed - {PARAMETER}) - {f"{n}()" for n in self.definitions}
+            writes = self.objects((marked | inside.outside) - {PARAMETER})
+            for root, method in inside.methods:
+                writes |= self._changed_by(in_function([root]) - {PARAMETER}, method)
+            writes = {w for w in writes if not w.endswith("()")}
             self.summaries[name] = inside, writes, in_function(inside.returned) - {PARAMETER}, PARAMETER in marked
         return self.summaries[name]
 
@@ -126,8 +128,12 @@ class File:
         loaded = self.loaded[statement]
         changed = self.objects(loaded.stores) | self.objects(n for n in loaded.calls if n not in self.definitions)
         for root, method in loaded.methods:
-            changed |= {o for o in self.objects([root]) if not self._is_own_method(o, method)}
+            changed |= self._changed_by([root], method)
         return {o for o in changed if not o.endswith("()")} - set(self.imports) - self.constants
+
+    def _changed_by(self, roots: Iterable[str], method: str) -> set[str]:
+        """The names whose objects a method may change: of those of the file's classes, what they change is read from them."""
+        return {o for o in self.objects(roots) if not self._is_own_method(o, method)}
 
     def _is_own_method(self, name: str, method: str) -> bool:
         """Whether something is a class of the file with such a method: what that changes is read from it."""

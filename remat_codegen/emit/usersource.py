@@ -1,8 +1,8 @@
 """Carries the user's classes over into the generated file, with libcst: what the model's class needs, unchanged but
 for its forward.
 
-A file is carried over when what the class needs of it imports only torch and the standard library. Otherwise the generated
-class wraps an instance of the original.
+A file is carried over when what the class needs of it imports only torch and the standard library, and when a copy of that is
+the same as the original, also beside it. Otherwise the generated class wraps an instance of the original.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def carry(source: str, class_name: str, new_forward: str) -> Carried | None:
     """The statements that `class_name` needs, with `forward` renamed to `plain_forward` and `new_forward` beside it.
 
     None where the class is not defined at the top of the file; where something it needs comes from another package, depends
-    on the place of the file, looks names up at run time, or sets an instance's forward; and where a name in it would hide one
-    that generated code uses.
+    on the place of the file, looks names up at run time, or sets a forward; where loading the file does what must not be done
+    twice; and where a name in it would hide one that generated code uses.
     """
     with _deeper(), contextlib.suppress(RecursionError):
         return _carry(source, class_name, new_forward)
