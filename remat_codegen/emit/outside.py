@@ -50,7 +50,7 @@ def sets_something(file: File, statement: Statement) -> bool:
     """Whether a statement sets how PyTorch computes, or the environment: torch.set_default_dtype(torch.float64)."""
     found = file.loaded[statement], *file.reaches[statement].effects
     calls = any(_is_setting(call, file.imports) for effects in found for call in effects.called)
-    return calls or any(_reaches_out(file, names) for effects in found for names, _ in effects.patches)
+    return calls or any(_reaches_out(file, names) for names, _ in file.patches(statement))
 
 
 def _is_setting(call: ast.Call, imports: Mapping[str, str]) -> bool:
@@ -64,7 +64,7 @@ def _is_setting(call: ast.Call, imports: Mapping[str, str]) -> bool:
 
 def _reaches_out(file: File, names: Iterable[str]) -> set[str]:
     """The imported names of torch and the standard library among those whose attributes are set."""
-    found = {n: file.imports[n].partition(".")[0] for n in file.objects(names) if n in file.imports}
+    found = {n: file.imports[n].partition(".")[0] for n in names if n in file.imports}
     return {n for n, package in found.items() if package in OURS - QUIET_FUNCTIONS | {"os"}}
 
 
@@ -83,9 +83,10 @@ def _does_too_much(file: File, statement: Statement) -> bool:
         return True
     if any(_registers(file, call) for effects in found for call in effects.called):
         return True
-    if any(_replaces(file, names, value) for effects in found for names, value in effects.patches):
+    if any(_replaces(file, names, value) for names, value in file.patches(statement)):
         return True
-    return any(_is_unknown(file, call) for call in loaded.commands)
+    foreign = any(_is_foreign(file, call) for effects in found for call in effects.commands)
+    return foreign or any(_is_unknown(file, call) for call in loaded.commands)
 
 
 def _registers(file: File, call: ast.Call) -> bool:
@@ -101,7 +102,7 @@ def _registers(file: File, call: ast.Call) -> bool:
 
 def _replaces(file: File, names: Iterable[str], value: ast.expr | None) -> bool:
     """Whether something of a library is replaced by what may call it, so that twice is not the same as once."""
-    if not _reaches_out(file, names):
+    if all(file.imports[n] == "os" for n in _reaches_out(file, names)):  # the environment holds texts
         return False
     parts = [] if value is None else list(ast.walk(value))
     if value is None or any(isinstance(p, (ast.Call, ast.Lambda)) for p in parts):
@@ -110,13 +111,17 @@ def _replaces(file: File, names: Iterable[str], value: ast.expr | None) -> bool:
 
 
 def _is_unknown(file: File, call: ast.Call) -> bool:
-    """Whether a call at the top of the file may do anything to PyTorch."""
-    package = file.package_of(call.func)
-    if package == "torch":
-        given = {n for a in call.args for n in file.objects(roots(a))} - set(file.imports)
-        known = called_name(call).endswith("_") or called_name(call) in QUIET_OF_TORCH or _is_setting(call, file.imports)
-        return not known and not given
-    return package not in OURS | HARMLESS | {""}
+    """Whether a call of PyTorch's own whose result nobody takes may set anything of it."""
+    if file.package_of(call.func) != "torch":
+        return False
+    given = {n for a in call.args for n in file.objects(roots(a))} - set(file.imports)
+    known = called_name(call).endswith("_") or called_name(call) in QUIET_OF_TORCH or _is_setting(call, file.imports)
+    return not known and not given
+
+
+def _is_foreign(file: File, call: ast.Call) -> bool:
+    """Whether a call of another package's whose result nobody takes may set anything of PyTorch."""
+    return file.package_of(call.func) not in OURS | HARMLESS | {""}
 
 
 def _unused_imports(file: File) -> bool:

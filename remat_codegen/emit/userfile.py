@@ -131,6 +131,13 @@ class File:
             changed |= self._changed_by([root], method)
         return {o for o in changed if not o.endswith("()")} - set(self.imports) - self.constants
 
+    def patches(self, statement: Statement) -> list[tuple[set[str], ast.expr | None]]:
+        """The names whose objects' attributes a statement sets, or the functions that it calls, each with the value."""
+        found = [(self.objects(names), value) for names, value in self.loaded[statement].patches]
+        for effects in self.reaches[statement].effects:
+            found += [(self.objects(_in_function(effects, CLASS, names)), value) for names, value in effects.patches]
+        return found
+
     def _changed_by(self, roots: Iterable[str], method: str) -> set[str]:
         """The names whose objects a method may change: of those of the file's classes, what they change is read from them."""
         return {o for o in self.objects(roots) if not self._is_own_method(o, method)}

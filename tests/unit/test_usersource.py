@@ -177,6 +177,7 @@ PART = (
         "def set_up():\n    torch.set_default_dtype(torch.float64)\nset_up()",
         "import torch.nn.functional as functional\nfunctional.gelu = torch.relu",
         "import os\nos.environ.setdefault('A', '1')",
+        "import os\nos.environ['A'] = str(1)",
         "torch.manual_seed(0)",
     ],
 )
@@ -217,6 +218,7 @@ def test_what_only_uses_a_class_is_left_out(statements):
         "__import__('patches')",
         "import patches",
         "import patches\npatches.apply()",
+        "import patches\ndef set_up():\n    patches.apply()\nset_up()",
         "if __name__ != '__main__':\n    Part.scale = 2",
         "if __name__ == '__main__':\n    pass\nelse:\n    Part.scale = 2",
         "nn.Linear.reset_parameters = lambda self: None",
