@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +17,10 @@ RUNS_LATER = frozenset("atexit signal threading unittest multiprocessing argpars
 
 @dataclass(slots=True)
 class Reached:
-    """What the functions and classes do that some code calls, with those that they mention. `writes` are names of the file,
-    `marks` says whether they set attributes of what they are given."""
+    """What the functions and classes do that some code calls, with those that they mention. `writes` are names of the file, and
+    PARAMETER where they set attributes of what they are given."""
 
     writes: set[str] = field(default_factory=set)
-    marks: bool = False
     effects: list[Effects] = field(default_factory=list)
 
 
@@ -41,7 +39,7 @@ class File:
         self.binds: dict[str, set[str]] = {}
         for name, what in ((n, w) for found in self.loaded.values() for n, w in found.binds.items()):
             self.binds.setdefault(name, set()).update(what)
-        self.summaries: dict[str, tuple[Effects, set[str], set[str], bool]] = {}
+        self.insides: dict[str, Effects] = {}
         self.reaches = {s: self._reached(self.loaded[s]) for s in self.running}
 
     def package_of(self, node: ast.expr) -> str:
@@ -50,48 +48,53 @@ class File:
 
     # ------------------------------------------------------------------ what names stand for
 
-    def objects(self, roots: Iterable[str], seen: frozenset[str] = frozenset()) -> set[str]:
+    def objects(self, roots: Iterable[str]) -> set[str]:
         """The names whose objects these roots may be, with "f()" for an instance of a class f."""
-        found = set[str]()
-        for root in set(roots) - seen:
-            found |= self._objects_of(root, seen | {root})
+        found, seen = set[str](), set[tuple[str, bool]]()
+        ahead = [(root, False) for root in roots]
+        while ahead:
+            here = root, of_class = ahead.pop()
+            if here in seen:
+                continue
+            seen.add(here)
+            name = bare(root)
+            if root.startswith("~"):
+                ahead.append((root[1:], True))
+            elif name == root:
+                found.add(name)
+                ahead += [(r, of_class) for r in self.binds.get(name, ())]
+            elif self.is_class(name) and not root.endswith(".given"):
+                found.add(name if of_class else f"{name}()")
+            elif name in self.definitions and root == f"{name}()":
+                ahead += [(r, of_class) for r in self._returns(name)]
+            elif name not in self.imports:
+                found.add(name)
+                ahead += [(alike(root, r), of_class) for r in self.binds.get(name, ())]
         return found
-
-    def _objects_of(self, root: str, seen: frozenset[str]) -> set[str]:
-        if root.startswith("~"):
-            return {o.removesuffix("()") for o in self.objects([root[1:]], seen)}
-        if root.endswith(".given"):
-            name = root.removesuffix(".given")
-            return set() if name in self.imports else self.objects([name], seen)
-        name = root.removesuffix(".()").removesuffix("()")
-        if name != root:
-            if self.is_class(name):
-                return {f"{name}()"}
-            if name in self.imports:
-                return set()
-            if name in self.definitions:
-                return {name} if root.endswith(".()") else self.objects(self._summary(name)[2], seen)
-            return self.objects([name], seen)
-        return {name} | self.objects(self.binds.get(name, ()), seen)
 
     def is_class(self, name: str) -> bool:
         """Whether a name is that of a class of the file."""
         return any(isinstance(d, ast.ClassDef) for d in self.definitions.get(name, ()))
 
-    def _summary(self, name: str) -> tuple[Effects, set[str], set[str], bool]:
-        """What a function or class of the file does when it is called: its effects, the names whose objects it changes, the
-        roots of what it returns, and whether it sets attributes of what it is given."""
-        if name not in self.summaries:
-            inside = effects_of(self.definitions[name], inside=True)
-            self.summaries[name] = inside, set(), set(), False  # while it looks at itself
-            in_function = functools.partial(_in_function, inside, name)
-            marked = in_function(inside.stores)
-            writes = self.objects((marked | inside.outside) - {PARAMETER})
-            for root, method in inside.methods:
-                writes |= self._changed_by(in_function([root]) - {PARAMETER}, method)
-            writes = {w for w in writes if not w.endswith("()")}
-            self.summaries[name] = inside, writes, in_function(inside.returned) - {PARAMETER}, PARAMETER in marked
-        return self.summaries[name]
+    def _inside(self, name: str) -> Effects:
+        """What a function or class of the file does when it is called."""
+        if name not in self.insides:
+            self.insides[name] = effects_of(self.definitions[name], inside=True)
+        return self.insides[name]
+
+    def _returns(self, name: str) -> set[str]:
+        """The roots of what a function of the file returns."""
+        return _in_function(self._inside(name), name, self._inside(name).returned) - {PARAMETER}
+
+    def _writes(self, name: str) -> set[str]:
+        """The names whose objects a function or class of the file changes; PARAMETER where it sets attributes of what it is
+        given."""
+        inside = self._inside(name)
+        marked = _in_function(inside, name, inside.stores)
+        found = self.objects(marked | inside.outside)
+        for root, method in inside.methods:
+            found |= self._changed_by(_in_function(inside, name, [root]) - {PARAMETER}, method)
+        return {w for w in found if not w.endswith("()")}
 
     def _reached(self, loaded: Effects) -> Reached:
         found, seen = Reached(), set[str]()
@@ -102,12 +105,10 @@ class File:
         while new := (ahead - seen) & set(self.definitions):
             seen |= new
             for name in sorted(new):
-                inside, writes, _, marks = self._summary(name)
-                found.writes |= writes
-                found.marks |= marks
-                found.effects.append(inside)
-            ahead = {o.removesuffix("()") for name in new for o in self.objects(_may_be_called(self.summaries[name][0]))}
-            ahead |= {o for name in new for o in self.summaries[name][0].mentions if not self.is_class(o)}
+                found.writes |= self._writes(name)
+                found.effects.append(self._inside(name))
+            ahead = {o.removesuffix("()") for name in new for o in self.objects(_may_be_called(self._inside(name)))}
+            ahead |= {o for name in new for o in self._inside(name).mentions if not self.is_class(o)}
         return found
 
     def _metaclasses(self, bases: Iterable[str], seen: set[str]) -> set[str]:
@@ -153,7 +154,7 @@ class File:
         of the file that set attributes, and to those of libraries whose results nobody takes."""
         loaded, reach = self.loaded[statement], self.reaches[statement]
         handed, marked = set[str](), set[str]()
-        marks = reach.marks or PARAMETER in self.objects(loaded.stores)  # a lambda's
+        marks = PARAMETER in reach.writes | self.objects(loaded.stores)  # those of a lambda
         for callee, given in loaded.handed:
             if callee not in FRESH:
                 handed |= self.objects(given)
@@ -169,23 +170,36 @@ def _may_be_called(effects: Effects) -> set[str]:
     return effects.calls | {r for r, _ in effects.methods} | {r for _, given in effects.handed for r in given}
 
 
-def _in_function(effects: Effects, name: str, roots: Iterable[str], seen: frozenset[str] = frozenset()) -> set[str]:
+def bare(root: str) -> str:
+    """The name in a root: x of "x()", "x.()", "x.given", "~x"."""
+    return root.removeprefix("~").removesuffix(".given").removesuffix(".()").removesuffix("()")
+
+
+def alike(root: str, other: str) -> str:
+    """Another root, as what is made of it as `root` is of its own name: "y.()" for y and "x.()"."""
+    return other if other.endswith((")", ".given")) else other + root.removeprefix("~").removeprefix(bare(root))
+
+
+def _in_function(effects: Effects, name: str, roots: Iterable[str]) -> set[str]:
     """Roots in a function or class as roots of the file: what locals stand for, and PARAMETER for what it is given."""
-    found = set[str]()
-    for root in set(roots) - seen:
-        bare = root.removeprefix("~").removesuffix(".given").removesuffix(".()").removesuffix("()")
-        if root == "~self" or bare == CLASS:
-            found.add(name)
-        elif bare in ("self", "super") or (bare.startswith("self.") and bare not in effects.binds):
+    found, seen = set[str](), set[tuple[str, bool]]()
+    ahead = [(root, False) for root in roots]
+    while ahead:
+        here = root, of_class = ahead.pop()
+        if here in seen:
             continue
-        elif bare in effects.binds and bare not in effects.outside:
-            inner = _in_function(effects, name, effects.binds[bare], seen | {root})
-            if root.startswith("~"):
-                found |= {i.removesuffix("()") for i in inner}
-            else:
-                found |= inner if root == bare or root.endswith((".()", ".given")) else set()
-        else:
-            found.add(root)
+        seen.add(here)
+        local = bare(root)
+        if root.startswith("~"):
+            ahead.append((root[1:], True))
+        elif local in (PARAMETER, CLASS) or (local == "self" and of_class):
+            found.add(PARAMETER if local == PARAMETER else name)
+        elif local in ("self", "super") or (local.startswith("self.") and local not in effects.binds):
+            continue
+        elif local not in effects.binds or local in effects.outside:
+            found.add(f"~{root}" if of_class else root)
+        elif root != f"{local}()":  # what a local function returns is seen where it is defined
+            ahead += [(alike(root, r), of_class) for r in effects.binds[local]]
     return found
 
 
