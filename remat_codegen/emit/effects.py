@@ -40,6 +40,9 @@ class Effects:
     calls: set[str] = field(default_factory=set)
     handed: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     patches: list[tuple[frozenset[str], ast.expr | None]] = field(default_factory=list)
+    through: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # changed roots, with the attributes on the way to what is changed
     commands: list[ast.Call] = field(default_factory=list)  # calls whose results nobody takes
     called: list[ast.Call] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
@@ -174,6 +177,10 @@ class Walk(ast.NodeVisitor):
             names = names[1:]
         for name in names:
             self.found.binds.setdefault(name, set()).add(PARAMETER)
+        positional = [*arguments.posonlyargs, *arguments.args]
+        named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        for argument, default in (*zip(positional[::-1], arguments.defaults[::-1], strict=False), *named):
+            self.found.binds.setdefault(argument.arg, set()).update(roots(default))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._decorated(node)
@@ -186,7 +193,7 @@ class Walk(ast.NodeVisitor):
         before, self.in_class = self.in_class, True
         own, self.found.binds = self.found.binds, {}  # what its body binds is no name of the file
         self._visit_all(node.body)
-        shared = {f"self.{n}": {CLASS} for n, what in _class_values(node) if what}
+        shared = {f"self.{n}": {CLASS} for n, what in class_values(node) if what}
         self.found.binds = own | {k: v | shared.get(k, set()) for k, v in self.found.binds.items() if self.inside}
         if self.inside:
             self.found.binds |= {k: v | self.found.binds.get(k, set()) for k, v in shared.items()}
@@ -240,6 +247,7 @@ class Walk(ast.NodeVisitor):
         """A method may change its object, a function what it is given."""
         if isinstance(function, ast.Attribute):
             self.found.methods |= {(r, function.attr) for r in roots(function.value)}
+            self._reached_through(function.value)
         elif isinstance(function, ast.Name):
             self.found.calls.add(function.id)
         if isinstance(function, ast.Name) and function.id in CALM:
@@ -314,10 +322,16 @@ class Walk(ast.NodeVisitor):
             assert isinstance(target, (ast.Attribute, ast.Subscript))
             if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
                 self.found.binds.setdefault(f"self.{target.attr}", set()).update(roots(value))
+            self._reached_through(target.value)
             self.found.stores |= roots(target.value)
             self.found.patches.append((frozenset(roots(target.value)), value))
             self.found.mentions |= {first_name(target)}
             self.visit(target)
+
+    def _reached_through(self, node: ast.expr) -> None:
+        """Something is changed, which may be reached through attributes: part.table of `part.table["a"] = 1`."""
+        names = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+        self.found.through |= {(r, name) for name in names for r in roots(node)}
 
     # ------------------------------------------------------------------ what is mentioned
 
@@ -346,7 +360,7 @@ def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(dotted(d) == "staticmethod" for d in node.decorator_list)
 
 
-def _class_values(node: ast.ClassDef) -> list[tuple[str, bool]]:
+def class_values(node: ast.ClassDef) -> list[tuple[str, bool]]:
     """The names that a class's body assigns, each with whether all instances share something that can change."""
     found = []
     for statement in node.body:

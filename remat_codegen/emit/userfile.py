@@ -8,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from remat_codegen.emit.constants import constants_in
-from remat_codegen.emit.effects import CLASS, FRESH, PARAMETER, QUIET_FUNCTIONS, Effects, effects_of, first_name, roots
+from remat_codegen.emit.effects import (
+    CLASS,
+    FRESH,
+    PARAMETER,
+    QUIET_FUNCTIONS,
+    Effects,
+    class_values,
+    effects_of,
+    first_name,
+    roots,
+)
 from remat_codegen.emit.statements import Statement
 
 OURS = frozenset({"torch", *sys.stdlib_module_names})
@@ -31,9 +41,9 @@ class File:
         self.statements = statements
         self.running = [s for s in statements if not s.is_main_guard]
         self.imports = {n: what for s in self.running for n, what in s.bindings.items() if what}
-        self.definitions: dict[str, list[ast.stmt]] = {}
-        for node in (d for s in self.running for d in _definitions(s.parts)):
-            self.definitions.setdefault(node.name, []).append(node)
+        self.definitions: dict[str, list[ast.AST]] = {}
+        for name, node in (d for s in self.running for d in _definitions(s.parts)):
+            self.definitions.setdefault(name, []).append(node)
         self.constants = constants_in([p for s in self.running for p in s.parts], self.imports)
         self.loaded = {s: effects_of(s.parts) for s in self.running}
         self.binds: dict[str, set[str]] = {}
@@ -130,7 +140,15 @@ class File:
         changed = self.objects(loaded.stores) | self.objects(n for n in loaded.calls if n not in self.definitions)
         for root, method in loaded.methods:
             changed |= self._changed_by([root], method)
+        changed |= {c for root, name in loaded.through for c in self._sharing(root, name)}
         return {o for o in changed if not o.endswith("()")} - set(self.imports) - self.constants
+
+    def _sharing(self, root: str, name: str) -> set[str]:
+        """The classes of the file whose instances a root may be, and which hold what they share under a name."""
+        kinds = {o.removesuffix("()") for o in self.objects([root]) if o.endswith("()")}
+        kinds |= {first_name(b) for k in kinds for d in self.definitions[k] if isinstance(d, ast.ClassDef) for b in d.bases}
+        classes = [d for k in kinds for d in self.definitions.get(k, ()) if isinstance(d, ast.ClassDef)]
+        return {c.name for c in classes if (name, True) in class_values(c)}
 
     def patches(self, statement: Statement) -> list[tuple[set[str], ast.expr | None]]:
         """The names whose objects' attributes a statement sets, or the functions that it calls, each with the value."""
@@ -203,18 +221,14 @@ def _in_function(effects: Effects, name: str, roots: Iterable[str]) -> set[str]:
     return found
 
 
-def _definitions(nodes: Iterable[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+def _definitions(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.AST]]:
     """The functions and classes that statements define at the top of the file, in branches of them, too."""
-    found = []
+    found: list[tuple[str, ast.AST]] = []
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.append(node)
-        else:
-            found += _definitions(c for c in ast.iter_child_nodes(node) if isinstance(c, ast.stmt))
-            found += _definitions(
-                s
-                for c in ast.iter_child_nodes(node)
-                if hasattr(c, "body") and not isinstance(c, ast.stmt) and isinstance(c.body, list)
-                for s in c.body
-            )
+            found.append((node.name, node))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            found += [(t.id, node.value) for t in node.targets if isinstance(t, ast.Name)]
+        elif not isinstance(node, ast.expr):
+            found += _definitions(ast.iter_child_nodes(node))
     return found

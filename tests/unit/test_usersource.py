@@ -150,9 +150,7 @@ def test_what_changes_a_class_or_how_torch_computes_is_carried(statement):
     assert ast.unparse(ast.parse(statement)) in ast.unparse(ast.parse(code(top, "Part()(x)")))
 
 
-PART = (
-    "class Part(nn.Module):\n    scale = 1\n    def act(self, x): return x\n    @classmethod\n    def make(cls): return cls()\n"
-)
+PART = "class Part(nn.Module):\n    scale = 1\n    table = {}\n    def act(self, x): return x\n    @classmethod\n    def make(cls): return cls()\n"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +167,12 @@ PART = (
         "Part.made = classmethod(lambda kind: kind())",
         "object.__setattr__(Part, 'scale', 2)",
         "(lambda kind: setattr(kind, 'scale', 2))(Part)",
+        "patch = lambda kind: setattr(kind, 'scale', 2)\npatch(Part)",
+        "def patch(kind=Part):\n    kind.scale = 2\npatch()",
+        "part = Part()\npart.table['a'] = 1",
+        "Part().table.update(a=1)",
+        "class Other:\n    Part.scale = 2",
+        "import contextlib\n@contextlib.contextmanager\ndef two():\n    Part.scale = 2\n    yield\nwith two(): pass",
         "[setattr(kind, 'scale', 2) for kind in (Part,)]",
         "print(setattr(Part, 'scale', 2))",
         "assert setattr(Part, 'scale', 2) is None",
