@@ -20,6 +20,7 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.patched import is_patched
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.milp import solver
 from remat_codegen.plan.registry import PLANNERS
@@ -311,13 +312,16 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
 
 
 def _own_source(target: Target) -> str | None:
-    """The text of the file that was named, if the model's class comes from it."""
+    """The text of the file that was named, if the model's class comes from it and is what stands there."""
     try:
         file = inspect.getsourcefile(type(target.module))
     except TypeError:  # a class that was made in an interactive session
         return None
-    named = getattr(sys.modules.get(type(target.module).__module__), target.class_name, None) is type(target.module)
-    return target.source if named and file is not None and Path(file).resolve() == target.path.resolve() else None
+    module = sys.modules.get(type(target.module).__module__)
+    if module is None or getattr(module, target.class_name, None) is not type(target.module):
+        return None
+    stands_there = file is not None and Path(file).resolve() == target.path.resolve()
+    return target.source if stands_there and not is_patched(module, target.path, target.source) else None
 
 
 def portable(target: str) -> str:

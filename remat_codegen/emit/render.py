@@ -26,6 +26,7 @@ from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_help
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import COLUMNS, uses
 from remat_codegen.emit.names import Namer, wishes
+from remat_codegen.emit.outside import OPERATIONS_OF_TORCH
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
 from remat_codegen.emit.segments import divide
@@ -34,7 +35,8 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
-from remat_codegen.trace import Origin
+from remat_codegen.torch_seam import schema
+from remat_codegen.trace import Origin, function_call, without_kernels
 
 MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
@@ -106,7 +108,8 @@ class _Renderer:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
         self.environment = _templates()
-        self.carries = usersource.carry(original.source or "", original.class_name, "pass") is not None
+        self.source = "" if _calls_operations_of_others(model) else original.source or ""
+        self.carries = usersource.carry(self.source, original.class_name, "pass") is not None
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
@@ -117,7 +120,7 @@ class _Renderer:
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
-        carried = None if not self.carries else usersource.carry(self.original.source or "", self.original.class_name, "pass")
+        carried = None if not self.carries else usersource.carry(self.source, self.original.class_name, "pass")
         self.taken = taken = carried.names if carried is not None else frozenset()
         self.clashes = taken & (helper_names() | {"run_forward", "run_backward"})
         namer = Namer()
@@ -130,7 +133,7 @@ class _Renderer:
         others |= {f"{name}{THEIRS}": name for name in self.clashes}
         parts = {k: usersource.rename_names(text, others) if isinstance(text, str) else text for k, text in parts.items()}
         if carried is not None:
-            carried = usersource.carry(self.original.source or "", self.original.class_name, parts["new_forward"])
+            carried = usersource.carry(self.source, self.original.class_name, parts["new_forward"])
         text = self.environment.get_template("module.py.jinja").render(
             facts=self.facts,
             original=replace(
@@ -151,7 +154,7 @@ class _Renderer:
 
     def _parameters(self) -> str | None:
         """The parameter list of the new forward; None where it takes whatever the original takes."""
-        return usersource.parameters_of(self.original.source or "", self.original.class_name) if self.carries else None
+        return usersource.parameters_of(self.source, self.original.class_name) if self.carries else None
 
     def _plain(self) -> str:
         """The forward whose parameters the new one takes."""
@@ -332,6 +335,12 @@ def packed(tensor: torch.Tensor) -> list[str]:
 def on_one_line(text: str) -> str:
     """Text for a comment: what would end its line, or cannot be printed, is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _calls_operations_of_others(model: Model) -> bool:
+    """Whether a model calls operations that something else than PyTorch defines: the original brings them, and only it may."""
+    targets = [without_kernels(op.target) for op in model.trace.operations if function_call(op.target) is None]
+    return any(schema(t).name.partition("::")[0] not in OPERATIONS_OF_TORCH for t in targets)
 
 
 def _line_of(kind: type) -> str | None:

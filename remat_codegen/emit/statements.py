@@ -1,4 +1,4 @@
-"""The statements at the top of a user's file: what each defines, mentions and may change, and which a class needs."""
+"""The statements at the top of a user's file: what each defines and mentions."""
 
 from __future__ import annotations
 
@@ -10,34 +10,27 @@ from collections.abc import Iterable, Sequence
 
 import libcst as cst
 
-ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what a generated file may import from
+from remat_codegen.emit.effects import is_quiet
 
-# Calls at the top of a file that change nothing a class needs: what they print, log or set is not carried over.
-TORCH = frozenset({"torch", "nn", "F"})
-QUIET_FUNCTIONS = frozenset({"print", "pprint", "open", "input", "warnings", "logging", "sys", "torch", "os"})
-QUIET_METHODS = frozenset("debug info warning warn error critical exception log write writelines flush close".split())
+ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what a generated file may import from
 
 
 class Statement:
-    """A statement at the top of a file: what it defines, what it mentions, and what it may change.
+    """A statement at the top of a file: what it defines, and what it mentions.
 
-    `bindings` are the names that it binds, with the full name of what an import binds (empty for anything else). `changes` are
-    the names whose values it may change itself (`name()` where it hands the value to a function), `calls` the functions that it
-    calls, `writes` what those that it defines may change when they are called, and `sets` the names of whose values it sets
-    attributes: `Net.scale = 2`, `torch.backends.cudnn.benchmark = True`; "torch" for torch.set_default_dtype(...), too.
+    `bindings` are the names that it binds, with the full name of what an import binds (empty for anything else); `parts` is the
+    same as Python's own syntax tree.
     """
 
     def __init__(self, node: cst.BaseStatement | cst.SimpleStatementLine) -> None:
         self.node = node
+        self.parts = ast.parse(cst.Module([]).code_for_node(node).lstrip("\f")).body
         self.is_import = _is_import(node)
         self.is_future = self.is_import and any(_module_name(i) == "__future__" for i in imports_in(node))
         finder = Names()
         node.visit(finder)
-        self.mentions, self.star, self.changes = finder.mentions, finder.star, finder.changes
-        self.calls, self.writes, self.sets = finder.calls, finder.writes, finder.sets
-        self.is_definition = isinstance(node, (cst.ClassDef, cst.FunctionDef))
-        self.is_main_guard = isinstance(node, cst.If) and "__name__" in finder.mentions
-        self.is_constant = _is_constant(node)
+        self.mentions, self.star = finder.mentions, finder.star
+        self.is_main_guard = _is_main_guard(self.parts[0]) if self.parts else False
         self.bindings = finder.bindings | {n: f"{m}.{n}" for m in self.stars() for n in _exported(m)}
         self.defines = set(self.bindings)
         self.sets_forward = finder.sets_forward
@@ -58,7 +51,7 @@ class Statement:
 
     def bare(self) -> cst.BaseStatement:
         """The statement without what it only prints."""
-        if self.is_definition:
+        if isinstance(self.node, (cst.ClassDef, cst.FunctionDef)):
             return self.node
         found = self.node.visit(_Quiet())
         assert isinstance(found, cst.BaseStatement)
@@ -76,51 +69,22 @@ def _exported(module: str) -> frozenset[str]:
     return frozenset(n for n in vars(found) if not n.startswith("_")) if names is None else frozenset(names)
 
 
-def _is_constant(node: cst.CSTNode) -> bool:
-    """Whether a statement binds names to numbers or strings, which nothing can change."""
-    if not isinstance(node, cst.SimpleStatementLine):
+def _is_main_guard(node: ast.stmt) -> bool:
+    """Whether a statement is `if __name__ == "__main__"`, which does not run when the file is imported."""
+    if not isinstance(node, ast.If) or node.orelse:
         return False
-    values = [s.value for s in node.body if isinstance(s, (cst.Assign, cst.AnnAssign))]
-    if len(values) != len(node.body) or None in values:
+    first = node.test.values[0] if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) else node.test
+    if not isinstance(first, ast.Compare) or not isinstance(first.ops[0], ast.Eq) or len(first.ops) > 1:
         return False
-    try:
-        found = [ast.literal_eval(cst.Module([]).code_for_node(v)) for v in values if v is not None]
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return False
-    return all(isinstance(v, (int, float, complex, str, bytes, type(None))) for v in found)
+    return {ast.unparse(first.left), ast.unparse(first.comparators[0])} == {"__name__", "'__main__'"}
 
 
 def _is_quiet(statement: cst.BaseSmallStatement) -> bool:
-    """Whether a statement changes nothing that a class may need: it prints, logs, asserts, or is a string."""
-    if isinstance(statement, cst.Assert):
-        return True
-    if not isinstance(statement, cst.Expr):
+    """Whether a statement only prints, logs, asserts, or is a string."""
+    if not isinstance(statement, (cst.Expr, cst.Assert)):
         return False
-    call = statement.value
-    if not isinstance(call, cst.Call):
-        return isinstance(call, (cst.SimpleString, cst.ConcatenatedString, cst.FormattedString, cst.Name, cst.Attribute))
-    if _is_setting(call) or _is_setattr(call):
-        return False
-    function = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
-    return function in QUIET_METHODS or (_root(call.func) in QUIET_FUNCTIONS and not function.endswith("_"))
-
-
-def _is_setting(call: cst.Call) -> bool:
-    """Whether a call makes torch compute in another way: torch.set_default_dtype(torch.float64)."""
-    function = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
-    sets = function.startswith(("set_default_", "set_float32_", "set_flush_", "use_deterministic_", "enable_"))
-    return sets and _root(call.func) in TORCH
-
-
-def _is_setattr(call: cst.Call) -> bool:
-    return isinstance(call.func, cst.Name) and call.func.value in ("setattr", "delattr") and len(call.args) > 1
-
-
-def _root(node: cst.BaseExpression) -> str:
-    """The name that an expression begins with: TABLE of TABLE.update, print of print."""
-    while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
-        node = node.func if isinstance(node, cst.Call) else node.value
-    return node.value if isinstance(node, cst.Name) else ""
+    bare = statement.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
+    return is_quiet(ast.parse(cst.Module([]).code_for_node(bare)).body[0])
 
 
 class _Quiet(cst.CSTTransformer):
@@ -130,6 +94,14 @@ class _Quiet(cst.CSTTransformer):
         return False
 
     def visit_ClassDef(self, node: cst.ClassDef) -> bool:
+        return False
+
+    def visit_Try(self, node: cst.Try) -> bool:
+        """An assertion, or a name, that stands alone there decides by failing."""
+        return False
+
+    def visit_With(self, node: cst.With) -> bool:
+        """The same: with suppress(AssertionError)."""
         return False
 
     def leave_SimpleStatementLine(
@@ -149,51 +121,29 @@ def _loud(body: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement
 
 
 class Names(cst.CSTVisitor):
-    """What some code binds outside functions and classes, what it mentions, what it may change, and what it imports."""
+    """What some code binds outside functions and classes, what it mentions, and what it imports."""
 
     def __init__(self) -> None:
         self.bindings: dict[str, str] = {}
         self.mentions: set[str] = set()
-        self.changes: set[str] = set()
-        self.calls: set[str] = set()
-        self.writes: set[str] = set()
-        self.sets: set[str] = set()
         self.star = self.foreign = self.sets_forward = False
-        self.depth = self.guarded = 0
+        self.depth = self.guarded = self.caught = 0
 
     def _bind(self, name: str, what: str = "") -> None:
         if self.depth == 0:
             self.bindings[name] = what
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self._decorated(node)
         self._enter(node.name.value)
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
         self.depth -= 1
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
-        self._decorated(node)
-        for argument in (*node.bases, *node.keywords):  # a metaclass may do the same, that of a base, too
-            self._called(argument.value)
         self._enter(node.name.value)
 
     def leave_ClassDef(self, original_node: cst.ClassDef) -> None:
         self.depth -= 1
-
-    def _decorated(self, node: cst.FunctionDef | cst.ClassDef) -> None:
-        """A decorator may put what it decorates into a table."""
-        for decorator in node.decorators:
-            self._called(decorator.decorator.func if isinstance(decorator.decorator, cst.Call) else decorator.decorator)
-
-    def _called(self, function: cst.BaseExpression) -> None:
-        """A method may change its object, a function what its code names."""
-        name = _root(function)
-        if self.depth:
-            self.writes |= {name} if isinstance(function, cst.Attribute) else set()
-            return
-        self.calls.add(name)
-        self.changes |= {name} if isinstance(function, cst.Attribute) else set()
 
     def _enter(self, name: str) -> None:
         self._bind(name)
@@ -210,19 +160,18 @@ class Names(cst.CSTVisitor):
     def visit_Name(self, node: cst.Name) -> None:
         self.mentions.add(node.value)
 
-    def visit_Call(self, node: cst.Call) -> None:
-        """A call may change what it is given, too."""
-        self._called(node.func)
-        if self.depth == 0:
-            self.sets |= {"torch"} if _is_setting(node) else {_root(node.args[0].value)} if _is_setattr(node) else set()
-            given = {_root(a.value) for a in node.args}
-            self.changes |= {f"{n}()" for n in given if n}
+    def visit_Call(self, node: cst.Call) -> bool:
+        """What a logger is called after changes nothing: `__name__` is another in another file."""
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value == "getLogger":
+            node.func.visit(self)
+            return False
+        return True
 
     def visit_Expr(self, node: cst.Expr) -> bool:
-        return self.depth > 0 or not _is_quiet(node)
+        return self.depth > 0 or self.caught > 0 or not _is_quiet(node)
 
     def visit_Assert(self, node: cst.Assert) -> bool:
-        return self.depth > 0
+        return self.depth > 0 or self.caught > 0 or not _is_quiet(node)
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
         self.sets_forward |= isinstance(node.target, cst.Attribute) and node.target.attr.value == "forward"
@@ -232,10 +181,10 @@ class Names(cst.CSTVisitor):
         self._assigned(node.target)
 
     def visit_AugAssign(self, node: cst.AugAssign) -> None:
-        self._changed(node.target)
+        self._assigned(node.target)
 
     def visit_Del(self, node: cst.Del) -> None:
-        self._changed(node.target)
+        self._assigned(node.target)
 
     def visit_For(self, node: cst.For) -> None:
         self._assigned(node.target)
@@ -250,8 +199,16 @@ class Names(cst.CSTVisitor):
         if node.name is not None:
             self._assigned(node.name)
 
-    def visit_Global(self, node: cst.Global) -> None:
-        self.writes |= {item.name.value for item in node.names}
+    def visit_MatchStar(self, node: cst.MatchStar) -> None:
+        if node.name is not None:
+            self._assigned(node.name)
+
+    def visit_MatchMapping(self, node: cst.MatchMapping) -> None:
+        if node.rest is not None:
+            self._assigned(node.rest)
+
+    def visit_TypeAlias(self, node: cst.TypeAlias) -> None:
+        self._bind(node.name.value)
 
     def _assigned(self, target: cst.BaseExpression) -> None:
         if isinstance(target, cst.Name):
@@ -259,18 +216,20 @@ class Names(cst.CSTVisitor):
         elif isinstance(target, (cst.Tuple, cst.List)):
             for element in target.elements:
                 self._assigned(element.value)
-        else:
-            self._changed(target)
-
-    def _changed(self, target: cst.BaseExpression) -> None:
-        (self.writes if self.depth else self.changes).add(_root(target))
-        self.sets |= {_root(target)} if isinstance(target, (cst.Attribute, cst.Subscript)) and not self.depth else set()
 
     def visit_Try(self, node: cst.Try) -> None:
         self.guarded += 1
+        self.caught += 1
 
     def leave_Try(self, original_node: cst.Try) -> None:
         self.guarded -= 1
+        self.caught -= 1
+
+    def visit_With(self, node: cst.With) -> None:
+        self.caught += 1
+
+    def leave_With(self, original_node: cst.With) -> None:
+        self.caught -= 1
 
     def visit_If(self, node: cst.If) -> None:
         self.guarded += _is_type_checking(node)
@@ -299,52 +258,6 @@ def _is_type_checking(node: cst.If) -> bool:
     """Whether a statement is `if TYPE_CHECKING`, which never runs."""
     name = node.test.attr if isinstance(node.test, cst.Attribute) else node.test
     return isinstance(name, cst.Name) and name.value == "TYPE_CHECKING"
-
-
-def needed_for(statements: Sequence[Statement], class_name: str) -> list[Statement]:
-    """The statements that a class cannot do without, in order: those that define what it mentions, and those that change that
-    as the file is loaded, such as a class whose decorator puts it into a table."""
-    written = _written(statements)
-    wanted: set[str] = {class_name}
-    chosen: set[int] = set()
-    while True:
-        data = [statements[i] for i in chosen if not statements[i].is_definition and not statements[i].is_import]
-        named = {n for s in data for n in s.defines}
-        given = {f"{n}()" for s in data if not s.is_constant for n in s.defines}
-        defined = {n for i in chosen if statements[i].is_definition for n in statements[i].defines}
-        needed = functools.partial(_is_needed, wanted=wanted, data=named | given, defined=defined)
-        more = {i for i, s in enumerate(statements) if i not in chosen and needed(s, written[i])}
-        if not more:
-            return [s for i, s in enumerate(statements) if i in chosen]
-        chosen |= more
-        for i in more:
-            wanted |= statements[i].mentions
-
-
-def _written(statements: Sequence[Statement]) -> list[frozenset[str]]:
-    """By statement: what the functions and classes of the file that it calls may change, with those that they mention."""
-    definitions = [s for s in statements if s.is_definition]
-
-    def reached(names: set[str]) -> frozenset[str]:
-        found, seen = set[str](), set[str]()
-        while new := names - seen:
-            seen |= new
-            own = [s for s in definitions if s.defines & new]
-            found |= {n for s in own for n in s.writes}
-            names = {n for s in own for n in s.mentions}
-        return frozenset(found)
-
-    return [reached(set(s.calls)) for s in statements]
-
-
-def _is_needed(statement: Statement, written: frozenset[str], wanted: set[str], data: set[str], defined: set[str]) -> bool:
-    if statement.is_main_guard:
-        return False
-    if statement.sets & (defined | TORCH):
-        return True
-    if statement.is_future or statement.defines & wanted or (statement.star and not statement.stars()):
-        return True
-    return not statement.is_import and bool((statement.changes | statement.calls | written) & data)
 
 
 def imports_in(node: cst.CSTNode) -> list[cst.Import | cst.ImportFrom]:

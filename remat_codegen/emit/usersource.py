@@ -1,8 +1,8 @@
 """Carries the user's classes over into the generated file, with libcst: what the model's class needs, unchanged but
 for its forward.
 
-A file is carried over when what the class needs of it imports only torch and the standard library. Otherwise the generated
-class wraps an instance of the original.
+A file is carried over when what the class needs of it imports only torch and the standard library, and when a copy of that is
+the same as the original, also beside it. Otherwise the generated class wraps an instance of the original.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from functools import lru_cache
 
 import libcst as cst
 
-from remat_codegen.emit.statements import Names, Statement, import_lines_of, needed_for
+from remat_codegen.emit import outside
+from remat_codegen.emit.needed import needed_for
+from remat_codegen.emit.statements import Names, Statement, import_lines_of
+from remat_codegen.emit.userfile import File
 
 RECURSION = 20_000
 
@@ -39,7 +42,9 @@ IN_FORWARD = frozenset(
         "STRUCTURE EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE uncached_casts with_sizes is_one super"
     ).split()
 )
-PLACES = frozenset({"__file__", "__spec__", "__package__", "__path__", "__loader__", "globals", "eval", "exec"})
+PLACES = frozenset(
+    "__file__ __name__ __doc__ __spec__ __package__ __path__ __loader__ __builtins__ __annotations__ globals eval exec".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,8 @@ def carry(source: str, class_name: str, new_forward: str) -> Carried | None:
     """The statements that `class_name` needs, with `forward` renamed to `plain_forward` and `new_forward` beside it.
 
     None where the class is not defined at the top of the file; where something it needs comes from another package, depends
-    on the place of the file, looks names up at run time, or sets an instance's forward; and where a name in it would hide one
-    that generated code uses.
+    on the place of the file, looks names up at run time, or sets a forward; where loading the file does what must not be done
+    twice; and where a name in it would hide one that generated code uses.
     """
     with _deeper(), contextlib.suppress(RecursionError):
         return _carry(source, class_name, new_forward)
@@ -132,23 +137,46 @@ def _choose(source: str, class_name: str) -> tuple[cst.Module, Statement, list[S
         return None
     try:
         module, statements = _read(source)
-    except (cst.ParserSyntaxError, RecursionError):  # syntax that libcst does not know, or expressions of thousands of terms
+    except (cst.ParserSyntaxError, SyntaxError, RecursionError, MemoryError):  # of another Python, or thousands of terms
         return None
     target = next((s for s in reversed(statements) if class_name in s.defines), None)
     if target is None or not isinstance(target.node, cst.ClassDef) or not _is_plain_class(target.node):
         return None
-    needed = needed_for(statements, class_name)
+    file = File(statements)
+    needed = needed_for(file, class_name)
     mentioned = _mentioned(needed)
     bindings = [(n, what) for s in needed for n, what in s.bindings.items() if not s.star or n in mentioned]
     names = frozenset(n for n, _ in bindings)
     unfit = any(s.mentions & PLACES or not s.importable or s.sets_forward for s in needed)
-    if unfit or names & OWN_NAMES or any(_hides(n, what) for n, what in bindings):
+    if unfit or names & OWN_NAMES or any(_hides(n, what) for n, what in bindings) or _rebinds_imports(needed, mentioned):
+        return None
+    if not outside.may_be_carried(file, needed) or _may_replace_forward(file, needed):
         return None
     return module, target, needed, names
 
 
 def _mentioned(needed: Sequence[Statement]) -> frozenset[str]:
     return frozenset(n for s in needed for n in s.mentions)
+
+
+def _rebinds_imports(needed: Sequence[Statement], mentioned: frozenset[str]) -> bool:
+    """Whether an import gives a new meaning to a name, or gets one itself: in the generated file all imports come first."""
+    meanings: dict[str, set[str]] = {}
+    for statement in needed:
+        for name, what in statement.bindings.items():
+            if not statement.star or name in mentioned:
+                meanings.setdefault(name, set()).add(what if statement.is_import else "")
+    return any(len(found) > 1 for found in meanings.values())
+
+
+def _may_replace_forward(file: File, needed: Sequence[Statement]) -> bool:
+    """Whether loading the file may give a class another forward by a name that no one can read, or takes it from there."""
+    for statement in needed:
+        loaded = file.loaded[statement]
+        run = [loaded, *file.reaches[statement].effects]
+        if any(e.sets_any_name or "forward" in e.texts for e in run) or any(n.endswith(".forward") for n in loaded.dotted):
+            return True
+    return False
 
 
 def _hides(name: str, what: str) -> bool:
@@ -164,7 +192,7 @@ def _is_plain_class(node: cst.ClassDef) -> bool:
             finder.bindings[statement.name.value] = ""
         elif not isinstance(statement, cst.FunctionDef):
             statement.visit(finder)
-    return not {"forward", "forward()"} & (finder.mentions | finder.changes | set(finder.bindings))
+    return "forward" not in finder.mentions | set(finder.bindings)
 
 
 def _class_body(node: cst.ClassDef) -> Sequence[cst.BaseStatement | cst.BaseSmallStatement]:

@@ -21,6 +21,7 @@ ALLOWED = {
     "files": ("errors",),
     "inputs": ("errors", "torch_seam"),
     "target": ("errors", "inputs", "torch_seam"),
+    "patched": (),
     "report": ("budget",),
     "runtime": (),
     "sizes": ("errors", "torch_seam"),
