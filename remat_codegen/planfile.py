@@ -17,12 +17,16 @@ from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead")  # fields that most plans leave out
 FORMAT, VERSION = "remat-codegen plan", 1
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """A plan on disk. Sizes in bytes; `overhead` and `bound` are ratios over the step without recomputation (0.12 for 12 %)."""
+    """A plan on disk. Sizes in bytes; `overhead` and `bound` are ratios over the step without recomputation (0.12 for 12 %).
+
+    `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
+    """
 
     graph: str
     planner: str
@@ -36,10 +40,16 @@ class SavedPlan:
     device: str
     order: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    as_written_peak_bytes: int | None = None
+    as_written_overhead: float | None = None
+
+    def rows(self) -> dict[str, Any]:
+        """The fields by name, without those that say nothing."""
+        return {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value is not None}
 
     def dumps(self) -> str:
         """The file's text."""
-        rows = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        rows = {"format": FORMAT, "version": VERSION, **self.rows()}
         lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -61,14 +71,15 @@ def load(path: Path) -> SavedPlan:
         raise PlanFileError("not a plan written by --save-plan", where=str(path))
     if rows.get("version") != VERSION:
         raise PlanFileError(f"plan version {rows.get('version')} is not supported", where=str(path), hint="plan again")
-    missing = [f.name for f in fields(SavedPlan) if f.name not in rows]
+    missing = [f.name for f in fields(SavedPlan) if f.name not in (*rows, *OPTIONAL)]
     if missing:
         raise PlanFileError(f"the plan has no {missing[0]!r}", where=str(path))
     order = rows["order"]
     if not isinstance(order, list) or not all(isinstance(n, int) for n in order):
         raise PlanFileError("the plan's order is not a list of node numbers", where=str(path))
     return SavedPlan(
-        **{f.name: rows[f.name] for f in fields(SavedPlan)} | {"order": tuple(order), "notes": tuple(rows["notes"])}
+        **{f.name: rows[f.name] for f in fields(SavedPlan) if f.name in rows}
+        | {"order": tuple(order), "notes": tuple(rows["notes"])}
     )
 
 

@@ -16,12 +16,12 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 from remat_codegen.errors import PlanFileError
-from remat_codegen.planfile import VERSION, SavedPlan
+from remat_codegen.planfile import OPTIONAL, VERSION, SavedPlan
 
 PREFIX = "#: "
 COLUMNS = 120
@@ -37,7 +37,7 @@ _SEAL = re.compile(r'"seal":"([0-9a-f]{16})"')
 
 def encode_plan(plan: SavedPlan) -> str:
     """The plan as one line of printable ASCII without spaces. Raises PlanFileError where its order cannot be run."""
-    rows = {"version": VERSION, **asdict(plan), "order": encode_order(plan.order), "seal": UNSEALED}
+    rows = {"version": VERSION, **plan.rows(), "order": encode_order(plan.order), "seal": UNSEALED}
     return json.dumps(rows, separators=(",", ":")).replace(" ", "\\u0020").replace("\x7f", "\\u007f")
 
 
@@ -50,16 +50,18 @@ def decode_plan(text: str) -> SavedPlan:
     if not isinstance(rows, dict) or rows.get("version") != VERSION:
         raise PlanFileError("the plan in the header has another version", hint="plan again")
     for field in fields(SavedPlan):
+        if field.name in OPTIONAL and field.name not in rows:
+            continue
         if field.name not in rows or not _fits(rows[field.name], field.name):
             raise PlanFileError(f"the plan in the header has no good {field.name!r}")
-    given = {f.name: rows[f.name] for f in fields(SavedPlan)}
+    given = {f.name: rows[f.name] for f in fields(SavedPlan) if f.name in rows}
     return SavedPlan(**given | {"order": decode_order(rows["order"]), "notes": tuple(rows["notes"])})
 
 
 def _fits(value: Any, name: str) -> bool:
     if name.endswith("_bytes"):
         return type(value) is int
-    if name in ("overhead", "bound"):
+    if name in ("overhead", "bound", "as_written_overhead"):
         return type(value) in (int, float) or (name == "bound" and value is None)
     if name == "notes":
         return isinstance(value, list) and all(isinstance(v, str) for v in value)

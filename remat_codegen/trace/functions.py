@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.trace.checkpoints import run_reentrant
 from remat_codegen.trace.hidden import python_and_numpy
 from remat_codegen.trace.refusals import BY_VALUE, refused
 from remat_codegen.trace.swapping import own_copy, swapped
@@ -86,6 +87,8 @@ def functions_as_operations() -> Iterator[None]:
         if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             with torch.no_grad():  # nothing goes back through it: what it computes is traced
                 return _APPLY(cls, *args, **kwargs)
+        if cls is CheckpointFunction:
+            return run_reentrant(*args)
         _check(cls, args, kwargs)
         return _operation(cls, args)
 
@@ -97,9 +100,6 @@ def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
     """Refuses what cannot be called from a generated file, or has effects beside its results."""
     if cls is BackwardHookFunction:
         raise refused("register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows")
-    if cls is CheckpointFunction:
-        hint = "switch checkpointing off, which the plan takes the place of, or use its use_reentrant=False"
-        raise refused("torch.utils.checkpoint with use_reentrant=True cannot be traced", hint)
     what = f"the autograd.Function {cls.__name__}"
     if "<locals>" in cls.__qualname__:
         raise refused(f"{what} is defined inside of a function, where no file can reach it", "define it at the top of its file")

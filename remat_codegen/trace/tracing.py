@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from remat_codegen.errors import RematError
 from remat_codegen.sizes import Asked, Together
+from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.functions import functions_as_operations
 from remat_codegen.trace.hidden import no_choosing, no_seeding, no_switching, traced_alike, traced_data, unchecked_distributions
@@ -143,6 +144,7 @@ def _export(
             around.enter_context(autocasting(autocast))
             around.enter_context(_only_plain_gradients())
             around.enter_context(functions_as_operations())
+            around.enter_context(checkpoints_noted())
             for context in () if noticed else (decisions.answered(module), questions.answered()):
                 around.enter_context(context)
             try:
