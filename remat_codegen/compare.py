@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remat_codegen.aswritten import schedule_of
 from remat_codegen.budget import Budget, format_bytes
 from remat_codegen.plan.bound import bound
+from remat_codegen.plan.result import Plan, Status
 from remat_codegen.planning import Outcome, Priced, lower_bound, run_planner
-from remat_codegen.report import Progress
+from remat_codegen.report import AS_WRITTEN, Progress
+from remat_codegen.schedule import simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +74,47 @@ def compare(
     limits: Mapping[str, float] | None = None,
 ) -> Compared:
     """Runs every planner at every budget; each plan is validated and simulated. `time_limit` is for one plan, in seconds;
-    `limits` are those of single planners."""
+    `limits` are those of single planners.
+
+    A model that checkpoints by itself has a row for that, and one budget more: the memory that this takes."""
     given = limits or {}
+    budgets = [*budgets, *_own_budget(found)]
     with progress.stage("bound"):
         bounds = []
         for done, budget in enumerate(budgets):
             progress.update(done, len(budgets))
             bounds.append(bound(found.graph, found.profile, found.limit(budget)).time_ns)
-    outcomes: dict[str, tuple[Outcome, ...]] = {}
+    outcomes: dict[str, tuple[Outcome, ...]] = _own_row(found, budgets)
     for name in planners:
         with progress.stage(name):
             outcomes[name] = tuple(
                 run_planner(found, name, b, progress, time_limit=given.get(name, time_limit)) for b in budgets
             )
     return Compared(found, tuple(budgets), tuple(bounds), outcomes)
+
+
+def _own_budget(found: Priced) -> list[Budget]:
+    """As much memory as the model takes with the checkpoints of its own, if it has some that are priced."""
+    if found.as_written is None or found.as_written.peak_bytes is None:
+        return []
+    nbytes = found.as_written.peak_bytes + found.reserve.slack_bytes
+    return [Budget(str(nbytes), nbytes=nbytes)]
+
+
+def _own_row(found: Priced, budgets: Sequence[Budget]) -> dict[str, tuple[Outcome, ...]]:
+    """What the model's own checkpoints take at each budget, by the one name of that."""
+    needed = _own_budget(found)
+    if not needed or found.traced is None:
+        return {}
+    schedule = schedule_of(found.traced.model)
+    assert schedule is not None
+    timeline = simulate(found.graph, found.profile, schedule)
+    least = found.limit(needed[0])
+    runs = Plan(AS_WRITTEN, Status.FEASIBLE, schedule, timeline.time_ns, timeline.peak_bytes)
+    fails = Plan(AS_WRITTEN, Status.INFEASIBLE, None, minimum_bytes=least)
+    limits = [(budget.text, found.limit(budget)) for budget in budgets]
+    rows = (Outcome(AS_WRITTEN, text, limit, runs if limit >= least else fails, None, 0.0) for text, limit in limits)
+    return {AS_WRITTEN: tuple(rows)}
 
 
 def budget_text(found: Priced, budget: Budget) -> str:

@@ -32,7 +32,7 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.pipeline import emit
 from remat_codegen.planning import Outcome, Priced, saved_plan
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.report import Progress
+from remat_codegen.report import AS_WRITTEN, Progress
 from remat_codegen.request import Request
 from remat_codegen.target import Target
 from remat_codegen.torch_seam import compiling_with
@@ -156,7 +156,7 @@ def _plans(compared: Compared, request: Request, folder: Path) -> Iterator[Maker
     seen: set[tuple[int, ...]] = set()
     for name, outcomes in compared.outcomes.items():
         for number, outcome in enumerate(outcomes):
-            if outcome.plan.schedule is None:
+            if outcome.plan.schedule is None or name == AS_WRITTEN:  # that is the model itself
                 continue
             order = planfile.order_of(outcome.plan.schedule)
             if order not in seen:

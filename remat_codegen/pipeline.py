@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from remat_codegen import __version__, planfile, planline
+from remat_codegen import __version__, aswritten, planfile, planline
 from remat_codegen.budget import format_bytes, parse_budget
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
@@ -70,12 +70,12 @@ def generate(request: Request, progress: Progress) -> Report:
         write_atomically(output, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, plan.dumps())
-    graph, verified = traced.graph, None
+    graph, own, verified = traced.graph, aswritten.of_plan(plan, traced.model), None
     if request.verify:
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"):
             verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
-    return _report(plan, graph, output, verified, progress)
+    return replace(_report(plan, graph, output, verified, progress), as_written=own)
 
 
 def verify(
@@ -159,6 +159,7 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
         plan = _with_bound(plan, traced, profile, limit)
     assert plan.schedule is not None
     again = generator_states(traced, plan.schedule)
+    own = aswritten.as_written(traced.model, profile, plain.time_ns)
     return SavedPlan(
         graph=traced.graph.digest(),
         planner=plan.planner,
@@ -172,6 +173,8 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
         device=request.device,
         order=planfile.order_of(plan.schedule),
         notes=(*plan.notes, *_unseen(traced)),
+        as_written_peak_bytes=None if own is None else own.peak_bytes,
+        as_written_overhead=None if own is None else own.overhead,
     )
 
 
@@ -307,6 +310,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         bound=plan.bound,
         plan_lines=planline.plan_lines(plan),
         growth=growth(traced.model, schedule) if traced.model.trace.sizes else {},
+        as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
     )
     return planline.seal(render(original, traced.model, schedule, facts))
 

@@ -17,13 +17,17 @@ from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead")  # fields that most plans leave out
 FORMAT, VERSION = "remat-codegen plan", 1
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """A plan on disk. Sizes in bytes; `overhead` and `bound` are ratios over the step without recomputation (0.12 for 12 %)."""
+    """A plan on disk. Sizes in bytes; `overhead` and `bound` are ratios over the step without recomputation (0.12 for 12 %).
+
+    `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
+    """
 
     graph: str
     planner: str
@@ -37,10 +41,16 @@ class SavedPlan:
     device: str
     order: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    as_written_peak_bytes: int | None = None
+    as_written_overhead: float | None = None
+
+    def rows(self) -> dict[str, Any]:
+        """The fields by name, without those that say nothing."""
+        return {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value is not None}
 
     def dumps(self) -> str:
         """The file's text."""
-        rows = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        rows = {"format": FORMAT, "version": VERSION, **self.rows()}
         lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -90,7 +100,7 @@ def _fits(value: Any, name: str) -> bool:
         return True
     if name.endswith("_bytes"):
         return type(value) is int
-    if name in ("overhead", "bound"):
+    if name in ("overhead", "bound", "as_written_overhead"):
         return type(value) in (int, float) or (name == "bound" and value is None)
     if name == "notes":
         return isinstance(value, list) and all(isinstance(v, str) for v in value)

@@ -16,7 +16,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +37,7 @@ _SEAL = re.compile(r'"seal":"([0-9a-f]{16})"')
 
 def encode_plan(plan: SavedPlan) -> str:
     """The plan as one line of printable ASCII without spaces. Raises PlanFileError where its order cannot be run."""
-    rows = {"version": VERSION, **asdict(plan), "order": encode_order(plan.order), "seal": UNSEALED}
+    rows = {"version": VERSION, **plan.rows(), "order": encode_order(plan.order), "seal": UNSEALED}
     return json.dumps(rows, separators=(",", ":")).replace(" ", "\\u0020").replace("\x7f", "\\u007f")
 
 

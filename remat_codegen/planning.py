@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import planfile
+from remat_codegen.aswritten import as_written
 from remat_codegen.budget import Budget
 from remat_codegen.errors import BudgetError
 from remat_codegen.files import check_writable, write_atomically
@@ -20,7 +21,7 @@ from remat_codegen.plan.bound import bound
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.plan.result import Plan
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
+from remat_codegen.report import AS_WRITTEN, AsWritten, Progress
 from remat_codegen.request import Request
 from remat_codegen.reserve import Reserve, plan_within
 from remat_codegen.schedule import simulate, validate, without_recomputation
@@ -29,7 +30,8 @@ from remat_codegen.schedule import simulate, validate, without_recomputation
 @dataclass(frozen=True, slots=True)
 class Priced:
     """A graph with its costs. `plain_*` are those of the step without recomputation, `reserve` is what a generated file
-    needs beside the planned tensors (nothing for a graph that no model was traced for). `scale` is as in `Exchange`."""
+    needs beside the planned tensors (nothing for a graph that no model was traced for). `scale` is as in `Exchange`.
+    `as_written` is what a model takes that checkpoints by itself."""
 
     label: str
     graph: Graph
@@ -40,6 +42,7 @@ class Priced:
     scale: int | None = None
     notes: tuple[str, ...] = ()
     traced: Traced | None = None
+    as_written: AsWritten | None = None
 
     def limit(self, budget: Budget) -> int:
         """A budget in bytes."""
@@ -97,7 +100,10 @@ def priced_model(request: Request, progress: Progress) -> Priced:
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)
-    return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve, traced=traced)
+    own = as_written(traced.model, profile, plain.time_ns)
+    notes = () if own is None else (f"{AS_WRITTEN}, {own.sentence()}",)
+    peak = plain.peak_bytes
+    return Priced(traced.target.label, traced.graph, profile, plain.time_ns, peak, reserve, None, notes, traced, own)
 
 
 def write_trace(request: Request, output: Path, progress: Progress) -> dict[str, Any]:

@@ -60,11 +60,42 @@ class Verification:
         }
 
 
+AS_WRITTEN = "as written"
+MOST_NAMED = 2  # lines in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class AsWritten:
+    """The step of a model that checkpoints by itself, as it is written. `where` are the lines that ask for it.
+
+    `peak_bytes` and `overhead` (over the step without it, 0.12 for 12 %) are None where it is not priced, because it chooses
+    what it keeps.
+    """
+
+    where: tuple[str, ...]
+    peak_bytes: int | None = None
+    overhead: float | None = None
+
+    def sentence(self) -> str:
+        """What it takes, on one line."""
+        more = f" and {len(self.where) - MOST_NAMED} more" if len(self.where) > MOST_NAMED else ""
+        named = f" ({', '.join(self.where[:MOST_NAMED])}{more})" if self.where else ""
+        known = self.peak_bytes is not None and self.overhead is not None
+        price = f"{format_bytes(self.peak_bytes or 0)} at {percent(self.overhead or 0.0)}" if known else "not priced"
+        choosing = "" if known else ", choosing what it keeps"
+        return f"{price}: the model checkpoints by itself{named}{choosing}; unmodified is without that"
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {"where": list(self.where), "peak_bytes": self.peak_bytes, "overhead": self.overhead}
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """How a plan came out. `overhead` and `bound` are extra time over the step without recomputation: 0.12 for 12 %.
 
     `bound` is an overhead that no plan within the budget can beat, None where none is known. `seconds` are those of each stage.
+    `as_written` is there where the model checkpoints by itself.
     """
 
     planner: str
@@ -80,9 +111,11 @@ class Report:
     output: Path | str | None = None
     notes: tuple[str, ...] = ()
     verify: Verification | None = None
+    as_written: AsWritten | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints. `verify` is there only where it was asked for."""
+        """The object that `--json` prints. `verify` is there only where it was asked for, `as_written` where the model
+        checkpoints by itself."""
         rows: dict[str, Any] = {
             "planner": self.planner,
             "status": str(self.status),
@@ -97,6 +130,7 @@ class Report:
             "output": None if self.output is None else str(self.output),
             "notes": list(self.notes),
         }
+        rows |= {} if self.as_written is None else {"as_written": self.as_written.to_json()}
         return rows if self.verify is None else rows | {"verify": self.verify.to_json()}
 
 
@@ -116,6 +150,8 @@ def report_table(report: Report) -> Table:
     table.add_row("planned overhead", percent(report.overhead))
     if report.bound is not None:
         table.add_row("lower bound", percent(report.bound))
+    if report.as_written is not None:
+        table.add_row(AS_WRITTEN, Text(report.as_written.sentence()))
     table.add_row("plan", f"{report.planner}, {report.status}")
     table.add_row("blocks", f"{report.blocks} of {report.kinds} {'kind' if report.kinds == 1 else 'kinds'}")
     table.add_row("time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in report.seconds.items()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -190,6 +191,26 @@ BackwardHook = _take(
 CheckpointFunction = _take(
     "torch.utils.checkpoint.CheckpointFunction", "reentrant checkpointing", "it is not named in a refusal", optional=True
 )
+
+_CHECKPOINT = _take(
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+    "which runs around what a model checkpoints",
+    "what a model takes as it is written is not priced",
+    optional=True,
+)
+_CHECKPOINT_HOLDERS = ("torch.utils.checkpoint", "torch.distributed._composable.checkpoint_activation")
+
+
+@contextlib.contextmanager
+def checkpoint_generator(make: Callable[[Any], Any]) -> Iterator[None]:
+    """In here, torch.utils.checkpoint (not reentrant) runs `make` of its generator function around what it is given."""
+    name = "_checkpoint_without_reentrant_generator"
+    held = [m for m in map(sys.modules.get, _CHECKPOINT_HOLDERS) if _CHECKPOINT and getattr(m, name, None) is _CHECKPOINT]
+    with contextlib.ExitStack() as around:
+        for module in held:
+            around.enter_context(mock.patch.object(module, name, make(_CHECKPOINT)))
+        yield
+
 
 # --- autograd --------------------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ class Facts:
     """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
 
     `growth` is the power of each size that may change, by variable, that the peak grows with.
+    `as_written` is what the model takes with checkpoints of its own, where it has some.
     `plan_lines` are the comment lines that hold the plan (planline.py).
     """
 
@@ -84,6 +85,7 @@ class Facts:
     bound: float | None = None
     plan_lines: tuple[str, ...] = ()
     growth: Mapping[int, float] = field(default_factory=dict)
+    as_written: str = ""
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

@@ -8,7 +8,7 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 """
 
 from remat_codegen.trace.functions import called, function_call
-from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable, refs, sizes_in, substitute
+from remat_codegen.trace.ir import Operation, Origin, Ref, Region, Source, Trace, Variable, refs, sizes_in, substitute
 from remat_codegen.trace.kernels import chosen_kernels, without_kernels
 from remat_codegen.trace.refusals import location
 from remat_codegen.trace.structures import know_dataclasses
@@ -20,6 +20,7 @@ __all__ = [
     "Operation",
     "Origin",
     "Ref",
+    "Region",
     "Source",
     "Trace",
     "Variable",

@@ -33,6 +33,7 @@ from remat_codegen.torch_seam import (
     storage_key,
     version,
 )
+from remat_codegen.trace.checkpoints import run_reentrant
 from remat_codegen.trace.hidden import python_and_numpy
 from remat_codegen.trace.refusals import refused
 
@@ -89,6 +90,8 @@ def functions_as_operations() -> Iterator[None]:
 
 
 def _traced(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if cls is CheckpointFunction:
+        return run_reentrant(*args)
     with _CALLED.own():
         _check(cls, args, kwargs)
         return _operation(cls, args)
@@ -105,9 +108,6 @@ def _check(cls: Any, args: tuple[Any, ...], kwargs: Any) -> None:
     """Refuses what cannot be called from a generated file, or has effects beside its results."""
     if cls is BackwardHook:
         raise refused("register_full_backward_hook() on a part of the model changes or reads gradients, which no trace shows")
-    if cls is CheckpointFunction:
-        hint = "switch checkpointing off, which the plan takes the place of, or use its use_reentrant=False"
-        raise refused("torch.utils.checkpoint with use_reentrant=True cannot be traced", hint)
     what = f"the autograd.Function {cls.__name__}"
     if "<locals>" in cls.__qualname__:
         raise refused(f"{what} is defined inside of a function, where no file can reach it", "define it at the top of its file")

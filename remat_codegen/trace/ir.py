@@ -66,9 +66,25 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """A call of torch.utils.checkpoint inside of forward. `id` is where it begins: calls right inside of each other share it.
+
+    `where` is its line, file.py:12. `selective` is one that chooses what it keeps (`context_fn`), `keeps_state` one that
+    holds the generator's state.
+    """
+
+    id: int
+    where: str | None = None
+    reentrant: bool = False
+    selective: bool = False
+    keeps_state: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
-    tensor or unused. `autocast` is what it runs under."""
+    tensor or unused. `autocast` is what it runs under, `regions` are the calls of torch.utils.checkpoint that it stands in,
+    outermost first."""
 
     id: int
     target: Any
@@ -81,6 +97,7 @@ class Operation:
     source: Source | None
     grad_enabled: bool = True
     autocast: Autocast = ()
+    regions: tuple[Region, ...] = ()
 
     @property
     def name(self) -> str:

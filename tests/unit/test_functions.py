@@ -233,7 +233,6 @@ REFUSED = {
     "torch.vmap(double.apply)(h)": "the autograd.Function double is called inside of torch.vmap",
     "double.apply(h, self)": "the autograd.Function double is given a Net, which no file can hold",
     "double.apply(h, [h])": "the autograd.Function double is given a list, which no file can hold",
-    "checkpoint(torch.tanh, h, use_reentrant=True)": "torch.utils.checkpoint with use_reentrant=True cannot",
     "h * grad(h.sum(), x, create_graph=True)[0]": r"torch.autograd.grad\(\) inside of forward",
 }
 

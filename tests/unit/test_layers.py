@@ -33,6 +33,7 @@ ALLOWED = {
     "schedule": ("graph", "profile.costs"),
     "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
     "reserve": ("graph", "profile.costs", "plan", "schedule"),
+    "aswritten": ("graph", "plan", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),

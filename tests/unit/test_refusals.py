@@ -21,10 +21,6 @@ REFUSED = {
         "saved_tensors_hooks inside of forward change",
     ),
     "grad": ("h * torch.autograd.grad(h.sum(), x, create_graph=True)[0]", r"torch.autograd.grad\(\) inside of forward"),
-    "checkpoint": (
-        "checkpoint(torch.tanh, h, use_reentrant=True)",
-        "torch.utils.checkpoint with use_reentrant=True cannot",
-    ),
 }
 
 
