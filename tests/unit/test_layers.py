@@ -22,11 +22,15 @@ ALLOWED = {
     "target": ("errors", "inputs"),
     "report": ("budget",),
     "runtime": (),
+    "training": (),
+    "fresh_runner": (),
+    "fresh": ("inputs", "target", "trace", "verify"),
+    "stepcosts": ("profile", "training"),
     "sizes": ("errors",),
     "views": (),
     "attributes": (),
-    "trace": ("attributes", "errors", "sizes", "views", "trace"),
-    "graph": ("errors", "trace", "graph"),
+    "trace": ("attributes", "errors", "sizes", "views", "trace", "training"),
+    "graph": ("errors", "trace", "training", "graph"),
     "profile": ("errors", "trace", "graph", "profile"),
     "schedule": ("graph", "profile.costs"),
     "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
@@ -36,8 +40,10 @@ ALLOWED = {
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit"),
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile"),
     "readback": ("errors", "budget", "report", "trace", "sizes", "graph", "profile.costs", "schedule", "emit", "readback"),
-    "verify": ("attributes", "errors", "trace", "graph", "profile"),
-    "verification": ("budget", "errors", "inputs", "report", "target", "trace", "verify"),
+    "verify": ("attributes", "errors", "trace", "training", "profile"),
+    "verification": (
+        *("budget", "errors", "fresh", "planline", "report", "stepcosts", "target", "trace", "training", "verify"),
+    ),
 }
 SEES_EVERYTHING = set(
     "__main__ cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture "
