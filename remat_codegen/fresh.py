@@ -46,11 +46,13 @@ def carries(generated: Any, target: Target) -> bool:
     return getattr(getattr(generated, target.class_name, None), "__module__", None) == generated.__name__
 
 
-def trained_alone(generated: Any, target: Target, autocast: Autocast, device: str, seed: int, steps: int) -> Found:
+def trained_alone(
+    generated: Any, target: Target, autocast: Autocast, device: str, seed: int, steps: int, evaluates: bool
+) -> Found:
     """Several steps in a fresh process. `generated` is the file as it was imported here; nothing has trained `target`."""
     with tempfile.TemporaryDirectory() as name:
         folder, carried = Path(name), carries(generated, target)
-        task = _task(generated, target, carried) | {"device": device, "seed": seed, "steps": steps}
+        task = _task(generated, target, carried) | {"device": device, "seed": seed, "steps": steps, "evaluates": evaluates}
         task["autocast"] = [(kind, str(dtype).removeprefix("torch.")) for kind, dtype in autocast]
         try:
             _hand_over(folder, target, carried and target.kind is not TargetKind.CLASS)
@@ -107,10 +109,11 @@ def _hand_over(folder: Path, target: Target, whole: bool) -> None:
     (folder / "init.pkl").write_bytes(pickle.dumps(parse_init(target.init_text)))
 
 
-def differing(found: Found, traces: list[tuple[dict[str, str], dict[str, str]]]) -> str:
+def differing(found: Found, traces: list[tuple[dict[str, str], dict[str, str]]], steps: int) -> str:
     """The first thing that is neither what the original left behind nor what the file did here; empty where there is none."""
     for index, (step, (original, here)) in enumerate(zip(found.steps, traces, strict=False)):
         for name in dict.fromkeys((*here, *step)):
             if step.get(name) not in (here.get(name), original.get(name)):
-                return f"{name} differs in step {index + 1}"
+                where = f"step {index + 1}" if index < steps else "evaluation"
+                return f"{name} differs in {where}"
     return ""

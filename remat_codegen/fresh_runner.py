@@ -118,7 +118,7 @@ def made(generated: ModuleType, task: Any, folder: Path) -> torch.nn.Module:
 
 
 def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, str]]:
-    """The digests of each step."""
+    """The digests of each step, and of an evaluation."""
     sys.path[:] = task.path
     if task.carried:
         sys.meta_path.insert(0, WithoutOriginal(task.original, task.module_name))
@@ -134,8 +134,13 @@ def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, s
         with doing(f"step {index + 1}"):
             run.step()
         run.note_generators()
-        yield training.digests(run)
+        yield training.digests(run.state())
         run.update()
+    if task.evaluates:
+        torch.manual_seed(task.seed)
+        with doing("evaluation"):
+            run.evaluate()
+        yield training.digests(run.results())
 
 
 def settle(task: Any) -> None:

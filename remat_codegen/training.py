@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -121,9 +121,9 @@ class Run:
                 leaf.grad = None
 
 
-def digests(run: Run) -> dict[str, str]:
+def digests(left: Iterable[tuple[str, str, Any]]) -> dict[str, str]:
     """By name, digests of what a step left behind; without what is neither a tensor nor plain, which has no bits."""
-    found = {f"{what}: {name}": digest(value) for what, name, value in run.state()}
+    found = {f"{what}: {name}": digest(value) for what, name, value in left}
     return {name: text for name, text in found.items() if text}
 
 

@@ -84,7 +84,7 @@ def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 class Comparison:
     """What several steps of two models differ in, and the most that the generated one held (bytes).
 
-    `traces` are digests of what each step left behind, of the original and of the generated model, where they were asked for.
+    `traces` are digests of what each step left behind, and of what evaluation gave, of the original and of the generated model, where they were asked for.
     """
 
     differences: dict[str, Difference] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def compare(
         for what, name, ours, theirs in _pairs(original.state(), generated.state()):
             result.of(what).add(name, ours, theirs)
         if traced:
-            result.traces.append((digests(original), digests(generated)))
+            result.traces.append((digests(original.state()), digests(generated.state())))
         original.update()
         generated.update()
     _compare_evaluation(original, generated, result, seed)
@@ -219,6 +219,8 @@ def _compare_evaluation(original: Run, generated: Run, result: Comparison, seed:
         return
     for _, name, ours, theirs in _pairs(original.results(), generated.results()):
         result.of("evaluation").add(name, ours, theirs)
+    if result.traces:
+        result.traces.append((digests(original.results()), digests(generated.results())))
 
 
 def _step_of_original(run: Run, index: int) -> None:

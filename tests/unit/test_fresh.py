@@ -63,8 +63,9 @@ def test_every_kind_of_target_trains_in_a_process_of_its_own(write_file, tmp_pat
 
 def test_what_only_this_process_can_import_is_missed_in_another(write_file, tmp_path):
     """The original's module is imported here, so that a file finds in it what it should carry."""
-    file, target, _ = written(write_file, tmp_path)
-    module = target.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
+    module = "only_imported_by_a_parent"  # a name that no other test's file has taken in this process
+    (tmp_path / f"{module}.py").write_text(NET)
+    file, target, _ = written(lambda source: tmp_path / f"{module}.py", tmp_path)
     file.write_text(file.read_text().replace("\nimport torch\n", f"\nimport torch\nfrom {module} import helper\n", 1))
     found = pipeline.verify(file, target, inputs="float32[2,4]", progress=Progress(None))
     assert [r.what for r in found.rows if not r.ok] == [ALONE]
