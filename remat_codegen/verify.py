@@ -84,7 +84,8 @@ def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 class Comparison:
     """What several steps of two models differ in, and the most that the generated one held (bytes).
 
-    `traces` are digests of what each step left behind, and of what evaluation gave, of the original and of the generated model, where they were asked for.
+    `traces` are digests of what each step left behind and evaluation gave, of the original and of the
+    generated model, where they were asked for.
     """
 
     differences: dict[str, Difference] = field(default_factory=dict)
