@@ -34,7 +34,8 @@ class Row:
 class Verification:
     """What running a generated file against its original found. Sizes are None where the file does not say them.
 
-    `notes` say what the rows do not prove.
+    `notes` say what the rows do not prove. The original's peak is measured as well, `unmodified_peak_bytes` is what the plan
+    took it for; `time_ratio` is the time of the file's step over that of the original's. None where they could not be had.
     """
 
     rows: tuple[Row, ...]
@@ -43,6 +44,9 @@ class Verification:
     budget_bytes: int | None
     ok: bool
     notes: tuple[str, ...] = ()
+    original_peak_bytes: int | None = None
+    unmodified_peak_bytes: int | None = None
+    time_ratio: float | None = None
 
     def failures(self) -> str:
         """What went wrong, on one line; empty where nothing did."""
@@ -54,6 +58,9 @@ class Verification:
             "ok": self.ok,
             "measured_peak_bytes": self.measured_peak_bytes,
             "planned_peak_bytes": self.planned_peak_bytes,
+            "original_peak_bytes": self.original_peak_bytes,
+            "unmodified_peak_bytes": self.unmodified_peak_bytes,
+            "time_ratio": None if self.time_ratio is None else round(self.time_ratio, 3),
             "budget_bytes": self.budget_bytes,
             "rows": [{"what": row.what, "ok": row.ok, "detail": row.detail} for row in self.rows],
             "notes": list(self.notes),
@@ -171,7 +178,12 @@ def verification_table(verification: Verification) -> Table:
     for row in verification.rows:
         verdict = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
         table.add_row(row.what, verdict, Text(row.detail))
-    table.add_row("measured peak", "", Text(_peak_line(verification)))
+    if verification.measured_peak_bytes:
+        table.add_row("measured peak", "", Text(_peak_line(verification)))
+    if verification.original_peak_bytes is not None:
+        table.add_row("original's peak", "", Text(_original_line(verification)))
+    if verification.time_ratio is not None:
+        table.add_row("measured time", "", Text(f"{verification.time_ratio:.2f} x that of the original's step"))
     for note in verification.notes:
         table.add_row("note", "", Text(note))
     return table
@@ -185,6 +197,12 @@ def _peak_line(verification: Verification) -> str:
     if verification.budget_bytes is not None:
         parts.append(f"budget {format_bytes(verification.budget_bytes)}")
     return ", ".join(parts)
+
+
+def _original_line(verification: Verification) -> str:
+    measured, assumed = verification.original_peak_bytes or 0, verification.unmodified_peak_bytes
+    planned = f", planned {format_bytes(assumed)} ({100 * (measured / assumed - 1):+.1f} %)" if assumed else ""
+    return f"{format_bytes(measured)}{planned}"
 
 
 def two_columns() -> Table:

@@ -2,8 +2,9 @@
 
 All other modules take such names from here, and `NAMES` lists them: what each is for, and what happens without it. A version
 that lacks one is refused in a sentence, when this module is imported; a newer version than was tried is used with a warning.
-(`runtime.py` is copied into generated files, which import nothing but torch: it uses `UntypedStorage._cdata`, `Tensor._version`
-and `torch._neg_view` by itself.)
+What runs where this package is not cannot take them from here: `runtime.py`, which is copied into generated files, uses
+`UntypedStorage._cdata`, `Tensor._version` and `torch._neg_view`; `training.py`, by which a fresh process trains such a file,
+uses `torch.utils._pytree`.
 """
 
 from __future__ import annotations

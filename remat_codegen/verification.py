@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from remat_codegen import fresh
 from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import VerifyError
-from remat_codegen.inputs import parse_init
+from remat_codegen.planline import plan_in
 from remat_codegen.report import Progress, Row, Verification
+from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
 from remat_codegen.torch_seam import has_forward_hooks
 from remat_codegen.trace import Autocast
+from remat_codegen.training import Run
 
 STEPS = 2
+CLOSE, CLOSE_BYTES = 0.02, 8192  # by how much a measured step may be larger than the planned one
 
 
 @dataclass(frozen=True)
@@ -50,35 +54,80 @@ class _Trial:
         given |= {"autocast": self.casts, "make": self.made_anew(), "seed": self.seed, "device": self.device}
         return comparing.compare(rematerialize=rematerialize, **(given | options))
 
+    def costs(self) -> StepCosts:
+        """What steps of the original and of the file cost, measured on models of their own."""
+        make = self.made_anew() or (lambda: comparing.own_model(self.target.module))
+
+        def run(model: torch.nn.Module) -> Run:
+            return Run(model, self.target.args, self.target.kwargs, self.casts)
+
+        return step_costs(lambda: run(make()), lambda: run(self.generated.rematerialize(make())), self.device)
+
 
 def verification(
     file: Path, load: Callable[[], Target], device: str, seed: int, steps: int, progress: Progress
 ) -> Verification:
     """Trains the file and the model that `load` gives side by side. Raises VerifyError where there is nothing to compare."""
     trial = _Trial(comparing.load_generated(file), load(), load, device, seed)
-    generated = trial.generated
     try:
-        result = again = trial.compare(generated.rematerialize, steps=steps, advance=progress.update)
-    except ValueError as error:
-        if not _is_refused(error, file):
-            raise
-        raise VerifyError(str(error), where=str(file)) from error
+        result = again = trial.compare(trial.generated.rematerialize, steps=steps, advance=progress.update, traced=True)
+    except comparing.FileFailure as failure:
+        _raise_if_refused(failure, file)
+        return _failed(trial, failure)
     exact: comparing.Comparison | None = result
     if not result.identical:
-        again = trial.compare(generated.rematerialize, steps=steps)
+        again = trial.compare(trial.generated.rematerialize, steps=steps)
         exact = _in_float64(trial, steps)
     kinds = [(what, found, again.of(what)) for what, found in result.differences.items()]
     rows = [_row(what, found, None if exact is None else exact.of(what), repeated) for what, found, repeated in kinds]
-    rows += [_own_class(trial)] if _has_own_class(trial) else []
-    rows += [_at_other_sizes(trial)] if hasattr(generated, "SIZES") else []
-    measured, budget = result.measured_peak_bytes, generated.BUDGET_BYTES
+    rows.append(_in_a_process_of_its_own(trial, steps, result))
+    rows += [_at_other_sizes(trial)] if hasattr(trial.generated, "SIZES") else []
+    measured, budget = result.measured_peak_bytes, trial.generated.BUDGET_BYTES
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    return Verification(tuple(rows), measured, generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows), _notes(result))
+    found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
+    costs = trial.costs()
+    assumed = _assumed_peak_bytes(file)
+    return replace(
+        found,
+        original_peak_bytes=costs.original_peak_bytes,
+        unmodified_peak_bytes=assumed,
+        time_ratio=costs.time_ratio,
+        notes=(*_notes(result), *_other_than_planned(costs.original_peak_bytes, assumed)),
+    )
 
 
-def _is_refused(error: ValueError, file: Path | str) -> bool:
+def _failed(trial: _Trial, failure: comparing.FileFailure) -> Verification:
+    """What is left to say of a file that raises an error where the original raises none."""
+    generated = trial.generated
+    return Verification((Row("training", False, str(failure)),), 0, generated.PLANNED_PEAK_BYTES, generated.BUDGET_BYTES, False)
+
+
+def _assumed_peak_bytes(file: Path) -> int | None:
+    """What the file's plan takes the original's step to need; None where its header does not say."""
+    plan = plan_in(file.read_text(encoding="utf-8"))
+    return None if plan is None else plan.unmodified_peak_bytes
+
+
+def _other_than_planned(measured: int | None, assumed: int | None) -> tuple[str, ...]:
+    """A note where the original holds more than its plan assumes: then it is not what the file was planned against."""
+    if measured is None or assumed is None or measured <= (1 + CLOSE) * assumed + CLOSE_BYTES:
+        return ()
+    peaks = f"{format_bytes(measured)}, not at {format_bytes(assumed)} as its plan assumes"
+    return (f"the original's step peaks at {peaks}: something holds values that no gradient needs",)
+
+
+def _raise_if_refused(failure: comparing.FileFailure, file: Path) -> None:
+    """Raises VerifyError where a file's own checks have raised the error: it is for other inputs."""
+    if _is_refused(failure.error, file):
+        raise VerifyError(str(failure.error), where=str(file)) from failure
+
+
+def _is_refused(error: Exception, file: Path | str) -> bool:
     """Whether a file's own checks have raised an error: it is for other inputs."""
-    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve() == Path(file).resolve()
+    return (
+        isinstance(error, ValueError)
+        and Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve() == Path(file).resolve()
+    )
 
 
 def _in_float64(trial: _Trial, steps: int) -> comparing.Comparison | None:
@@ -92,42 +141,35 @@ def _in_float64(trial: _Trial, steps: int) -> comparing.Comparison | None:
     try:
         with comparing.double_throughout(trial.generated):
             return comparing.compare(module, trial.generated.rematerialize, **given)
-    except VerifyError:
+    except (VerifyError, comparing.FileFailure):
         return None
 
 
-def _has_own_class(trial: _Trial) -> bool:
-    return trial.target.kind is TargetKind.CLASS and hasattr(trial.generated, trial.target.class_name)
+def _in_a_process_of_its_own(trial: _Trial, steps: int, here: comparing.Comparison) -> Row:
+    """The file as its users run it, who have not imported the original before."""
+    what = "in a process of its own"
+    target = trial.load()  # anew: comparisons may have left something in the other
+    found = fresh.trained_alone(trial.generated, target, trial.casts, trial.device, trial.seed, steps, len(here.traces) > steps)
+    if found.incomparable:
+        return Row(what, True, f"not compared: {found.said}")
+    wrong = f"{found.stage}: {found.said}" if found.stage else fresh.differing(found, here.traces, steps)
+    if wrong and found.stage in ("", "make") and _is_another_every_time(trial):
+        return Row(what, True, f"not compared: {target.name} is another model every time")
+    return Row(what, not wrong, wrong or f"{steps} {'step' if steps == 1 else 'steps'} bit-identical")
 
 
-def _own_class(trial: _Trial) -> Row:
-    """The file's own class, constructed as users do who have no original: it must make the same model."""
-    what, name = "constructed by itself", trial.target.class_name
-    args, kwargs = parse_init(trial.target.init_text)
+def _is_another_every_time(trial: _Trial) -> bool:
+    """Whether not even the original makes the same model twice, given the same state."""
 
-    def construct(kind: Any) -> Callable[[torch.nn.Module], torch.nn.Module]:
-        def made(model: torch.nn.Module) -> torch.nn.Module:
-            torch.manual_seed(trial.seed)
-            own = kind(*args, **kwargs).train().to(trial.device)
-            own.load_state_dict(model.state_dict())
-            return own
-
+    def second(model: torch.nn.Module) -> torch.nn.Module:
+        made = trial.load().module
+        made.load_state_dict(model.state_dict())
         return made
 
-    def differences(kind: Any) -> str:
-        """From the rematerialized original: that may differ from the original itself by rounding."""
-        rematerialize, anew = trial.generated.rematerialize, trial.made_anew()
-        make = None if anew is None else lambda: rematerialize(anew())
-        try:
-            found = trial.compare(construct(kind), steps=1, model=rematerialize(trial.target.module), make=make)
-        except Exception as error:  # whatever the user's code raises
-            return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        return next((f"{d.where} differs by {d.worst:.1e}" for d in found.differences.values() if d.worst is not None), "")
-
-    said = differences(getattr(trial.generated, name))
-    if said and differences(type(trial.target.module)):  # nor does the original make the same model twice
-        return Row(what, True, f"not compared: {name}() is another model every time")
-    return Row(what, not said, f"{name}(): {said}" if said else f"{name}() bit-identical")
+    try:
+        return not trial.compare(second, steps=1).identical
+    except (comparing.FileFailure, VerifyError):
+        return True
 
 
 def _notes(found: comparing.Comparison) -> tuple[str, ...]:
@@ -151,10 +193,9 @@ def _at_other_sizes(trial: _Trial) -> Row:
         if not found.identical:  # the half of a mask without padding, which the model leaves out: it rounds otherwise then
             with contextlib.suppress(VerifyError):
                 found = compared(apart=True)
-    except ValueError as error:
-        if not _is_refused(error, generated.__file__):
-            raise
-        return Row("half the size", True, f"not compared: {error}")
+    except comparing.FileFailure as failure:
+        refused = _is_refused(failure.error, generated.__file__)
+        return Row("half the size", refused, f"not compared: {failure.error}" if refused else str(failure))
     worst = [f"{d.where} differs by {d.worst:.1e}" for d in found.differences.values() if d.worst is not None]
     return Row("half the size", found.identical, worst[0] if worst else "everything bit-identical")
 

@@ -22,13 +22,12 @@ from torch.overrides import TorchFunctionMode
 
 from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
-from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.torch_seam import pytree
-from remat_codegen.trace import Autocast, know_dataclasses
+from remat_codegen.trace import Autocast
+from remat_codegen.training import Run, digests
 
 ROUNDING = 1e-9  # the largest relative difference in float64 that is put down to rounding
-LEARNING_RATE = 0.01
 
 
 @dataclass(slots=True)
@@ -83,10 +82,15 @@ def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 @dataclass(slots=True)
 class Comparison:
-    """What several steps of two models differ in, and the most that the generated one held (bytes)."""
+    """What several steps of two models differ in, and the most that the generated one held (bytes).
+
+    `traces` are digests of what each step left behind and evaluation gave, of the original and of the
+    generated model, where they were asked for.
+    """
 
     differences: dict[str, Difference] = field(default_factory=dict)
     measured_peak_bytes: int = 0
+    traces: list[tuple[dict[str, str], dict[str, str]]] = field(default_factory=list)
 
     def of(self, what: str) -> Difference:
         """The differences found in one kind of thing."""
@@ -106,6 +110,31 @@ class Comparison:
     def rounding(self) -> bool:
         """Whether no difference is larger than rounding in float64."""
         return all(d.worst is None or d.worst < ROUNDING for d in self.differences.values())
+
+
+class FileFailure(Exception):
+    """A generated file raised an error, its cause, where the original raised none."""
+
+    def __init__(self, doing: str, error: Exception) -> None:
+        super().__init__(f"{doing} fails: {said(error)}")
+        self.__cause__ = self.error = error
+
+
+def said(error: BaseException) -> str:
+    """An error's type and the first line of what it says."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:300]
+
+
+@contextlib.contextmanager
+def file_does(what: str) -> Iterator[None]:
+    """In here, what a generated file raises is a FileFailure; out of memory is not its own."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise FileFailure(what, error) from error
 
 
 def load_generated(path: Path) -> ModuleType:
@@ -137,14 +166,18 @@ def compare(
     autocast: Autocast = (),
     advance: Callable[[int, int], None] | None = None,
     make: Callable[[], torch.nn.Module] | None = None,
+    traced: bool = False,
 ) -> Comparison:
     """Trains a copy of `model` and a rematerialized copy side by side for some steps; the last one's peak is measured.
 
-    Both are called under `autocast`. `make` makes the model anew where copies would not do.
+    Both are called under `autocast`. `make` makes the model anew where copies would not do. `traced` keeps digests of
+    each step. Raises VerifyError where the original fails, and FileFailure where only the generated file does.
     """
-    own = make or (lambda: _own_model(model))
-    original = _Run(own(), args, kwargs, autocast)
-    generated = _Run(rematerialize(own()), args, kwargs, autocast)
+    own = make or (lambda: own_model(model))
+    original = Run(own(), args, kwargs, autocast)
+    copied = own()
+    with file_does("rematerialize()"):
+        generated = Run(rematerialize(copied), args, kwargs, autocast)
     result = Comparison()
     if list(original.model.state_dict()) != list(generated.model.state_dict()):
         raise VerifyError("the generated model's state_dict has other keys than the original's")
@@ -155,20 +188,24 @@ def compare(
             torch.manual_seed(seed + index)
             if run is original:
                 _step_of_original(run, index)
-            elif index == steps - 1:
-                result.measured_peak_bytes = peak_bytes(run.step, device)
             else:
-                run.step()
+                with file_does(f"step {index + 1}"):
+                    if index == steps - 1:
+                        result.measured_peak_bytes = peak_bytes(run.step, device)
+                    else:
+                        run.step()
             run.note_generators()
         for what, name, ours, theirs in _pairs(original.state(), generated.state()):
             result.of(what).add(name, ours, theirs)
+        if traced:
+            result.traces.append((digests(original.state()), digests(generated.state())))
         original.update()
         generated.update()
     _compare_evaluation(original, generated, result, seed)
     return result
 
 
-def _compare_evaluation(original: _Run, generated: _Run, result: Comparison, seed: int) -> None:
+def _compare_evaluation(original: Run, generated: Run, result: Comparison, seed: int) -> None:
     """What both give in evaluation mode, where the original can be evaluated with these inputs."""
     torch.manual_seed(seed)
     try:
@@ -183,95 +220,22 @@ def _compare_evaluation(original: _Run, generated: _Run, result: Comparison, see
         return
     for _, name, ours, theirs in _pairs(original.results(), generated.results()):
         result.of("evaluation").add(name, ours, theirs)
+    if result.traces:
+        result.traces.append((digests(original.results()), digests(generated.results())))
 
 
-def _step_of_original(run: _Run, index: int) -> None:
+def _step_of_original(run: Run, index: int) -> None:
     """A step of the model itself. Raises VerifyError where it fails: then there is nothing to compare with."""
     try:
         run.step()
     except Exception as error:  # whatever the user's code raises
-        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
         hint = "verify with a model and inputs that it can be trained with"
-        raise VerifyError(f"the original itself fails in step {index + 1}: {said}", hint=hint) from error
+        raise VerifyError(f"the original itself fails in step {index + 1}: {said(error)}", hint=hint) from error
 
 
-class _Run:
-    """One of the two models, with its optimizer and what its last step gave."""
-
-    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast) -> None:
-        self.model, self.autocast = model, autocast
-        self.args, self.kwargs = pytree.tree_map(_own_copy, (args, kwargs))
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        for parameter in trainable:
-            parameter.grad = torch.zeros_like(parameter)
-        self.optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, momentum=0.9) if trainable else None
-        self.outputs: Any = None
-        self.generators: list[torch.Tensor] = []
-
-    def step(self) -> None:
-        """Forward and backward."""
-        self.outputs = None
-        with contextlib.ExitStack() as casts:  # as users write it: with autocast's copies of parameters cached
-            for device, dtype in self.autocast:
-                casts.enter_context(torch.autocast(device, dtype=dtype))
-            outputs = self._call()
-        example_loss(outputs).backward()
-        self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
-
-    def _call(self) -> Any:
-        args, kwargs = pytree.tree_map(lambda leaf: leaf, (self.args, self.kwargs))  # forward may change dicts and lists
-        return know_dataclasses(self.model(*args, **kwargs))
-
-    def evaluate(self) -> None:
-        """Forward in evaluation mode."""
-        self.model.eval()
-        try:
-            with torch.no_grad(), contextlib.ExitStack() as casts:
-                for device, dtype in self.autocast:
-                    casts.enter_context(torch.autocast(device, dtype=dtype))
-                self.outputs = self._call()
-        finally:
-            self.model.train()
-
-    def results(self) -> Iterator[tuple[str, str, Any]]:
-        """What the last forward pass returned: kind, name, value."""
-        leaves, _ = pytree.tree_flatten_with_path(self.outputs)
-        yield from (("outputs", f"output{pytree.keystr(path)}", leaf) for path, leaf in leaves)
-
-    def note_generators(self) -> None:
-        """Where the generators stand; not a part of the step, which is measured."""
-        self.generators = [torch.get_rng_state()]
-        if torch.cuda.is_available():
-            self.generators += torch.cuda.get_rng_state_all()
-
-    def state(self) -> Iterator[tuple[str, str, Any]]:
-        """Everything that a step leaves behind: kind, name, value."""
-        yield from self.results()
-        yield from (("gradients of parameters", n, p.grad) for n, p in self.model.named_parameters())
-        inputs, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
-        wanted = [(p, t) for p, t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
-        yield from (("gradients of inputs", f"input{pytree.keystr(p)}", t.grad) for p, t in wanted)
-        yield from (("buffers", n, b) for n, b in self.model.named_buffers())
-        yield from (("generator states", f"generator {i}", g) for i, g in enumerate(self.generators))
-
-    def update(self) -> None:
-        """The optimizer's step; gradients of inputs start anew."""
-        if self.optimizer is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=False)
-        for leaf in pytree.tree_leaves((self.args, self.kwargs)):
-            if isinstance(leaf, torch.Tensor):
-                leaf.grad = None
-
-
-def _own_model(model: torch.nn.Module) -> torch.nn.Module:
+def own_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model, tensors of its hooks included."""
     return copy.deepcopy(model, computed_attributes(model))
-
-
-def _own_copy(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any], apart: bool) -> tuple[Any, Any]:
@@ -310,7 +274,7 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
         return leaf.detach().double().requires_grad_(leaf.requires_grad) if floating else leaf
 
     args, kwargs = pytree.tree_map(widen, (args, kwargs))
-    return doubled(_own_model(model)), args, kwargs
+    return doubled(own_model(model)), args, kwargs
 
 
 def doubled(model: torch.nn.Module) -> torch.nn.Module:

@@ -47,6 +47,7 @@ from remat_codegen.trace import (
     location,
     substitute,
 )
+from remat_codegen.training import example_loss as example_loss
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
@@ -101,23 +102,6 @@ class Record:
     strides: tuple[tuple[int, ...] | None, ...]
     most_gradient_bytes: tuple[int, ...]
     shared_cast_bytes: int = 0
-
-
-def example_loss(outputs: Any) -> torch.Tensor:
-    """The loss that plans and checks are made with: logsumexp over the last dimension, averaged, summed over the outputs.
-
-    Like cross entropy or a mean squared error it needs one more tensor of the output's size in its own backward
-    pass. `outputs` is
-    any pytree; leaves that take no gradient are left out. Returns a scalar; raises ValueError if no leaf takes a gradient.
-    """
-    leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not leaves:
-        raise ValueError("no output depends on a trainable parameter or input")
-    total: Any = 0
-    for leaf in leaves:
-        real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
-        total = total + (real.logsumexp(-1).mean() if real.dim() else real)
-    return total
 
 
 def record(trace: Trace) -> Record:

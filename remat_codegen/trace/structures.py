@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
-from remat_codegen.torch_seam import pytree
-
-
-def know_dataclasses(value: Any) -> Any:
-    """Tells torch.utils._pytree of the dataclasses in nested containers, and returns the value."""
-    kind = type(value)
-    if is_dataclass(value) and kind not in pytree.SUPPORTED_NODES:
-        pytree.register_dataclass(kind)
-    if is_dataclass(value):
-        parts = [getattr(value, f.name, None) for f in fields(value)]
-    elif isinstance(value, dict):
-        parts = list(value.values())
-    else:
-        parts = list(value) if isinstance(value, (list, tuple)) else []
-    for part in parts:
-        know_dataclasses(part)
-    return value
+from remat_codegen.training import know_dataclasses as know_dataclasses
 
 
 @contextlib.contextmanager

@@ -1,0 +1,146 @@
+"""Steps of training as `verify` takes them. Imports nothing but torch: processes without this package load it.
+
+`Run` is one model with its optimizer; `digests` say what a step left behind so that two processes can compare it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+LEARNING_RATE = 0.01
+PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)  # what is written down as it is
+
+
+def example_loss(outputs: Any) -> torch.Tensor:
+    """The loss that plans and checks are made with: logsumexp over the last dimension, averaged, summed over the outputs.
+
+    Like cross entropy or a mean squared error it needs one more tensor of the output's size in its own backward
+    pass. `outputs` is
+    any pytree; leaves that take no gradient are left out. Returns a scalar; raises ValueError if no leaf takes a gradient.
+    """
+    leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not leaves:
+        raise ValueError("no output depends on a trainable parameter or input")
+    total: Any = 0
+    for leaf in leaves:
+        real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+        total = total + (real.logsumexp(-1).mean() if real.dim() else real)
+    return total
+
+
+def know_dataclasses(value: Any) -> Any:
+    """Tells torch.utils._pytree of the dataclasses in nested containers, and returns the value."""
+    kind = type(value)
+    if is_dataclass(value) and kind not in pytree.SUPPORTED_NODES:
+        pytree.register_dataclass(kind)
+    if is_dataclass(value):
+        parts = [getattr(value, f.name, None) for f in fields(value)]
+    elif isinstance(value, dict):
+        parts = list(value.values())
+    else:
+        parts = list(value) if isinstance(value, (list, tuple)) else []
+    for part in parts:
+        know_dataclasses(part)
+    return value
+
+
+class Run:
+    """One of several models that take the same steps, with its optimizer and what its last step gave."""
+
+    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any) -> None:
+        self.model, self.autocast = model, autocast
+        self.args, self.kwargs = pytree.tree_map(_own_copy, (args, kwargs))
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        for parameter in trainable:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, momentum=0.9) if trainable else None
+        self.outputs: Any = None
+        self.generators: list[torch.Tensor] = []
+
+    def step(self) -> None:
+        """Forward and backward."""
+        self.outputs = None
+        with contextlib.ExitStack() as casts:  # as users write it: with autocast's copies of parameters cached
+            for device, dtype in self.autocast:
+                casts.enter_context(torch.autocast(device, dtype=dtype))
+            outputs = self._call()
+        example_loss(outputs).backward()
+        self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
+
+    def _call(self) -> Any:
+        args, kwargs = pytree.tree_map(lambda leaf: leaf, (self.args, self.kwargs))  # forward may change dicts and lists
+        return know_dataclasses(self.model(*args, **kwargs))
+
+    def evaluate(self) -> None:
+        """Forward in evaluation mode."""
+        self.model.eval()
+        try:
+            with torch.no_grad(), contextlib.ExitStack() as casts:
+                for device, dtype in self.autocast:
+                    casts.enter_context(torch.autocast(device, dtype=dtype))
+                self.outputs = self._call()
+        finally:
+            self.model.train()
+
+    def results(self) -> Iterator[tuple[str, str, Any]]:
+        """What the last forward pass returned: kind, name, value."""
+        leaves, _ = pytree.tree_flatten_with_path(self.outputs)
+        yield from (("outputs", f"output{pytree.keystr(path)}", leaf) for path, leaf in leaves)
+
+    def note_generators(self) -> None:
+        """Where the generators stand; not a part of the step, which is measured."""
+        self.generators = [torch.get_rng_state()]
+        if torch.cuda.is_available():
+            self.generators += torch.cuda.get_rng_state_all()
+
+    def state(self) -> Iterator[tuple[str, str, Any]]:
+        """Everything that a step leaves behind: kind, name, value."""
+        yield from self.results()
+        yield from (("gradients of parameters", n, p.grad) for n, p in self.model.named_parameters())
+        inputs, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
+        wanted = [(p, t) for p, t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+        yield from (("gradients of inputs", f"input{pytree.keystr(p)}", t.grad) for p, t in wanted)
+        yield from (("buffers", n, b) for n, b in self.model.named_buffers())
+        yield from (("generator states", f"generator {i}", g) for i, g in enumerate(self.generators))
+
+    def update(self) -> None:
+        """The optimizer's step; gradients of inputs start anew."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=False)
+        for leaf in pytree.tree_leaves((self.args, self.kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                leaf.grad = None
+
+
+def digests(left: Iterable[tuple[str, str, Any]]) -> dict[str, str]:
+    """By name, digests of what a step left behind; without what is neither a tensor nor plain, which has no bits."""
+    found = {f"{what}: {name}": digest(value) for what, name, value in left}
+    return {name: text for name, text in found.items() if text}
+
+
+def digest(value: Any) -> str:
+    """The same for values that are equal to the bit, in any process; empty for objects that only their class could compare."""
+    if isinstance(value, PLAIN):
+        return f"{type(value).__name__} {value!r}"
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return ""
+    plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if type(plain) not in (torch.Tensor, torch.nn.Parameter) or plain.is_quantized:
+        return ""
+    content = hashlib.sha256((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()) if plain.numel() else b"")
+    return f"{plain.dtype} {tuple(plain.shape)} {content.hexdigest()}"
+
+
+def _own_copy(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)

@@ -1,0 +1,87 @@
+"""Generated files in a process of their own, and what the original's step costs beside what its plan assumes."""
+
+from __future__ import annotations
+
+import pytest
+
+from remat_codegen import pipeline
+from remat_codegen.report import Progress, verification_table
+from remat_codegen.request import Request
+
+ALONE = "in a process of its own"
+NET = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    def __init__(self, width=4):
+        super().__init__(width, width)
+        self.register_buffer("noise", torch.randn(width), persistent=False)
+
+    def forward(self, x):
+        return torch.dropout(super().forward(x), 0.5, True) * self.noise
+
+
+def make():
+    return Net(4)
+
+
+def helper(x):
+    return x
+
+
+made = make()
+"""
+COLLECTS = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        self.maps = [(super(Net, self).forward(x) + n).detach().exp() for n in range(4)]
+        return super().forward(x).tanh()
+"""
+
+
+def written(write_file, tmp_path, source=NET, name="Net", inputs="float32[2,4]", **options):
+    """A file with its target and what --verify says of it."""
+    file = tmp_path / "made_remat.py"
+    target = f"{write_file(source)}:{name}"
+    report = pipeline.generate(Request(target, "100%", file, inputs=inputs, verify=True, **options), Progress(None))
+    return file, target, report.verify
+
+
+def row(found, what=ALONE):
+    return next(r for r in found.rows if r.what == what)
+
+
+@pytest.mark.parametrize("name", ["Net", "make", "made"])
+def test_every_kind_of_target_trains_in_a_process_of_its_own(write_file, tmp_path, name):
+    _, _, found = written(write_file, tmp_path, name=name)
+    assert found.ok and row(found).detail == "2 steps bit-identical"
+
+
+def test_what_only_this_process_can_import_is_missed_in_another(write_file, tmp_path):
+    """The original's module is imported here, so that a file finds in it what it should carry."""
+    module = "only_imported_by_a_parent"  # a name that no other test's file has taken in this process
+    (tmp_path / f"{module}.py").write_text(NET)
+    file, target, _ = written(lambda source: tmp_path / f"{module}.py", tmp_path)
+    file.write_text(file.read_text().replace("\nimport torch\n", f"\nimport torch\nfrom {module} import helper\n", 1))
+    found = pipeline.verify(file, target, inputs="float32[2,4]", progress=Progress(None))
+    assert [r.what for r in found.rows if not r.ok] == [ALONE]
+    assert f"import: ModuleNotFoundError: No module named '{module}'" in found.failures()
+
+
+def test_a_file_that_raises_has_failed(write_file, tmp_path):
+    file, target, _ = written(write_file, tmp_path)
+    file.write_text(file.read_text().replace("return run_forward(self, x)", "return run_forward(self, x).missing"))
+    found = pipeline.verify(file, target, inputs="float32[2,4]", progress=Progress(None))
+    assert not found.ok and "training: step 1 fails: AttributeError" in found.failures()
+
+
+def test_values_that_python_holds_are_told(write_file, tmp_path):
+    _, _, found = written(write_file, tmp_path, COLLECTS, init="128, 128", inputs="float32[64,128]")
+    assert found.original_peak_bytes > found.unmodified_peak_bytes + 4 * 64 * 128 * 4
+    assert any("the original's step peaks at" in n and "something holds values" in n for n in found.notes)
+    assert found.to_json()["original_peak_bytes"] == found.original_peak_bytes and found.to_json()["time_ratio"] > 0
+    assert verification_table(found).row_count == len(found.rows) + 3 + len(found.notes)
