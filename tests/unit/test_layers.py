@@ -25,7 +25,7 @@ ALLOWED = {
     "sizes": ("errors",),
     "views": (),
     "attributes": (),
-    "trace": ("attributes", "errors", "sizes", "views", "trace"),
+    "trace": ("attributes", "errors", "runtime", "sizes", "views", "trace"),
     "graph": ("errors", "trace", "graph"),
     "profile": ("errors", "trace", "graph", "profile"),
     "schedule": ("graph", "profile.costs"),
