@@ -252,7 +252,7 @@ def other_parts(model, planned):
     rows = [row.split(": ", 1) for row in planned.split("; ")]
     wanted = {path: text for paths, text in rows for path in paths.split(" ")}
     for path, text in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
-        other = wanted.get(path) or wanted.get(re.sub(r"\b\d+\b", "*", path), "none")
+        other = wanted.get(path) or wanted.get(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), "none")
         for one, two in itertools.zip_longest(text.split(", "), other.split(", "), fillvalue="none") if text != other else ():
             (name, _, found), (_, _, value) = one.rpartition("="), two.rpartition("=")
             if one != two:
@@ -262,13 +262,13 @@ def other_parts(model, planned):
 def check_objects(model, planned):
     """Refuses other settings in what modules hold: configurations, dicts and lists."""
     for paths, settings in planned.items():
-        for path, thing in ((p, t) for path in paths.split(" ") for p, t in held_at(model, path)):
+        for where, thing in (pair for path in paths.split(" ") for pair in held_at(model, path)):
             for name, wanted in settings.items():
                 found = held(thing, name, check_objects)
                 found = "missing" if found is check_objects else said(found)
                 if found != wanted:
-                    text = f"{path}.{name} is {found}, but this file was planned for {wanted}"
-                    raise ValueError(f"{text}: generate it again")
+                    what = f"{where}.{name}".replace(".[", "[")
+                    raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
 
 
 def held_at(thing, path):
@@ -280,8 +280,8 @@ def held_at(thing, path):
 
 
 def held(thing, name, default=None):
-    if isinstance(thing, (list, tuple)) and name.isdigit():
-        return thing[int(name)] if int(name) < len(thing) else default
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
     return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 

@@ -24,8 +24,9 @@ AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspa
 
 @dataclass(frozen=True)
 class Guards:
-    """The checks of a file for `model`, called with `arguments`. `found` is runtime.structure of it with its settings, `objects`
-    what the objects that it holds have by name, by path; `growth` is the power of each size that may change, by variable, that the peak grows with."""
+    """The checks of a file for `model`, called with `arguments`. `found` is runtime.structure of it, `objects`
+    are those of the objects that it holds, by path; `growth` is the power of each size that may change, by variable, that the
+    peak grows with."""
 
     model: Model
     arguments: Sequence[Argument]
@@ -146,7 +147,7 @@ def united(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pattern(path: str) -> str:
-    return re.sub(r"\b\d+\b", "*", path)
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 def _is_image(variable: Variable) -> bool:

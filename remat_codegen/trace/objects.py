@@ -41,7 +41,14 @@ class Objects:
 
     def __init__(self) -> None:
         self._read: dict[int, tuple[Any, dict[str, str | None]]] = {}
+        self._first: dict[tuple[int, str], Any] = {}  # torch.export leaves copies of dicts and lists
         self._undo: dict[type, Callable[[], None]] = {}
+
+    def meet_in(self, module: nn.Module, name: str, value: Any) -> None:
+        """The same of what a module holds."""
+        self.meet(value)
+        if id(value) in self._read:
+            self._first.setdefault((id(module), name), value)
 
     def meet(self, value: Any) -> None:
         """Notes from here on what is read of `value`, if that is a plain object."""
@@ -98,7 +105,8 @@ class Objects:
         for path, part in module.named_modules():
             for name in names:
                 if name not in left_out and name in vars(part):
-                    rows.update(self._rows_of(f"{path}.{name}".lstrip("."), vars(part)[name], ()))
+                    value = self._first.get((id(part), name), vars(part)[name])
+                    rows.update(self._rows_of(f"{path}.{name}".lstrip("."), value, ()))
         return rows
 
     def _rows_of(self, path: str, thing: Any, within: tuple[int, ...]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -132,7 +140,7 @@ def _keys(thing: Any) -> list[str]:
         return []
     if isinstance(thing, dict):
         return [key for key in thing if isinstance(key, str) and key.isidentifier()]
-    return [str(i) for i in range(len(thing))]
+    return [f"[{i}]" for i in range(len(thing))]
 
 
 def _is_plain(kind: type) -> bool:

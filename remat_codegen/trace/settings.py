@@ -1,5 +1,5 @@
-"""What forward reads of its modules, and of the objects that they hold, beside tensors and modules: numbers, texts and functions,
-which a trace holds for good."""
+"""What forward reads of its modules, and of the objects that they hold, beside tensors and modules: numbers, texts and
+functions, which a trace holds for good."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ class Reads:
             if name not in self.read and name in object.__getattribute__(module, "__dict__") and not _is_off(module, value):
                 self.read[name] = None
             if name in self.read:
-                self.objects.meet(value)
+                self.objects.meet_in(module, name, value)
             return value
 
         def put(module: nn.Module, name: str, value: Any) -> None:
-            self.written.add(name)
+            if not _is_torch(sys._getframe(1)):  # torch.export sets dicts and lists to copies of them
+                self.written.add(name)
             own(module, name, value)
 
         def dtype(tensor: torch.Tensor) -> Any:
@@ -83,6 +84,10 @@ class Reads:
     def of_objects(self, module: nn.Module) -> dict[str, dict[str, str]]:
         """The same of the plain objects that modules hold, by their paths, as `h.0.config`."""
         return self.objects.rows(module, self.read, self.written)
+
+
+def _is_torch(frame: types.FrameType) -> bool:
+    return "/torch/export/" in frame.f_code.co_filename or "/torch/_export/" in frame.f_code.co_filename
 
 
 def _decides(frame: types.FrameType) -> bool:
