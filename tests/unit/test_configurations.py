@@ -157,9 +157,9 @@ def test_a_model_of_another_configuration_is_refused(made):
     generated.Net()(torch.randn(64, 8)).sum().backward()
     generated.Net(p=0.25, act="gelu")(torch.randn(64, 8)).sum().backward()
     other = f"{act} is 'tanh', but this file was planned for 'gelu': generate it again"
-    assert refusal(generated.Net(act="tanh")) == other
-    assert refusal(generated.rematerialize(original["Net"](act="tanh"))) == other
-    assert refusal(generated.Net(p=0.5)) == f"{p} is 0.5, but this file was planned for 0.25: generate it again"
+    assert refusal(generated.Net(act="tanh")).endswith(other)
+    assert refusal(generated.rematerialize(original["Net"](act="tanh"))).endswith(other)
+    assert refusal(generated.Net(p=0.5)).endswith(f"{p} is 0.5, but this file was planned for 0.25: generate it again")
     generated.Net(act="tanh").eval()(torch.randn(64, 8))
 
 
