@@ -13,15 +13,15 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"6afba15073b52529"}
+#: "seal":"8cad7abda8fc6c22"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
 import contextlib
 import functools
+import re
 import types
 import weakref
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -145,7 +145,20 @@ def rematerialize(model):
 BUDGET_BYTES = 69777412
 PLANNED_PEAK_BYTES = 69594760
 EXPECTED = {"source": ((4, 128), torch.int64, False), "target": ((4, 128), torch.int64, False)}
-STRUCTURE = "structure=0x21289207; norm_type=2.0; p=0.1; normalized_shape=(256,); eps=1e-05; heads=4"
+STRUCTURE = (
+    ".: model[8]; words: Embedding, weight[4000,256], norm_type=2.0; places: Embedding, weight[256,256], "
+    "norm_type=2.0; dropout encoder.*.feed.dropout encoder.*.dropout decoder.*.feed.dropout decoder.*.dropout: "
+    "Dropout, p=0.1; encoder decoder: ModuleList[3]; encoder.*: EncoderLayer[5]; encoder.*.norm1 encoder.*.norm2 "
+    "decoder.*.norm1 decoder.*.norm2 decoder.*.norm3 memory_norm norm: LayerNorm, weight[256], bias[256], "
+    "eps=1e-05, normalized_shape=(256,); encoder.*.attention decoder.*.attention decoder.*.cross: Attention[4], "
+    "heads=4; encoder.*.attention.q_proj encoder.*.attention.k_proj encoder.*.attention.v_proj "
+    "encoder.*.attention.out_proj decoder.*.attention.q_proj decoder.*.attention.k_proj "
+    "decoder.*.attention.v_proj decoder.*.attention.out_proj decoder.*.cross.q_proj decoder.*.cross.k_proj "
+    "decoder.*.cross.v_proj decoder.*.cross.out_proj: Linear, weight[256,256], bias[256]; encoder.*.feed "
+    "decoder.*.feed: FeedForward[3]; encoder.*.feed.up decoder.*.feed.up: Linear, weight[1024,256], bias[1024]; "
+    "encoder.*.feed.down decoder.*.feed.down: Linear, weight[256,1024], bias[256]; decoder.*: DecoderLayer[7]; "
+    "out: Linear, weight[4000,256]"
+)
 AUTOCAST = {"cpu": None}
 # Whether these modules were in training mode: what they compute here does not follow it.
 MODES = {
@@ -763,12 +776,24 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        found[path or "."] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
@@ -776,8 +801,11 @@ def check_call(model, planned, frozen, expected, given, autocast):
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {
+        path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
+    }
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

@@ -12,16 +12,16 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"681f4dbf6f6e0e3f"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"d902689803ea677a"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
 import contextlib
 import functools
 import math
+import re
 import types
 import weakref
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +129,15 @@ def rematerialize(model):
 BUDGET_BYTES = 1073741824
 PLANNED_PEAK_BYTES = 1062632904
 EXPECTED = {"idx": ((2, 512), torch.int64, False)}
-STRUCTURE = "structure=0xc7fe03d; norm_type=2.0; p=0.1; normalized_shape=(768,); eps=1e-05; heads=12"
+STRUCTURE = (
+    ".: model[6]; wte: Embedding, weight[50257,768], norm_type=2.0; wpe: Embedding, weight[1024,768], "
+    "norm_type=2.0; drop h.*.attn.attn_dropout h.*.attn.resid_dropout h.*.mlp.dropout: Dropout, p=0.1; h: "
+    "ModuleList[12]; h.*: Block[4]; h.*.ln_1 h.*.ln_2 ln_f: LayerNorm, weight[768], bias[768], eps=1e-05, "
+    "normalized_shape=(768,); h.*.attn: CausalSelfAttention[4], heads=12; h.*.attn.c_attn: Linear, "
+    "weight[2304,768], bias[2304]; h.*.attn.c_proj: Linear, weight[768,768], bias[768]; h.*.mlp: MLP[3]; "
+    "h.*.mlp.c_fc: Linear, weight[3072,768], bias[3072]; h.*.mlp.c_proj: Linear, weight[768,3072], bias[768]; "
+    "head: Linear, weight[50257,768]"
+)
 AUTOCAST = {"cpu": None}
 
 # ---------------------------------------------------------------------------- 2. the blocks
@@ -442,12 +450,24 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        found[path or "."] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
@@ -455,8 +475,11 @@ def check_call(model, planned, frozen, expected, given, autocast):
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {
+        path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
+    }
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

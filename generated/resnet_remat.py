@@ -12,15 +12,15 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"3cd7a208549850ca"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"37b37d5814391763"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
 import contextlib
 import functools
+import re
 import types
 import weakref
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -92,8 +92,30 @@ BUDGET_BYTES = 47208322
 PLANNED_PEAK_BYTES = 46686980
 EXPECTED = {"image": ((16, 3, 32, 32), torch.float32, False)}
 STRUCTURE = (
-    "structure=0xb516e419; padding_mode='zeros'; stride=0x6c478eaf; padding=0xd7467409; dilation=(1, 1); "
-    "groups=1; momentum=0.1; track_running_stats=True; eps=1e-05; inplace=True"
+    ".: model[3]; stem: Sequential[3]; stem.0: Conv2d, weight[64,3,3,3], dilation=(1,1), groups=1, padding=(1,1), "
+    "padding_mode='zeros', stride=(1,1); stem.1 blocks.0.bn1 blocks.0.bn2 blocks.1.bn1 blocks.1.bn2: BatchNorm2d, "
+    "weight[64], bias[64], eps=1e-05, momentum=0.1, track_running_stats=True; stem.2 blocks.*.relu: ReLU, "
+    "inplace=True; blocks: Sequential[8]; blocks.*: BasicBlock[6]; blocks.0.conv1 blocks.0.conv2 blocks.1.conv1 "
+    "blocks.1.conv2: Conv2d, weight[64,64,3,3], dilation=(1,1), groups=1, padding=(1,1), padding_mode='zeros', "
+    "stride=(1,1); blocks.0.shortcut blocks.1.shortcut blocks.3.shortcut blocks.5.shortcut blocks.7.shortcut: "
+    "Identity; blocks.2.conv1: Conv2d, weight[128,64,3,3], dilation=(1,1), groups=1, padding=(1,1), "
+    "padding_mode='zeros', stride=(2,2); blocks.2.bn1 blocks.2.bn2 blocks.2.shortcut.1 blocks.3.bn1 blocks.3.bn2: "
+    "BatchNorm2d, weight[128], bias[128], eps=1e-05, momentum=0.1, track_running_stats=True; blocks.2.conv2 "
+    "blocks.3.conv1 blocks.3.conv2: Conv2d, weight[128,128,3,3], dilation=(1,1), groups=1, padding=(1,1), "
+    "padding_mode='zeros', stride=(1,1); blocks.2.shortcut blocks.4.shortcut blocks.6.shortcut: Sequential[2]; "
+    "blocks.2.shortcut.0: Conv2d, weight[128,64,1,1], dilation=(1,1), groups=1, padding=(0,0), "
+    "padding_mode='zeros', stride=(2,2); blocks.4.conv1: Conv2d, weight[256,128,3,3], dilation=(1,1), groups=1, "
+    "padding=(1,1), padding_mode='zeros', stride=(2,2); blocks.4.bn1 blocks.4.bn2 blocks.4.shortcut.1 "
+    "blocks.5.bn1 blocks.5.bn2: BatchNorm2d, weight[256], bias[256], eps=1e-05, momentum=0.1, "
+    "track_running_stats=True; blocks.4.conv2 blocks.5.conv1 blocks.5.conv2: Conv2d, weight[256,256,3,3], "
+    "dilation=(1,1), groups=1, padding=(1,1), padding_mode='zeros', stride=(1,1); blocks.4.shortcut.0: Conv2d, "
+    "weight[256,128,1,1], dilation=(1,1), groups=1, padding=(0,0), padding_mode='zeros', stride=(2,2); "
+    "blocks.6.conv1: Conv2d, weight[512,256,3,3], dilation=(1,1), groups=1, padding=(1,1), padding_mode='zeros', "
+    "stride=(2,2); blocks.6.bn1 blocks.6.bn2 blocks.6.shortcut.1 blocks.7.bn1 blocks.7.bn2: BatchNorm2d, "
+    "weight[512], bias[512], eps=1e-05, momentum=0.1, track_running_stats=True; blocks.6.conv2 blocks.7.conv1 "
+    "blocks.7.conv2: Conv2d, weight[512,512,3,3], dilation=(1,1), groups=1, padding=(1,1), padding_mode='zeros', "
+    "stride=(1,1); blocks.6.shortcut.0: Conv2d, weight[512,256,1,1], dilation=(1,1), groups=1, padding=(0,0), "
+    "padding_mode='zeros', stride=(2,2); fc: Linear, weight[100,512], bias[100]"
 )
 AUTOCAST = {"cpu": None}
 
@@ -683,12 +705,24 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        found[path or "."] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
@@ -696,8 +730,11 @@ def check_call(model, planned, frozen, expected, given, autocast):
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {
+        path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
+    }
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

@@ -12,16 +12,16 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"fca4291dc4d8584b"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"5f8534971776d574"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
 import contextlib
 import functools
 import math
+import re
 import types
 import weakref
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -107,8 +107,47 @@ BUDGET_BYTES = 40388130
 PLANNED_PEAK_BYTES = 40208772
 EXPECTED = {"image": ((4, 3, 64, 64), torch.float32, False), "t": ((4,), torch.float32, False)}
 STRUCTURE = (
-    "structure=0x86c55385; frequencies=64; padding_mode='zeros'; stride=0xbe5d8cf0; padding=0x1b24b0f4; "
-    "dilation=(1, 1); groups=1; num_groups=8; eps=1e-05; kernel_size=0xeef8d043; output_padding=(0, 0)"
+    ".: model[9], frequencies=64; time: Sequential[3]; time.0 time.2 down.2.time middle.time up.0.time: Linear, "
+    "weight[128,128], bias[128]; time.1: SiLU; stem: Conv2d, weight[32,3,3,3], bias[32], dilation=(1,1), "
+    "groups=1, kernel_size=(3,3), output_padding=(0,0), padding=(1,1), padding_mode='zeros', stride=(1,1); down "
+    "up: ModuleList[3]; down.* middle up.*: ResidualBlock[6]; down.0.norm1 down.0.norm2 down.1.norm1 up.2.norm2 "
+    "norm: GroupNorm, weight[32], bias[32], eps=1e-05, num_groups=8; down.0.conv1 down.0.conv2 up.2.conv2: "
+    "Conv2d, weight[32,32,3,3], bias[32], dilation=(1,1), groups=1, kernel_size=(3,3), output_padding=(0,0), "
+    "padding=(1,1), padding_mode='zeros', stride=(1,1); down.0.time up.2.time: Linear, weight[32,128], bias[32]; "
+    "down.0.skip middle.skip: Identity; down.1.conv1: Conv2d, weight[64,32,3,3], bias[64], dilation=(1,1), "
+    "groups=1, kernel_size=(3,3), output_padding=(0,0), padding=(1,1), padding_mode='zeros', stride=(1,1); "
+    "down.1.time up.1.time: Linear, weight[64,128], bias[64]; down.1.norm2 down.2.norm1 up.1.norm2 up.2.norm1: "
+    "GroupNorm, weight[64], bias[64], eps=1e-05, num_groups=8; down.1.conv2 up.1.conv2: Conv2d, "
+    "weight[64,64,3,3], bias[64], dilation=(1,1), groups=1, kernel_size=(3,3), output_padding=(0,0), "
+    "padding=(1,1), padding_mode='zeros', stride=(1,1); down.1.skip: Conv2d, weight[64,32,1,1], bias[64], "
+    "dilation=(1,1), groups=1, kernel_size=(1,1), output_padding=(0,0), padding=(0,0), padding_mode='zeros', "
+    "stride=(1,1); down.2.conv1: Conv2d, weight[128,64,3,3], bias[128], dilation=(1,1), groups=1, "
+    "kernel_size=(3,3), output_padding=(0,0), padding=(1,1), padding_mode='zeros', stride=(1,1); down.2.norm2 "
+    "middle.norm1 middle.norm2 up.0.norm2 up.1.norm1: GroupNorm, weight[128], bias[128], eps=1e-05, num_groups=8; "
+    "down.2.conv2 middle.conv1 middle.conv2 up.0.conv2: Conv2d, weight[128,128,3,3], bias[128], dilation=(1,1), "
+    "groups=1, kernel_size=(3,3), output_padding=(0,0), padding=(1,1), padding_mode='zeros', stride=(1,1); "
+    "down.2.skip: Conv2d, weight[128,64,1,1], bias[128], dilation=(1,1), groups=1, kernel_size=(1,1), "
+    "output_padding=(0,0), padding=(0,0), padding_mode='zeros', stride=(1,1); shrink grow: ModuleList[2]; "
+    "shrink.0: Conv2d, weight[32,32,3,3], bias[32], dilation=(1,1), groups=1, kernel_size=(3,3), "
+    "output_padding=(0,0), padding=(1,1), padding_mode='zeros', stride=(2,2); shrink.1: Conv2d, "
+    "weight[64,64,3,3], bias[64], dilation=(1,1), groups=1, kernel_size=(3,3), output_padding=(0,0), "
+    "padding=(1,1), padding_mode='zeros', stride=(2,2); grow.0: ConvTranspose2d, weight[128,64,2,2], bias[64], "
+    "dilation=(1,1), groups=1, kernel_size=(2,2), output_padding=(0,0), padding=(0,0), padding_mode='zeros', "
+    "stride=(2,2); grow.1: ConvTranspose2d, weight[64,32,2,2], bias[32], dilation=(1,1), groups=1, "
+    "kernel_size=(2,2), output_padding=(0,0), padding=(0,0), padding_mode='zeros', stride=(2,2); up.0.norm1: "
+    "GroupNorm, weight[256], bias[256], eps=1e-05, num_groups=8; up.0.conv1: Conv2d, weight[128,256,3,3], "
+    "bias[128], dilation=(1,1), groups=1, kernel_size=(3,3), output_padding=(0,0), padding=(1,1), "
+    "padding_mode='zeros', stride=(1,1); up.0.skip: Conv2d, weight[128,256,1,1], bias[128], dilation=(1,1), "
+    "groups=1, kernel_size=(1,1), output_padding=(0,0), padding=(0,0), padding_mode='zeros', stride=(1,1); "
+    "up.1.conv1: Conv2d, weight[64,128,3,3], bias[64], dilation=(1,1), groups=1, kernel_size=(3,3), "
+    "output_padding=(0,0), padding=(1,1), padding_mode='zeros', stride=(1,1); up.1.skip: Conv2d, "
+    "weight[64,128,1,1], bias[64], dilation=(1,1), groups=1, kernel_size=(1,1), output_padding=(0,0), "
+    "padding=(0,0), padding_mode='zeros', stride=(1,1); up.2.conv1: Conv2d, weight[32,64,3,3], bias[32], "
+    "dilation=(1,1), groups=1, kernel_size=(3,3), output_padding=(0,0), padding=(1,1), padding_mode='zeros', "
+    "stride=(1,1); up.2.skip: Conv2d, weight[32,64,1,1], bias[32], dilation=(1,1), groups=1, kernel_size=(1,1), "
+    "output_padding=(0,0), padding=(0,0), padding_mode='zeros', stride=(1,1); out: Conv2d, weight[3,32,3,3], "
+    "bias[3], dilation=(1,1), groups=1, kernel_size=(3,3), output_padding=(0,0), padding=(1,1), "
+    "padding_mode='zeros', stride=(1,1)"
 )
 AUTOCAST = {"cpu": None}
 
@@ -552,12 +591,24 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        found[path or "."] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
@@ -565,8 +616,11 @@ def check_call(model, planned, frozen, expected, given, autocast):
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {
+        path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
+    }
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

@@ -12,15 +12,15 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"aaf0b5e0e0fb0975"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"baae41998f3ee5ea"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
 import contextlib
 import functools
+import re
 import types
 import weakref
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -104,8 +104,17 @@ BUDGET_BYTES = 48503906
 PLANNED_PEAK_BYTES = 48005316
 EXPECTED = {"image": ((8, 3, 96, 96), torch.float32, False)}
 STRUCTURE = (
-    "structure=0x22420681; padding_mode='zeros'; stride=(8, 8); padding=(0, 0); dilation=(1, 1); groups=1; p=0.1; "
-    "normalized_shape=(192,); eps=1e-05; heads=3; approximate='none'"
+    ".: model[5], token[1,1,192], position[1,145,192]; patches: Conv2d, weight[192,3,8,8], bias[192], "
+    "dilation=(1,1), groups=1, padding=(0,0), padding_mode='zeros', stride=(8,8); drop blocks.0.mlp.3 "
+    "blocks.1.mlp.3 blocks.2.mlp.3 blocks.3.mlp.3 blocks.4.mlp.3 blocks.5.mlp.3: Dropout, p=0.1; blocks: "
+    "ModuleList[6]; blocks.*: Block[4]; blocks.*.norm1 blocks.*.norm2 norm: LayerNorm, weight[192], bias[192], "
+    "eps=1e-05, normalized_shape=(192,); blocks.*.attn: Attention[2], heads=3; blocks.*.attn.qkv: Linear, "
+    "weight[576,192], bias[576]; blocks.*.attn.proj: Linear, weight[192,192], bias[192]; blocks.*.mlp: "
+    "Sequential[4]; blocks.0.mlp.0 blocks.1.mlp.0 blocks.2.mlp.0 blocks.3.mlp.0 blocks.4.mlp.0 blocks.5.mlp.0: "
+    "Linear, weight[768,192], bias[768]; blocks.0.mlp.1 blocks.1.mlp.1 blocks.2.mlp.1 blocks.3.mlp.1 "
+    "blocks.4.mlp.1 blocks.5.mlp.1: GELU, approximate='none'; blocks.0.mlp.2 blocks.1.mlp.2 blocks.2.mlp.2 "
+    "blocks.3.mlp.2 blocks.4.mlp.2 blocks.5.mlp.2: Linear, weight[192,768], bias[192]; head: Linear, "
+    "weight[100,192], bias[100]"
 )
 AUTOCAST = {"cpu": None}
 # Whether these modules were in training mode: what they compute here does not follow it.
@@ -407,12 +416,24 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        found[path or "."] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
@@ -420,8 +441,11 @@ def check_call(model, planned, frozen, expected, given, autocast):
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {
+        path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
+    }
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

@@ -295,6 +295,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         args=target.args,
         kwargs=target.kwargs,
         structure=structure(target.module, traced.model.trace.settings),
+        objects=traced.model.trace.objects,
         source=source,
     )
     facts = Facts(

@@ -16,6 +16,7 @@ import base64
 import contextlib
 import functools
 import math
+import re
 import sys
 import types
 import warnings
@@ -230,12 +231,44 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        found[path or "."] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def check_objects(model, planned):
+    """Refuses other settings in what modules hold: configurations, dicts and lists."""
+    for paths, settings in planned.items():
+        for where, thing in (pair for path in paths.split(" ") for pair in held_at(model, path)):
+            for name, wanted in settings.items():
+                found = held(thing, name, check_objects)
+                found = "missing" if found is check_objects else said(found)
+                if found != wanted:
+                    what = f"{where}.{name}".replace(".[", "[")
+                    raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
+
+
+def held_at(thing, path):
+    """What is at a path, and where. `h.*` are all parts of h."""
+    found = [("", thing)]
+    for name in path.split("."):
+        found = [(f"{p}.{n}".strip("."), held(t, n)) for p, t in found for n in (t._modules if name == "*" else [name])]
+    return found
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
@@ -243,8 +276,9 @@ def check_call(model, planned, frozen, expected, given, autocast):
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

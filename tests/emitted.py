@@ -85,7 +85,16 @@ def emit(module, args, kwargs, model: Model, schedule: Schedule, source: str | N
     name = type(module).__name__
     facts = replace(FACTS, growth=growth(model, schedule)) if model.trace.sizes else FACTS
     return render(
-        Original(f"zoo.py:{name}", name, module.forward, args, kwargs, structure(module, model.trace.settings), source),
+        Original(
+            f"zoo.py:{name}",
+            name,
+            module.forward,
+            args,
+            kwargs,
+            structure(module, model.trace.settings),
+            model.trace.objects,
+            source,
+        ),
         model,
         schedule,
         facts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,14 @@ AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspa
 
 @dataclass(frozen=True)
 class Guards:
-    """The checks of a file for `model`, called with `arguments`. `found` is runtime.structure of it with its settings; `growth`
-    is the power of each size that may change, by variable, that the peak grows with."""
+    """The checks of a file for `model`, called with `arguments`. `found` is runtime.structure of it, `objects`
+    are those of the objects that it holds, by path; `growth` is the power of each size that may change, by variable, that the
+    peak grows with."""
 
     model: Model
     arguments: Sequence[Argument]
     found: Mapping[str, str]
+    objects: Mapping[str, Mapping[str, str]]
     growth: Mapping[int, float]
     unmodified_peak_bytes: int
     budget_bytes: int
@@ -41,6 +44,7 @@ class Guards:
     def constants(self, given: dict[int, str]) -> dict[str, Any]:
         """The constants of a file that it checks a step with. `given` are names of inputs and sizes, by variable."""
         found: dict[str, Any] = {"expected": self._expected(), "structure": self._structure(), "frozen": self.frozen()}
+        found["objects"] = self._objects()
         found |= {"autocast": self._autocast(), "modes": self.modes()}
         return found | {"sizes": self._sizes(given), "plain_at_one": self._plain_sizes(given)}
 
@@ -58,11 +62,19 @@ class Guards:
 
     def _structure(self) -> str:
         """What runtime.structure has to find, in words, as black does not part them."""
-        names = sorted(self.found, key=lambda name: name != "structure")
-        rows = [f"{name}={self.found[name]}" for name in names]
-        words = "; ".join(row.replace(" ", "\0") for row in rows)  # lines do not end inside of a row
-        lines = textwrap.wrap(words, COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
+        rows: dict[str, list[str]] = {}
+        for path, text in united(self.found).items():
+            rows.setdefault(text, []).append(path)
+        texts = [f"{' '.join(paths)}: {text.replace(' ', chr(0)).replace(f',{chr(0)}', ', ')}" for text, paths in rows.items()]
+        lines = textwrap.wrap("; ".join(texts), COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
         return "(" + " ".join(repr((line + " " * (line is not lines[-1])).replace("\0", " ")) for line in lines) + ")"
+
+    def _objects(self) -> str:
+        """What runtime.check_objects has to find: paths of the same settings in one row."""
+        rows: dict[str, list[str]] = {}
+        for path, text in united({path: repr(settings) for path, settings in self.objects.items()}).items():
+            rows.setdefault(text, []).append(path)
+        return "{" + ", ".join(f"{' '.join(paths)!r}: {text}" for text, paths in rows.items()) + "}" if rows else ""
 
     def _shape(self, variable: Variable) -> tuple[int | str, ...]:
         """A shape in which sizes that may change are names."""
@@ -124,6 +136,18 @@ class Guards:
         types = {torch.device(v.device).type for v in self.trace.results()} | {device for device, _ in self.trace.autocast}
         rows = [f"{t!r}: {dict(self.trace.autocast).get(t)}" for t in sorted(types & {"cpu", "cuda"})]
         return "{" + ", ".join(rows) + "}"
+
+
+def united(texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts by path, with those of all layers in one row, `h.*`, where they are alike."""
+    alike: dict[str, set[str]] = {}
+    for path, text in texts.items():
+        alike.setdefault(_pattern(path), set()).add(text)
+    return {(_pattern(p) if len(alike[_pattern(p)]) == 1 else p): text for p, text in texts.items()}
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"\b\d+\b", "*", path)
 
 
 def _is_image(variable: Variable) -> bool:

@@ -51,8 +51,8 @@ _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Pyt
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a file is generated from. `structure` is runtime.structure of the model with its settings, `source` the text of its
-    own file, if its class stands in one.
+    """What a file is generated from. `structure` is runtime.structure of the model with its settings, `objects` what the
+    objects that it holds have by name, by path, `source` the text of its own file, if its class stands in one.
     """
 
     target: str
@@ -61,6 +61,7 @@ class Original:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     structure: Mapping[str, str]
+    objects: Mapping[str, Mapping[str, str]]
     source: str | None = None
 
 
@@ -118,7 +119,7 @@ class _Renderer:
         paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
         self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
         peaks = facts.unmodified_peak_bytes, facts.budget_bytes
-        self.guards = Guards(model, self.arguments, original.structure, facts.growth, *peaks)
+        self.guards = Guards(model, self.arguments, original.structure, original.objects, facts.growth, *peaks)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
@@ -226,6 +227,7 @@ class _Renderer:
             dynamic=bool(self.trace.sizes),
             plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
             modes=self.guards.modes(),
+            objects=self.trace.objects,
             frozen=self.guards.frozen(),
             layouts=layouts,
             dtypes=dtypes,
@@ -239,6 +241,7 @@ class _Renderer:
         given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         checks = {"check_layouts": layouts, "check_dtypes": dtypes, "check_modes": parts["modes"]}
+        checks["check_objects"] = parts["objects"]
         given_names |= {name for name, text in checks.items() if text}
         given_names |= {"check_decisions"} if self.trace.decisions else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
@@ -311,7 +314,7 @@ class _Renderer:
 
     def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
-        standard = "base64 contextlib functools math sys types warnings weakref zlib".split()
+        standard = "base64 contextlib functools math re sys types warnings weakref zlib".split()
         lines = [f"import {m}" for m in standard if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
         lines += ["import inspect"] if self.parameters is None else []

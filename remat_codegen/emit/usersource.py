@@ -29,17 +29,18 @@ RECURSION = 20_000
 # What generated code calls what; a user's file in which one of these means something else is not carried over.
 OURS = {
     **{name: f"builtins.{name}" for name in dir(builtins) if not name.startswith("_")},
-    **{name: name for name in ("torch base64 math contextlib functools inspect sys types warnings weakref zlib".split())},
+    **{name: name for name in "torch base64 math contextlib functools inspect re sys types warnings weakref zlib".split()},
     **{"nn": "torch.nn", "F": "torch.nn.functional"},
 }
 TAKEN = ("plain_forward", "__init_subclass__")  # our name for the original forward; and rematerialize() makes a subclass
 OWN_NAMES = frozenset(
-    "rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES STRUCTURE EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split()
+    "rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split()
 )
 IN_FORWARD = frozenset(
     (
-        "torch inspect check_call check_decisions check_dtypes check_layouts check_modes run_forward run_backward Step "
-        "STRUCTURE EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE uncached_casts with_sizes is_one super"
+        "torch inspect check_call check_decisions check_dtypes check_layouts check_modes check_objects run_forward "
+        "run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE "
+        "uncached_casts with_sizes is_one super"
     ).split()
 )
 PLACES = frozenset(

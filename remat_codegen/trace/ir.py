@@ -122,7 +122,8 @@ class Trace:
     to tensors, and places in dicts and lists that it is given, as it calls them. `state` are the paths of buffers that forward
     assigns, whose new values come after the result in `outputs`, and their variables, the last of `inputs`; None where forward
     does not read the old ones. `decisions` are lines that decide something by an input's value, and what it was: these values
-    are the last of `outputs`. `settings` are names of attributes of modules: the numbers and texts that forward reads.
+    are the last of `outputs`. `settings` are names of attributes of modules: the numbers and texts that forward reads;
+    `objects` are those of plain objects that modules hold, by path.
     `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
     `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
     forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others.
@@ -142,6 +143,7 @@ class Trace:
     state: tuple[tuple[str, int | None], ...] = ()
     decisions: tuple[tuple[str, bool], ...] = ()
     settings: tuple[str, ...] = ()
+    objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dtypes: frozenset[torch.dtype] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
     modes: frozenset[str] = frozenset()

@@ -1,9 +1,9 @@
-"""What forward reads of its modules beside tensors and modules: numbers, texts and functions, which a trace holds for good."""
+"""What forward reads of its modules, and of the objects that they hold, beside tensors and modules: numbers, texts and
+functions, which a trace holds for good."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import linecache
 import sys
 import types
@@ -15,23 +15,23 @@ import torch
 from torch import nn
 
 from remat_codegen.torch_seam import plain_dtype, pytree
+from remat_codegen.trace.objects import Objects, is_setting
 from remat_codegen.trace.refusals import is_library
 
-KINDS = (bool, int, float, complex, str, type(None), torch.dtype, enum.Enum)
-NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 LIKE_OTHERS = (torch.ops.aten.type_as.default, torch.ops.aten.to.other)
-OTHERWISE_KNOWN = frozenset({*vars(nn.Module()), "structure"})  # `training`, and what PyTorch keeps for itself
+OTHERWISE_KNOWN = frozenset(vars(nn.Module()))  # `training`, and what PyTorch keeps for itself
 
 
 @dataclass
 class Reads:
     """The names of attributes that forward reads, and of those that it sets; the modules that it asks for their mode; and
-    whether it asks a tensor for its type."""
+    whether it asks a tensor for its type. `objects` are the plain objects that modules hold, and what it reads of these."""
 
     read: dict[str, None] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     asked_for_modes: list[nn.Module] = field(default_factory=list)
     asked_for_types: bool = False
+    objects: Objects = field(default_factory=Objects)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -44,10 +44,13 @@ class Reads:
                 self.asked_for_modes.append(module)
             if name not in self.read and name in object.__getattribute__(module, "__dict__") and not _is_off(module, value):
                 self.read[name] = None
+            if name in self.read and name not in OTHERWISE_KNOWN:
+                self.objects.meet_in(module, name, value)
             return value
 
         def put(module: nn.Module, name: str, value: Any) -> None:
-            self.written.add(name)
+            if not _is_torch(sys._getframe(1)):  # torch.export sets dicts and lists to copies of them
+                self.written.add(name)
             own(module, name, value)
 
         def dtype(tensor: torch.Tensor) -> Any:
@@ -63,6 +66,7 @@ class Reads:
         finally:
             del nn.Module.__getattribute__, torch.Tensor.dtype
             nn.Module.__setattr__ = own  # type: ignore[method-assign]
+            self.objects.forget_classes()
 
     def modes(self, module: nn.Module) -> frozenset[str]:
         """The paths of the modules whose mode forward asked for, as in `if self.training:`. A trace went one way."""
@@ -74,7 +78,15 @@ class Reads:
         held = [vars(part) for part in module.modules()]
         left_out = OTHERWISE_KNOWN | self.written | {name.rpartition(".")[2] for name in changed}
         names = (name for name in self.read if name not in left_out)
-        return tuple(n for n in names if all(_is_setting(values[n]) for values in held if n in values))
+        return tuple(n for n in names if all(is_setting(values[n]) for values in held if n in values))
+
+    def of_objects(self, module: nn.Module) -> dict[str, dict[str, str]]:
+        """The same of the plain objects that modules hold, by their paths, as `h.0.config`."""
+        return self.objects.rows(module, self.read, self.written | OTHERWISE_KNOWN)
+
+
+def _is_torch(frame: types.FrameType) -> bool:
+    return "/torch/export/" in frame.f_code.co_filename or "/torch/_export/" in frame.f_code.co_filename
 
 
 def _decides(frame: types.FrameType) -> bool:
@@ -97,12 +109,3 @@ def _is_typed(value: Any) -> bool:
 def _is_off(module: nn.Module, value: Any) -> bool:
     """Options of PyTorch's modules that nobody has asked for: they would be half of what a file lists."""
     return (value is None or value is False) and type(module).__module__.startswith("torch.")
-
-
-def _is_setting(value: Any) -> bool:
-    """Whether a text says what it is, the same one in every process."""
-    if isinstance(value, (tuple, list)):  # an empty list is to be filled
-        return value != [] and all(map(_is_setting, value))
-    if "; " in repr(value):  # parts one row of a file from the next
-        return False
-    return isinstance(value, KINDS) or (isinstance(value, NAMED) and value.__name__ != "<lambda>")

@@ -80,7 +80,8 @@ def trace(
         _leave_out_unread(exported.graph_module)
         found = Reader(exported, module, autocast, asked, together).read()
         settings = reads.of(module, [*seen.attributes, *seen.written])
-        found = replace(found, numbers=numbers, settings=settings, dtypes=frozenset(dtypes), modes=reads.modes(module))
+        found = replace(found, numbers=numbers, settings=settings, objects=reads.of_objects(module))
+        found = replace(found, dtypes=frozenset(dtypes), modes=reads.modes(module))
         return with_returned(found, seen.assigned, decisions.lines())
 
     found = traced_alike(read, module)

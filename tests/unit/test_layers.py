@@ -31,7 +31,7 @@ ALLOWED = {
     "sizes": ("errors", "torch_seam"),
     "views": (),
     "attributes": (),
-    "trace": ("attributes", "errors", "sizes", "views", "trace", "training", "torch_seam"),
+    "trace": ("attributes", "errors", "runtime", "sizes", "views", "trace", "training", "torch_seam"),
     "graph": ("errors", "trace", "training", "graph", "torch_seam"),
     "profile": ("errors", "trace", "graph", "profile", "torch_seam"),
     "schedule": ("graph", "profile.costs"),
