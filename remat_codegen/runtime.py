@@ -278,7 +278,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
-        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
+        layers = ".".join("*" if name.isdigit() else name for name in path.split("."))
+        rows.append((path, found, parts.get(path) or parts.get(layers, "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

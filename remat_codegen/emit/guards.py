@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +146,7 @@ def united(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pattern(path: str) -> str:
-    return re.sub(r"\b\d+\b", "*", path)
+    return ".".join("*" if name.isdigit() else name for name in path.split("."))
 
 
 def _is_image(variable: Variable) -> bool:
