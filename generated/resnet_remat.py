@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"37b37d5814391763"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"0129d660c4dcd6b9"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -734,7 +734,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
         path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
     }
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
-        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
+        layers = ".".join("*" if name.isdigit() else name for name in path.split("."))
+        rows.append((path, found, parts.get(path) or parts.get(layers, "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"baae41998f3ee5ea"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"ac389c72d5188335"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -445,7 +445,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
         path: text for paths, text in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()
     }
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
-        rows.append((path, found, parts.get(path) or parts.get(re.sub(r"\b\d+\b", "*", path), "nothing")))
+        layers = ".".join("*" if name.isdigit() else name for name in path.split("."))
+        rows.append((path, found, parts.get(path) or parts.get(layers, "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:
