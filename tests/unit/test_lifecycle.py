@@ -322,7 +322,7 @@ def test_a_header_holds_any_name(folder, name):
     [
         ("hidden", "wide", 8),
         ("layers=3", "layers=4", 24),
-        ("4 * width", "5 * width", 20),
+        ("4 * width", "5 * width", 22),
         ("class Net", "# a comment\nclass Net", 10),
         ("import torch\n", "import torch\n\nUNUSED = 1\n", 10),
     ],
