@@ -261,7 +261,7 @@ def held_at(thing, path):
     """What is at a path, and where. `h.*` are all parts of h."""
     found = [("", thing)]
     for name in path.split("."):
-        found = [(f"{p}.{n}".strip("."), held(t, n)) for p, t in found for n in (t._modules if name == "*" else [name])]
+        found = [(f"{p}.{n}".strip("."), held(t, n)) for p, t in found for n in (dict(t.named_children()) if name == "*" else [name])]
     return found
 
 

@@ -182,6 +182,59 @@ def test_layers_of_one_configuration_are_one_row(made):
     assert len(made[1].OBJECTS) == {"nested": 2}.get(made[0], 1)
 
 
+PARTS = """
+import torch
+from torch import nn
+
+
+class Config(dict):
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name)
+
+
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.inner = config, nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.config.get("scale") * self.inner(x).tanh()
+
+
+class Net(nn.Module):
+    def __init__(self, scale=2.0):
+        super().__init__()
+        self.own = [Config(scale=1.0), Config(scale=scale)]
+        self.mixed = nn.ModuleList([nn.Linear(8, 8), Part(Config(scale=scale))])
+        self.named = nn.ModuleDict({"a": Part(Config(scale=3.0)), "0": Part(Config(scale=scale))})
+        self.some = nn.ModuleList([Part(Config(scale=scale)), None, Part(Config(scale=scale))])
+        self.add_module("part-1", Part(Config(scale=scale)))
+
+    def forward(self, x):
+        for part in (*self.mixed, *self.named.values(), getattr(self, "part-1"), *self.some):
+            x = x if part is None else part(x)
+        return x * self.own[0].scale * self.own[1].scale
+
+
+def example_inputs():
+    return (torch.randn(64, 8),)
+"""
+
+
+def test_configurations_in_lists_and_in_some_parts_only_are_found(tmp_path):
+    (tmp_path / "net.py").write_text(PARTS)
+    output = tmp_path / "net_remat.py"
+    pipeline.generate(Request(f"{tmp_path / 'net.py'}:Net", "100%", output), Progress(None))
+    generated = load_generated(output)
+    generated.Net()(torch.randn(64, 8)).sum().backward()
+    assert refusal(generated.Net(scale=4.0)) == "own[1].scale is 4.0, but this file was planned for 2.0: generate it again"
+    assert {"some.*.config", "mixed.1.config", "named.0.config"} <= set(" ".join(generated.OBJECTS).split())
+    assert all(set(settings) == {"scale"} for settings in generated.OBJECTS.values())
+
+
 class Plain:
     kind, many = "plain", 3
 
