@@ -12,10 +12,11 @@ import torch
 from conftest import ROOT
 
 from remat_codegen import pipeline
+from remat_codegen.errors import VerifyError
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.trace.objects import Objects
-from remat_codegen.verify import load_generated
+from remat_codegen.verify import load_generated, own_model
 
 MODEL = """
 from dataclasses import dataclass, field
@@ -233,6 +234,16 @@ def test_configurations_in_lists_and_in_some_parts_only_are_found(tmp_path):
     assert refusal(generated.Net(scale=4.0)) == "own[1].scale is 4.0, but this file was planned for 2.0: generate it again"
     assert {"some.*.config", "mixed.1.config", "named.0.config"} <= set(" ".join(generated.OBJECTS).split())
     assert all(set(settings) == {"scale"} for settings in generated.OBJECTS.values())
+
+
+def test_a_model_that_cannot_be_copied_is_not_verified():
+    class Config(dict):
+        __getattr__ = dict.__getitem__
+
+    module = torch.nn.Linear(8, 8)
+    module.config = Config(scale=2.0)
+    with pytest.raises(VerifyError, match="cannot be copied: KeyError: '__deepcopy__'"):
+        own_model(module)
 
 
 class Plain:
