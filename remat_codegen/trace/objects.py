@@ -32,7 +32,7 @@ MISSING = object()
 def is_setting(value: Any) -> bool:
     """Whether a text says what it is, the same one in every process."""
     if isinstance(value, (tuple, list)):  # an empty list is to be filled
-        return value != [] and all(map(is_setting, value))
+        return value != [] and len(value) <= MANY and all(map(is_setting, value))
     return isinstance(value, KINDS) or (isinstance(value, NAMED) and value.__name__ != "<lambda>")
 
 

@@ -15,7 +15,7 @@ from remat_codegen import pipeline
 from remat_codegen.errors import VerifyError
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
-from remat_codegen.trace.objects import Objects
+from remat_codegen.trace.objects import Objects, is_setting
 from remat_codegen.verify import load_generated, own_model
 
 MODEL = """
@@ -234,6 +234,10 @@ def test_configurations_in_lists_and_in_some_parts_only_are_found(tmp_path):
     assert refusal(generated.Net(scale=4.0)) == "own[1].scale is 4.0, but this file was planned for 2.0: generate it again"
     assert {"some.*.config", "mixed.1.config", "named.0.config"} <= set(" ".join(generated.OBJECTS).split())
     assert all(set(settings) == {"scale"} for settings in generated.OBJECTS.values())
+
+
+def test_what_is_data_is_no_setting():
+    assert is_setting(["word"] * 256) and not is_setting(["word"] * 257) and not is_setting((1, tuple(range(257))))
 
 
 def test_a_model_that_cannot_be_copied_is_not_verified():
