@@ -260,10 +260,10 @@ def check_objects(model, planned):
 
 def held_at(thing, path):
     """What is at a path, and where. `h.*` are all parts of h."""
-    found = [("", thing)]
+    at = [("", thing)]
     for name in path.split("."):
-        found = [(f"{p}.{n}".strip("."), held(t, n)) for p, t in found for n in (t._modules if name == "*" else [name])]
-    return found
+        at = [(f"{p}.{n}".strip("."), held(t, n)) for p, t in at for n in (dict(t.named_children()) if name == "*" else [name])]
+    return at
 
 
 def held(thing, name, default=None):

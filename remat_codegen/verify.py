@@ -234,8 +234,12 @@ def _step_of_original(run: Run, index: int) -> None:
 
 
 def own_model(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a model, tensors of its hooks included."""
-    return copy.deepcopy(model, computed_attributes(model))
+    """A copy of a model, tensors of its hooks included. Raises VerifyError where it does not let itself be copied."""
+    try:
+        return copy.deepcopy(model, computed_attributes(model))
+    except Exception as error:  # whatever the user's objects raise
+        hint = "verify trains a copy beside the original: have copy.deepcopy() work"
+        raise VerifyError(f"the model cannot be copied: {said(error)}", hint=hint) from error
 
 
 def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any], apart: bool) -> tuple[Any, Any]:

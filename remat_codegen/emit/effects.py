@@ -250,6 +250,8 @@ class Walk(ast.NodeVisitor):
             self._reached_through(function.value)
         elif isinstance(function, ast.Name):
             self.found.calls.add(function.id)
+        else:  # what a container holds, or a call has returned
+            self.found.calls |= roots(function)
         if isinstance(function, ast.Name) and function.id in CALM:
             return
         self.found.calls |= set(given) if isinstance(function, ast.Name) and function.id in ("map", "filter") else set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +71,19 @@ class Guards:
     def _objects(self) -> str:
         """What runtime.check_objects has to find: paths of the same settings in one row."""
         rows: dict[str, list[str]] = {}
-        for path, text in united({path: repr(settings) for path, settings in self.objects.items()}).items():
+        texts = {path: repr(settings) for path, settings in self.objects.items()}
+        for path, text in united(texts, self._of_all_parts).items():
             rows.setdefault(text, []).append(path)
         return "{" + ", ".join(f"{' '.join(paths)!r}: {text}" for text, paths in rows.items()) + "}" if rows else ""
+
+    def _of_all_parts(self, path: str) -> str:
+        """h.*.config for h.0.config, if all parts of h have one: runtime.held_at looks at all of them."""
+        pattern = _starred(path)
+        parts = pattern.split(".")
+        count = len(parts) - parts[::-1].index("*") if "*" in parts else 0
+        alike = [q for q in self.found if q != "." and _fits(q.split("."), parts[:count])]
+        whole = [".".join((q, *parts[count:])) for q in alike]
+        return pattern if all(p in self.objects and _starred(p) == pattern for p in whole) else path
 
     def _shape(self, variable: Variable) -> tuple[int | str, ...]:
         """A shape in which sizes that may change are names."""
@@ -137,16 +147,20 @@ class Guards:
         return "{" + ", ".join(rows) + "}"
 
 
-def united(texts: Mapping[str, str]) -> dict[str, str]:
+def _starred(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def united(texts: Mapping[str, str], pattern: Callable[[str], str] = _starred) -> dict[str, str]:
     """Texts by path, with those of all layers in one row, `h.*`, where they are alike."""
     alike: dict[str, set[str]] = {}
     for path, text in texts.items():
-        alike.setdefault(_pattern(path), set()).add(text)
-    return {(_pattern(p) if len(alike[_pattern(p)]) == 1 else p): text for p, text in texts.items()}
+        alike.setdefault(pattern(path), set()).add(text)
+    return {(pattern(p) if len(alike[pattern(p)]) == 1 else p): text for p, text in texts.items()}
 
 
-def _pattern(path: str) -> str:
-    return ".".join("*" if name.isdigit() else name for name in path.split("."))
+def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(path) == len(pattern) and all(p in ("*", name) for name, p in zip(path, pattern, strict=True))
 
 
 def _is_image(variable: Variable) -> bool:

@@ -23,7 +23,7 @@ KINDS = (bool, int, float, complex, str, type(None), torch.dtype, enum.Enum)
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 NO_OBJECTS = (*KINDS, *NAMED, nn.Module, torch.Tensor, types.ModuleType, types.MethodType)
 CONTAINERS = (dict, list, tuple, types.SimpleNamespace)
-COMPUTED = (property, functools.cached_property, types.FunctionType, classmethod, staticmethod)
+COMPUTED = (property, functools.cached_property, types.FunctionType, types.MethodDescriptorType, classmethod, staticmethod)
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 MANY = 256  # entries of what is data, and no configuration
 MISSING = object()
@@ -32,7 +32,7 @@ MISSING = object()
 def is_setting(value: Any) -> bool:
     """Whether a text says what it is, the same one in every process."""
     if isinstance(value, (tuple, list)):  # an empty list is to be filled
-        return value != [] and all(map(is_setting, value))
+        return value != [] and len(value) <= MANY and all(map(is_setting, value))
     return isinstance(value, KINDS) or (isinstance(value, NAMED) and value.__name__ != "<lambda>")
 
 
@@ -107,7 +107,7 @@ class Objects:
                 if name not in left_out and name in vars(part):
                     value = self._first.get((id(part), name), vars(part)[name])
                     rows.update(self._rows_of(f"{path}.{name}".lstrip("."), value, ()))
-        return rows
+        return {path: settings for path, settings in rows.items() if len(path.split()) == 1}  # a file parts paths by spaces
 
     def _rows_of(self, path: str, thing: Any, within: tuple[int, ...]) -> Iterator[tuple[str, dict[str, str]]]:
         if id(thing) not in self._read or id(thing) in within:

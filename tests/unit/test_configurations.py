@@ -12,10 +12,11 @@ import torch
 from conftest import ROOT
 
 from remat_codegen import pipeline
+from remat_codegen.errors import VerifyError
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
-from remat_codegen.trace.objects import Objects
-from remat_codegen.verify import load_generated
+from remat_codegen.trace.objects import Objects, is_setting
+from remat_codegen.verify import load_generated, own_model
 
 MODEL = """
 from dataclasses import dataclass, field
@@ -180,6 +181,73 @@ def test_what_forward_does_not_read_may_differ(made):
 
 def test_layers_of_one_configuration_are_one_row(made):
     assert len(made[1].OBJECTS) == {"nested": 2}.get(made[0], 1)
+
+
+PARTS = """
+import torch
+from torch import nn
+
+
+class Config(dict):
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name)
+
+
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.inner = config, nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.config.get("scale") * self.inner(x).tanh()
+
+
+class Net(nn.Module):
+    def __init__(self, scale=2.0):
+        super().__init__()
+        self.own = [Config(scale=1.0), Config(scale=scale)]
+        self.mixed = nn.ModuleList([nn.Linear(8, 8), Part(Config(scale=scale))])
+        self.named = nn.ModuleDict({"a": Part(Config(scale=3.0)), "0": Part(Config(scale=scale))})
+        self.some = nn.ModuleList([Part(Config(scale=scale)), None, Part(Config(scale=scale))])
+        self.add_module("part-1", Part(Config(scale=scale)))
+
+    def forward(self, x):
+        for part in (*self.mixed, *self.named.values(), getattr(self, "part-1"), *self.some):
+            x = x if part is None else part(x)
+        return x * self.own[0].scale * self.own[1].scale
+
+
+def example_inputs():
+    return (torch.randn(64, 8),)
+"""
+
+
+def test_configurations_in_lists_and_in_some_parts_only_are_found(tmp_path):
+    (tmp_path / "net.py").write_text(PARTS)
+    output = tmp_path / "net_remat.py"
+    pipeline.generate(Request(f"{tmp_path / 'net.py'}:Net", "100%", output), Progress(None))
+    generated = load_generated(output)
+    generated.Net()(torch.randn(64, 8)).sum().backward()
+    assert refusal(generated.Net(scale=4.0)) == "own[1].scale is 4.0, but this file was planned for 2.0: generate it again"
+    assert {"some.*.config", "mixed.1.config", "named.0.config"} <= set(" ".join(generated.OBJECTS).split())
+    assert all(set(settings) == {"scale"} for settings in generated.OBJECTS.values())
+
+
+def test_what_is_data_is_no_setting():
+    assert is_setting(["word"] * 256) and not is_setting(["word"] * 257) and not is_setting((1, tuple(range(257))))
+
+
+def test_a_model_that_cannot_be_copied_is_not_verified():
+    class Config(dict):
+        __getattr__ = dict.__getitem__
+
+    module = torch.nn.Linear(8, 8)
+    module.config = Config(scale=2.0)
+    with pytest.raises(VerifyError, match="cannot be copied: KeyError: '__deepcopy__'"):
+        own_model(module)
 
 
 class Plain:

@@ -77,13 +77,15 @@ def test_what_only_prints_is_left_out(statement):
         "torch.nn.init.ones_(T)",
         "for i in T: T[0] = i",
         "with torch.no_grad(): T.zero_()",
+        "[append_one][0]()",
+        "ALL['one']()",
         "(T[0], z) = 1, 2",
         "for T[0] in range(3): pass",
         "W += 1",
     ],
 )
 def test_what_changes_data_is_carried(statement):
-    top = "import heapq\nW = 4\nT = [1]\ndef change(x): x.append(1)\n"
+    top = "import heapq\nW = 4\nT = [1]\ndef change(x): x.append(1)\ndef append_one(): T.append(1)\nALL = {'one': append_one}\n"
     found = code(f"{top}{statement}\n", "W * T[0]")
     assert ast.unparse(ast.parse(statement)) in ast.unparse(ast.parse(found))
 
