@@ -193,23 +193,21 @@ CheckpointFunction = _take(
     "torch.utils.checkpoint.CheckpointFunction", "reentrant checkpointing", "it is not named in a refusal", optional=True
 )
 
-_CHECKPOINT = _take(
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
-    "which runs around what a model checkpoints",
-    "what a model takes as it is written is not priced",
-    optional=True,
-)
+_CHECKPOINTS = {  # by name: what runs around what a model checkpoints; the first from 2.14 on, the other before
+    name: _take(f"torch.utils.checkpoint.{name}", "which runs around checkpoints", "they are not priced", optional=True)
+    for name in ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+}
 _CHECKPOINT_HOLDERS = ("torch.utils.checkpoint", "torch.distributed._composable.checkpoint_activation")
 
 
 @contextlib.contextmanager
 def checkpoint_generator(make: Callable[[Any], Any]) -> Iterator[None]:
     """In here, torch.utils.checkpoint (not reentrant) runs `make` of its generator function around what it is given."""
-    name = "_checkpoint_without_reentrant_generator"
-    held = [m for m in map(sys.modules.get, _CHECKPOINT_HOLDERS) if _CHECKPOINT and getattr(m, name, None) is _CHECKPOINT]
+    name, own = next(((name, own) for name, own in _CHECKPOINTS.items() if own is not None), ("", None))
+    held = [m for m in map(sys.modules.get, _CHECKPOINT_HOLDERS) if own is not None and getattr(m, name, None) is own]
     with contextlib.ExitStack() as around:
         for module in held:
-            around.enter_context(mock.patch.object(module, name, make(_CHECKPOINT)))
+            around.enter_context(mock.patch.object(module, name, make(own)))
         yield
 
 
