@@ -34,7 +34,7 @@ class Row:
 class Verification:
     """What running a generated file against its original found. Sizes are None where the file does not say them.
 
-    `notes` say what the rows do not prove. The original's peak is measured as well, `unmodified_peak_bytes` is what the plan
+    `notes` say what the rows do not prove. The original's peak is measured as well, `assumed_peak_bytes` is what the plan
     took it for; `time_ratio` is the time of the file's step over that of the original's. None where they could not be had.
     """
 
@@ -45,7 +45,7 @@ class Verification:
     ok: bool
     notes: tuple[str, ...] = ()
     original_peak_bytes: int | None = None
-    unmodified_peak_bytes: int | None = None
+    assumed_peak_bytes: int | None = None
     time_ratio: float | None = None
 
     def failures(self) -> str:
@@ -59,7 +59,7 @@ class Verification:
             "measured_peak_bytes": self.measured_peak_bytes,
             "planned_peak_bytes": self.planned_peak_bytes,
             "original_peak_bytes": self.original_peak_bytes,
-            "unmodified_peak_bytes": self.unmodified_peak_bytes,
+            "assumed_peak_bytes": self.assumed_peak_bytes,
             "time_ratio": None if self.time_ratio is None else round(self.time_ratio, 3),
             "budget_bytes": self.budget_bytes,
             "rows": [{"what": row.what, "ok": row.ok, "detail": row.detail} for row in self.rows],
@@ -200,7 +200,7 @@ def _peak_line(verification: Verification) -> str:
 
 
 def _original_line(verification: Verification) -> str:
-    measured, assumed = verification.original_peak_bytes or 0, verification.unmodified_peak_bytes
+    measured, assumed = verification.original_peak_bytes or 0, verification.assumed_peak_bytes
     planned = f", planned {format_bytes(assumed)} ({100 * (measured / assumed - 1):+.1f} %)" if assumed else ""
     return f"{format_bytes(measured)}{planned}"
 

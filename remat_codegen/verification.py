@@ -90,7 +90,7 @@ def verification(
     return replace(
         found,
         original_peak_bytes=costs.original_peak_bytes,
-        unmodified_peak_bytes=assumed,
+        assumed_peak_bytes=assumed,
         time_ratio=costs.time_ratio,
         notes=(*_notes(result), *_other_than_planned(costs.original_peak_bytes, assumed)),
     )
@@ -103,9 +103,9 @@ def _failed(trial: _Trial, failure: comparing.FileFailure) -> Verification:
 
 
 def _assumed_peak_bytes(file: Path) -> int | None:
-    """What the file's plan takes the original's step to need; None where its header does not say."""
+    """What the file's plan takes the original's step to need, as the model is written; None where its header does not say."""
     plan = plan_in(file.read_text(encoding="utf-8"))
-    return None if plan is None else plan.unmodified_peak_bytes
+    return None if plan is None else plan.as_written_peak_bytes or plan.unmodified_peak_bytes
 
 
 def _other_than_planned(measured: int | None, assumed: int | None) -> tuple[str, ...]:

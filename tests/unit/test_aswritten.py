@@ -185,6 +185,7 @@ def test_the_file_and_the_report_say_it(tmp_path, reentrant):
     )
     report = pipeline.generate(request, Progress(None))
     assert report.verify is not None and report.verify.ok, report.verify
+    assert report.as_written is not None and report.verify.assumed_peak_bytes == report.as_written.peak_bytes
     assert report.as_written is not None and SAID in report.as_written.sentence()
     assert report.to_json()["as_written"]["where"] == ["model.py:17"]
     text = (tmp_path / "out.py").read_text()
