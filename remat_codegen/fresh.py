@@ -47,12 +47,23 @@ def carries(generated: Any, target: Target) -> bool:
 
 
 def trained_alone(
-    generated: Any, target: Target, autocast: Autocast, device: str, seed: int, steps: int, evaluates: bool
+    generated: Any,
+    target: Target,
+    autocast: Autocast,
+    device: str,
+    seed: int,
+    steps: int,
+    evaluates: bool,
+    without_file: bool = False,
 ) -> Found:
-    """Several steps in a fresh process. `generated` is the file as it was imported here; nothing has trained `target`."""
+    """Several steps in a fresh process. `generated` is the file as it was imported here; nothing has trained `target`.
+
+    `without_file`, the original trains there: processes may round otherwise than this one, by what was set in this one.
+    """
     with tempfile.TemporaryDirectory() as name:
-        folder, carried = Path(name), carries(generated, target)
+        folder, carried = Path(name), carries(generated, target) and not without_file
         task = _task(generated, target, carried) | {"device": device, "seed": seed, "steps": steps, "evaluates": evaluates}
+        task["without_file"] = without_file
         task["autocast"] = [(kind, str(dtype).removeprefix("torch.")) for kind, dtype in autocast]
         try:
             _hand_over(folder, target, carried and target.kind is not TargetKind.CLASS)

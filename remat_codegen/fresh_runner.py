@@ -77,7 +77,7 @@ def loaded(name: str, path: str) -> ModuleType:
     return module
 
 
-def pickling(generated: ModuleType, task: Any) -> Any:
+def pickling(generated: ModuleType | None, task: Any) -> Any:
     """The pickle module, but that what the original's file defines is found in the generated one, where that carries it."""
 
     class Unpickler(pickle.Unpickler):
@@ -104,7 +104,7 @@ def made_original(task: Any) -> torch.nn.Module:
     return found if isinstance(found, torch.nn.Module) else found(*task.init[0], **task.init[1])
 
 
-def made(generated: ModuleType, task: Any, folder: Path) -> torch.nn.Module:
+def made(generated: ModuleType | None, task: Any, folder: Path) -> torch.nn.Module:
     """The model that is trained, in the state that the original had."""
     if task.carried and task.kind != "class":
         with doing("unpickle"):  # only the file's classes are here: its own are what a factory's model is made of
@@ -114,7 +114,7 @@ def made(generated: ModuleType, task: Any, folder: Path) -> torch.nn.Module:
         model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if task.carried else made_original(task)
         model = model.train().to(task.device)
         model.load_state_dict(torch.load(folder / "state.pt", weights_only=False))
-        return model if task.carried else generated.rematerialize(model)
+        return model if task.carried or generated is None else generated.rematerialize(model)
 
 
 def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, str]]:
@@ -123,7 +123,7 @@ def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, s
     if task.carried:
         sys.meta_path.insert(0, WithoutOriginal(task.original, task.module_name))
     with doing("import"):
-        generated = loaded(task.module_name, task.file)
+        generated = None if task.without_file else loaded(task.module_name, task.file)
     model = made(generated, task, folder)
     with doing("unpickle"):
         args, kwargs = torch.load(folder / "inputs.pt", pickle_module=pickling(generated, task), weights_only=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from remat_codegen import pipeline
 from remat_codegen.report import Progress, verification_table
@@ -85,3 +86,24 @@ def test_values_that_python_holds_are_told(write_file, tmp_path):
     assert any("the original's step peaks at" in n and "something holds values" in n for n in found.notes)
     assert found.to_json()["original_peak_bytes"] == found.original_peak_bytes and found.to_json()["time_ratio"] > 0
     assert verification_table(found).row_count == len(found.rows) + 3 + len(found.notes)
+
+
+ATTENDS = """import torch
+import torch.nn.functional as F
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        q, k, v = super().forward(x).view(2, 3, 128, 3, 32).unbind(3)
+        return F.scaled_dot_product_attention(q, k, v).tanh()
+"""
+
+
+def test_another_process_may_round_otherwise(write_file, tmp_path):
+    """What was set here, before the model was there, is not set in a process of its own: the original is asked there, too."""
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        _, _, found = written(write_file, tmp_path, ATTENDS, init="16, 96", inputs="float32[2,3,128,16]")
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    assert found.ok and row(found).detail.startswith("bit-identical to the original in such a process"), found
