@@ -109,6 +109,11 @@ def _rolled(out: torch.Tensor, args: Any) -> torch.Tensor:
     return tensor
 
 
+def _padded(out: torch.Tensor, args: Any) -> torch.Tensor:
+    """Lies as its input suggests: before PyTorch 2.13, without data it lay in order."""
+    return _suggested(out, args[0]) if args[0].device.type == "cpu" else out
+
+
 def _padded_backward(out: torch.Tensor, args: Any) -> torch.Tensor:
     return _suggested(out, args[1]) if args[0].device.type == "cpu" else out
 
@@ -133,6 +138,8 @@ _CORRECTIONS = {
     aten.rrelu_with_noise_functional.default: _contiguous_on_cpu,
     aten.rrelu_with_noise_backward.default: _noisy_backward,
     aten.roll.default: _rolled,
+    aten.reflection_pad2d.default: _padded,
+    aten.replication_pad2d.default: _padded,
     aten.reflection_pad2d_backward.default: _padded_backward,
     aten.replication_pad2d_backward.default: _padded_backward,
     aten.native_batch_norm.default: _batch_norm,
