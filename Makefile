@@ -1,19 +1,20 @@
 PYTHON ?= python3
+# With TORCH=, each target has an environment for that PyTorch and that Python: make demo TORCH=2.15.0 PYTHON=python3.14.
+# All but torch is what constraints.txt names; TORCH=newest is the newest of everything, looked for anew each time.
+ifdef TORCH
+VENV := .venvs/torch-$(TORCH)-$(shell $(PYTHON) -c "import sys; print('py%d.%d' % sys.version_info[:2])")
+else
 VENV := .venv
+endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIBRARIES := $(VENV)/.libraries
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CASES ?= 100
 SEED ?= 0
 WORKERS ?= 2
 
-# `make test-torch` has an environment for each pair of torch and Python.
-ifdef TORCH
-VERSION := $(shell $(PYTHON) -c "import sys; print('py%d.%d' % sys.version_info[:2])")
-TRIED := .venvs/torch-$(TORCH)-$(VERSION)
-endif
-
-.PHONY: demo test test-torch test-slow lint format type golden bench bench-models libraries fuzz clean
+.PHONY: demo test test-torch test-slow lint format type golden bench bench-models libraries fuzz clean anew
 
 demo: $(STAMP)
 	mkdir -p build
@@ -22,19 +23,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
-# The suite with another PyTorch, or another Python: make test-torch TORCH=2.15.0 PYTHON=python3.12. Everything but torch is
-# what constraints.txt names; TORCH=newest is the newest of everything, looked for anew each time.
+# The same with another PyTorch, or another Python, which have to be named.
 test-torch:
 	@test -n "$(TORCH)" || { echo "say which: make test-torch TORCH=2.15.0, or TORCH=newest" >&2; exit 2; }
-	@test -n "$(VERSION)" || { echo "$(PYTHON) does not run; name another with PYTHON=" >&2; exit 2; }
-	test -x $(TRIED)/bin/python || $(PYTHON) -m venv $(TRIED)
-ifeq ($(TORCH),newest)
-	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev,highs]'
-else
-	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(TRIED)/constraints.txt
-	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,highs]' -c $(TRIED)/constraints.txt
-endif
-	$(TRIED)/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(MAKE) test
 
 # The models of torchvision, timm and transformers among them.
 test-slow: $(LIBRARIES)
@@ -72,11 +64,18 @@ clean:
 libraries: $(LIBRARIES)
 
 $(LIBRARIES): $(STAMP) constraints-models.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-models.txt
+	$(PIP) --no-deps -r constraints-models.txt
 	touch $@
 
 # The environment is installed anew where what it is made from is newer.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(if $(filter newest,$(TORCH)),anew)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,highs]' -c constraints.txt
+ifeq ($(TORCH),newest)
+	$(PIP) --upgrade --upgrade-strategy eager -e '.[dev,highs]'
+else
+	sed 's/^torch==.*/$(if $(TORCH),torch==$(TORCH),&)/' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) -e '.[dev,highs]' -c $(VENV)/constraints.txt
+endif
 	touch $@
+
+anew:
