@@ -245,7 +245,7 @@ def _compared(
         return Finding(file, (*edited, *changed, header.damage))
     if header.plan.graph != graph:
         diff = (f"-graph {header.plan.graph[:12]}", f"+graph {graph[:12]}")
-        return Finding(file, (*edited, *changed, "the model's graph has changed: it has to be planned again"), diff)
+        return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability(header.request.device))), diff)
     try:
         with progress.stage("emit"):
             wanted = _emitted(file, header, header.plan, traced)
@@ -254,6 +254,14 @@ def _compared(
     if wanted == text:
         return Finding(file)
     return Finding(file, (*edited, *changed) or (_newer(header),), _diff(text, wanted, file))
+
+
+def _other_graph(plan: SavedPlan, here: str | None) -> str:
+    """Why the graph may be another one: PyTorch chooses kernels by the GPU's generation."""
+    if plan.capability == here or None in (plan.capability, here):
+        return "the model's graph has changed: it has to be planned again"
+    gpus = f"a GPU of compute capability {plan.capability}, and this one has {here}"
+    return f"it was planned for {gpus}: PyTorch chooses other kernels here; check it on such a GPU, or update it for this one"
 
 
 def _unmakeable(file: Path, reasons: tuple[str, ...], error: RematError) -> Finding:

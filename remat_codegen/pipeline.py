@@ -17,6 +17,7 @@ from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.graph.allocator import UNSPLIT_BYTES
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
@@ -36,7 +37,7 @@ from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
-from remat_codegen.trace import Autocast, Origin, know_dataclasses
+from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.verification import STEPS, verification
 
 MOST_NAMES = 3  # of attributes in a note
@@ -170,12 +171,21 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
         unmodified_peak_bytes=plain.peak_bytes,
         overhead=round(plan.time_ns / max(1, plain.time_ns) - 1, 4),
         bound=_bound(plan, plain.time_ns),
-        device=request.device,
+        device=torch.device(request.device).type,
         order=planfile.order_of(plan.schedule),
         notes=(*plan.notes, *_unseen(traced)),
         as_written_peak_bytes=None if own is None else own.peak_bytes,
         as_written_overhead=None if own is None else own.overhead,
+        capability=capability(request.device),
     )
+
+
+def capability(device: str) -> str | None:
+    """The compute capability of a GPU, by which PyTorch chooses kernels: 9.0. None for a CPU."""
+    if torch.device(device).type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}.{minor}"
 
 
 def note_solver(progress: Progress) -> None:
@@ -263,16 +273,14 @@ def reserve_of(traced: Traced) -> Reserve:
     """What a generated file may need beside the planned tensors."""
     random = (n.id for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id))
     fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes
-    return Reserve(fixed, frozenset() if _on_cuda(traced) else frozenset(random))
+    if not traced.model.trace.accelerator:
+        return Reserve(fixed, frozenset(random))
+    largest = max((d.nbytes for d in traced.graph.data), default=0)
+    return Reserve(fixed + min(UNSPLIT_BYTES, largest // 4))
 
 
 def _is_random(traced: Traced, node: int) -> bool:
     return any(traced.model.record.random[op] for op in traced.model.bodies[node].operations)
-
-
-def _on_cuda(traced: Traced) -> bool:
-    results = [v for v in traced.model.trace.variables if v.origin is Origin.RESULT]
-    return any(v.device.startswith("cuda") for v in results)
 
 
 def _load_plan(request: Request, traced: Traced) -> SavedPlan:
@@ -303,7 +311,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         command=command(request, plan),
         source_digest=hashlib.sha256(target.source.encode()).hexdigest(),
         planner=plan.planner,
-        device=plan.device,
+        device=plan.device if plan.capability is None else f"{plan.device} (compute capability {plan.capability})",
         budget_bytes=plan.budget_bytes,
         planned_peak_bytes=plan.planned_peak_bytes,
         unmodified_peak_bytes=plan.unmodified_peak_bytes,

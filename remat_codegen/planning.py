@@ -206,7 +206,7 @@ def saved_plan(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
         unmodified_peak_bytes=found.plain_bytes,
         overhead=round(outcome.overhead(found.plain_ns) or 0.0, 4),
         bound=lower_bound(found, outcome.bound_ns),
-        device=found.profile.device,
+        device=found.profile.device.partition(":")[0],
         order=planfile.order_of(plan.schedule),
         notes=plan.notes,
     )

@@ -276,6 +276,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
@@ -365,6 +367,12 @@ def unpacked(shape, dtype, device, *text):
     """A constant tensor from its bytes."""
     raw = bytearray(zlib.decompress(base64.b64decode("".join(text))))
     return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(device)
+
+
+@functools.cache
+def there(constant, device):
+    """A constant on the device that the step runs on."""
+    return constant.to(device)
 
 
 def is_one(names, expected, given):

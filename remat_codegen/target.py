@@ -134,8 +134,9 @@ def _device(text: str) -> torch.device:
         raise TargetError(
             f"{text!r} is not there: this PyTorch sees {torch.cuda.device_count()} CUDA devices", where="--device"
         )
-    if device.type not in ("cpu", "cuda"):
-        raise TargetError(f"devices of type {device.type!r} are not supported", where="--device", hint="write cpu or cuda")
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip is not None):
+        kind = "ROCm" if device.type == "cuda" else device.type
+        raise TargetError(f"devices of type {kind!r} are not supported", where="--device", hint="write cpu or cuda (NVIDIA)")
     return device
 
 

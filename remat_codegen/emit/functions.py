@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from remat_codegen.emit.about import note
-from remat_codegen.emit.lines import Line, drop, tidy
+from remat_codegen.emit.lines import Line, drop, tidy, uses
 from remat_codegen.emit.needs import Needs
 from remat_codegen.emit.plumbing import Plumbing, changed_argument
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.segments import Role, Segment
-from remat_codegen.emit.spell import spell
+from remat_codegen.emit.spell import DEVICE, spell
 from remat_codegen.emit.surroundings import generators, modes
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Body, early_ends, is_view
@@ -46,6 +46,7 @@ class Function:
     uses_kept: bool
     argument_names: tuple[str, ...]
     takes: tuple[tuple[int, str], ...] = ()
+    uses_device: bool = False
 
     @property
     def text(self) -> tuple[object, ...]:
@@ -112,6 +113,7 @@ class _Writer:
             uses_kept,
             names,
             tuple(self.takes),
+            any(uses(DEVICE, text) for text in lines),
         )
 
     # ------------------------------------------------------------------ what goes in and out

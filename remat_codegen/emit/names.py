@@ -12,7 +12,7 @@ from remat_codegen.emit.sources import tree_of
 from remat_codegen.trace import Operation, Source, Trace, function_call
 
 RESERVED = frozenset(
-    {"m", "kept", "step", "before", "torch", "nn", "F", "self", "math", "contextlib", "weakref", *dir(builtins)}
+    {"m", "kept", "step", "device", "before", "torch", "nn", "F", "self", "math", "contextlib", "weakref", *dir(builtins)}
 )
 
 

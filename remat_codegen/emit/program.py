@@ -14,6 +14,7 @@ from remat_codegen.emit.plumbing import FunctionExpression, Plumbing
 from remat_codegen.emit.reruns import run_again
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
+from remat_codegen.emit.spell import DEVICE
 from remat_codegen.emit.uniting import share_rebuilds, unite
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, refs
@@ -129,6 +130,7 @@ class _Main:
         arguments = [mark(self._module(scope))]
         if function.uses_kept:
             arguments.append(f"step[{number(segment.block)}]")
+        arguments += [DEVICE] if function.uses_device else []
         kept = function.keeps
         arguments += [self._keep(scope, v, self.names[v]) if v in kept else self.names[v] for v in function.arguments]
         return f"{named.name}({', '.join(arguments)})"
@@ -138,7 +140,8 @@ class _Main:
         named, scope = self.library.of_segment[id(segment)], self.plumbing.scopes[segment.block]
         kept, takes = f"step[{number(segment.block)}]", dict(function.takes)
         taken = {v: f"{kept}.{verb}({scope.name(v)!r})" for v, verb in takes.items() if v != given}
-        arguments = [taken.get(v, self.names[v]) for v in function.arguments]
+        arguments = [DEVICE] if function.uses_device else []
+        arguments += [taken.get(v, self.names[v]) for v in function.arguments]
         return f"{named.name}({', '.join([mark(self._module(scope)), f'Again({kept})', *arguments])})"
 
     def _module(self, scope: Scope) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from remat_codegen.emit.spell import ENDLESS, spell, spellings
+from remat_codegen.emit.spell import DEVICE, ENDLESS, spell, spellings
 from remat_codegen.torch_seam import FakeTensorMode, TorchDispatchMode, pytree, schema
 from remat_codegen.trace import Operation, Ref, Trace, refs, sizes_in, substitute, without_kernels
 from remat_codegen.trace.tracing import silent_logs
@@ -25,6 +25,7 @@ class Proof:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.known: dict[str, bool] = {}
+        self.names = NAMES | {DEVICE: torch.device(trace.accelerator)} if trace.accelerator else NAMES
 
     def holds(self, operation: Operation, expression: Callable[[Callable[[int], str]], str]) -> bool:
         """Whether `expression`, given how to name a variable, does exactly what `operation` does."""
@@ -54,7 +55,7 @@ class Proof:
             return operation.target(*substitute(operation.args, given), **substitute(dict(operation.kwargs), given))
 
         def spelled(tensors: dict[str, torch.Tensor]) -> Any:
-            return eval(text, NAMES, tensors)
+            return eval(text, self.names, tensors)
 
         try:
             with warnings.catch_warnings(), silent_logs():

@@ -30,7 +30,7 @@ from remat_codegen.emit.outside import OPERATIONS_OF_TORCH
 from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
 from remat_codegen.emit.segments import divide
-from remat_codegen.emit.spell import literal
+from remat_codegen.emit.spell import DEVICE, literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.runtime import function_of
@@ -44,7 +44,7 @@ LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
 PACKED_LINE = 96  # characters
 MIB = 2**20
 THEIRS = "_of_the_user"  # marks a name of theirs while helpers of the same name give way
-ARGUMENTS = ("m", "kept", "step")  # of block functions
+ARGUMENTS = ("m", "kept", "step", DEVICE)  # of block functions
 
 _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Python takes for a file's encoding
 
@@ -177,7 +177,8 @@ class _Renderer:
         for variable, tensor in self.trace.constants:
             name = f"CONSTANT_{len(self.constants)}"
             self.constants[name] = self._constant(variable, tensor)
-            given[variable] = name
+            on_host = self.trace.variables[variable].device == "cpu"
+            given[variable] = name if on_host else f"there({name}, {DEVICE})"
         return given
 
     def _constant(self, variable: int, tensor: Any) -> str:
@@ -189,9 +190,9 @@ class _Renderer:
             )
         if tensor.numel() > LARGEST_LITERAL:
             text = ", ".join(repr(line) for line in packed(tensor))
-            return f"unpacked({tuple(tensor.shape)}, {tensor.dtype}, {str(tensor.device)!r}, {text})"
+            return f"unpacked({tuple(tensor.shape)}, {tensor.dtype}, 'cpu', {text})"
         values = literal(tensor.tolist(), str)
-        text = f"torch.tensor({values}, dtype={tensor.dtype}, device={str(tensor.device)!r})"
+        text = f"torch.tensor({values}, dtype={tensor.dtype}, device='cpu')"
         return text if tensor.numel() else f"{text}.reshape({tuple(tensor.shape)})"
 
     # ------------------------------------------------------------------ the parts
@@ -207,8 +208,8 @@ class _Renderer:
         result = ", ".join([result, *(self._output(v, written, given) for v in self._beside_result())])
         schedule = self.environment.get_template("schedule.py.jinja").render(
             head=", ".join(head),
-            forward=[*self._measured(given, [*written.forward, result]), *_with_return(written.forward, result)],
-            backward=[*self._measured(given, written.backward), *written.backward],
+            forward=[*self._found(given, [*written.forward, result]), *_with_return(written.forward, result)],
+            backward=[*self._found(given, written.backward), *written.backward],
             alive=f"{written.alive_bytes / MIB:,.1f} MiB",
         )
         expressions = [a.expression for a in used]
@@ -252,7 +253,8 @@ class _Renderer:
 
     def _function(self, named: Named) -> str:
         function = named.function
-        arguments = ["m", *(["kept"] if function.uses_kept else []), *function.argument_names]
+        own = [name for name, used in (("kept", function.uses_kept), (DEVICE, function.uses_device)) if used]
+        arguments = ["m", *own, *function.argument_names]
         return self.environment.get_template("block.py.jinja").render(
             name=named.name, arguments=", ".join(arguments), about=self._about(named), lines=function.lines
         )
@@ -292,10 +294,24 @@ class _Renderer:
             return module_expression("m", found.path, self.trace.containers)
         return written.outputs.get(variable) or given[variable]
 
-    def _measured(self, given: dict[int, str], lines: Sequence[str]) -> list[str]:
-        """The lines that take the sizes which `lines` mention from the inputs."""
+    def _found(self, given: dict[int, str], lines: Sequence[str]) -> list[str]:
+        """The lines that take the sizes and the device which `lines` mention from what the step is given."""
         used = [s for s in self.trace.sizes if any(uses(given[s.variable], line) for line in lines)]
-        return [f"{given[s.variable]} = {given[s.source]}.shape[{s.dimension}]" for s in used]
+        sizes = [f"{given[s.variable]} = {given[s.source]}.shape[{s.dimension}]" for s in used]
+        return [*sizes, *([f"{DEVICE} = {self._live(given)}.device"] if any(uses(DEVICE, line) for line in lines) else [])]
+
+    def _live(self, given: dict[int, str]) -> str:
+        """A tensor of the step that lies on its accelerator."""
+        held = [v for v in self.trace.variables if v.origin is not Origin.RESULT and v.device == self.trace.accelerator]
+        ranks = (Origin.INPUT, Origin.PARAMETER, Origin.BUFFER)
+        first = next((v for origin in ranks for v in held if v.origin is origin), None)
+        if first is None:
+            raise UnsupportedError(
+                f"neither an input nor a parameter is on {self.trace.accelerator}, so a file cannot tell where to compute",
+                hint="register a tensor of that device with register_buffer()",
+            )
+        named = first.origin is Origin.INPUT
+        return given[first.id] if named else module_expression("m", first.path, self.trace.containers)
 
     def _beside_result(self) -> list[int]:
         """The variables that buffers are at the end, in the order of `state`, and those that decide something."""

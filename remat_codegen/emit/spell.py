@@ -16,6 +16,7 @@ from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Ref, function_call, without_kernels
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
+DEVICE = "device"  # the name of the accelerator that a step runs on: any of its kind, whichever it was traced on
 
 Tensor = Callable[[int], str]  # the expression for a variable
 ClassExpression = Callable[[type], str]  # the expression for a Function of the user's
@@ -276,7 +277,7 @@ def literal(value: Any, tensor: Tensor) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(literal(v, tensor) for v in value)}{',' if len(value) == 1 else ''})"
     if isinstance(value, torch.device):
-        return f'"{value}"'
+        return '"cpu"' if value.type == "cpu" else DEVICE
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return str(value)
     raise TypeError(f"cannot print a {type(value).__name__}")

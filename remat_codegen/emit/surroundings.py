@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from remat_codegen.emit.spell import DEVICE
 from remat_codegen.graph.record import Record
 from remat_codegen.graph.simplify import Body
 from remat_codegen.trace import Operation, Trace, chosen_kernels
@@ -42,5 +43,4 @@ def _generator(device: str) -> str:
     place = torch.device(device)
     if place.type == "cpu":
         return "torch.default_generator"
-    index = "torch.cuda.current_device()" if place.index is None else place.index
-    return f"torch.cuda.default_generators[{index}]"
+    return f"torch.cuda.default_generators[{DEVICE}.index]"

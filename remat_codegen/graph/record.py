@@ -23,7 +23,7 @@ import torch
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
-from remat_codegen.graph.unplannable import check_backward, check_trained, without_data
+from remat_codegen.graph.unplannable import check_backward, check_devices, check_trained, without_data
 from remat_codegen.torch_seam import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -186,6 +186,7 @@ class _Recorder:
         self.starts = [next_sequence_number()]
         rows = [self._operation(op) for op in self.trace.operations]
         self.grads = {v: t.requires_grad for v, t in self.tensors.items()}  # writing into a tensor can make it require grad
+        check_devices(self.trace, [self.grads.get(v.id, False) for v in self.trace.variables])
         stops = [self._sequence_numbers(op, r["mutated"]) for op, r in zip(self.trace.operations, rows, strict=True)]
         self._backward()
         count = len(self.trace.operations)

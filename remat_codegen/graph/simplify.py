@@ -13,17 +13,23 @@ Groups are contiguous in the order of the trace, so their backward steps are con
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.graph.allocator import allocated_bytes
 from remat_codegen.graph.blocks import cut_into_blocks
+from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import Record
 from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, refs, substitute
 
 FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
+_NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 
 
@@ -214,6 +220,7 @@ class _Builder:
     def __init__(self, trace: Trace, record: Record, groups: Sequence[tuple[int, ...]]) -> None:
         self.trace, self.record, self.groups = trace, record, groups
         self.uses = _Uses(trace, record, groups)
+        self.once = not_repeated(trace, record)
         self.data: list[Data] = []
         self.of_storage: dict[int, int] = {}
         self.bodies: list[Body] = []
@@ -240,7 +247,7 @@ class _Builder:
         return Model(self.trace, self.record, graph, tuple(self.bodies), data_of)
 
     def _new_data(self, name: str, kind: Kind, nbytes: int) -> int:
-        self.data.append(Data(len(self.data), name, kind, nbytes))
+        self.data.append(Data(len(self.data), name, kind, allocated_bytes(nbytes, self.trace.accelerator)))
         return len(self.data) - 1
 
     def _add_data(self, index: int, group: tuple[int, ...]) -> None:
@@ -250,7 +257,7 @@ class _Builder:
             if outside or self.uses.savers[storage] or storage in self.uses.outputs:
                 self.of_storage[storage] = self._new_data(self._name(index), Kind.VALUE, self.record.storages[storage].nbytes)
                 values.append(self.of_storage[storage])
-        nbytes = sum(sum(self.record.phantoms[op]) for op in group)
+        nbytes = sum(allocated_bytes(n, self.trace.accelerator) for op in group for n in self.record.phantoms[op])
         phantom = self._new_data(f"{self._name(index)} phantom", Kind.PHANTOM, nbytes) if nbytes else None
         self.bodies.append(Body(group, tuple(values), phantom))
 
@@ -302,6 +309,8 @@ class _Builder:
         """Whether running a group again gives the same, and changes nothing that outlives it."""
         own = set(self.owned[index])
         if any(self._changed_later(storage) for storage in own):
+            return False
+        if not self.once.isdisjoint(self.groups[index]):
             return False
         for op in self.groups[index]:
             for storage in self.record.mutated[op]:
@@ -365,7 +374,7 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
 
     def describe(variable: int) -> str:
         v = trace.variables[variable]
-        layout = f"{v.dtype}{list(v.shape)}{list(v.stride)}@{v.device}"
+        layout = f"{v.dtype}{list(v.shape)}{list(v.stride)}@{torch.device(v.device).type}"
         known = variable in number
         place = number.setdefault(variable, len(number))
         grads = f"g{int(record.requires_grad[variable])}"
@@ -380,4 +389,5 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
         lines.append(
             f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}{' unsaved' * record.unsaved[op]}"
         )
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+    text = _NUMBERED.sub(r"device(type='\1')", "\n".join(lines))  # the same on each device of a kind
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

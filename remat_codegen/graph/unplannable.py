@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.trace import Operation, called, function_call, location
+from remat_codegen.trace import Operation, Trace, called, function_call, location
 
 
 def check_trained(op: Operation, args: Any) -> None:
@@ -18,6 +18,17 @@ def check_trained(op: Operation, args: Any) -> None:
     if call is not None and call.trained != tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         what = f"the autograd.Function {call.function.__name__} is given a tensor whose gradient forward has switched on"
         raise UnsupportedError(what, where=location(op.source), hint="make it a parameter, or an input")
+
+
+def check_devices(trace: Trace, takes_gradient: Sequence[bool]) -> None:
+    """A budget is for one device, and autograd has a thread for each: what gradients go through has to stay on one."""
+    for op in trace.operations:
+        for result in (trace.variables[v] for v in op.results if v is not None):
+            other = result.device not in ("cpu", trace.accelerator)
+            if other or (trace.accelerator and result.device == "cpu" and takes_gradient[result.id]):
+                what = f"{called(op.target)} makes a value on {result.device}, and others are on {trace.accelerator}"
+                hint = "keep what gradients go through on one device: a budget is for one"
+                raise UnsupportedError(what, where=location(op.source), hint=hint)
 
 
 @contextlib.contextmanager

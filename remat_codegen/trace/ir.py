@@ -153,6 +153,11 @@ class Trace:
         return tuple(v for v in self.variables if v.origin is Origin.RESULT)
 
     @cached_property
+    def accelerator(self) -> str:
+        """The device beside the CPU that tensors are on, cuda:0; empty where there is none."""
+        return next((v.device for v in self.variables if v.device != "cpu"), "")
+
+    @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """By variable: the operations that mention it, in order."""
         found: list[list[int]] = [[] for _ in self.variables]
