@@ -58,7 +58,9 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->sharedMemPerBlock = SHARED_BYTES;
     p->sharedMemPerBlockOptin = MOST_SHARED_BYTES;
     p->l2CacheSize = 50 << 20;
-    p->regsPerBlock = REGISTERS;
+    p->regsPerBlock = p->regsPerMultiprocessor = REGISTERS;
+    p->maxBlocksPerMultiProcessor = 32;
+    p->sharedMemPerMultiprocessor = 228 << 10;
     p->maxGridSize[0] = 2147483647;
     p->maxGridSize[1] = p->maxGridSize[2] = 65535;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = THREADS_PER_BLOCK;
@@ -71,6 +73,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
         case cudaDevAttrMultiProcessorCount: *value = PROCESSORS; break;
         case cudaDevAttrComputeCapabilityMajor: *value = nullgpu_capability() / 10; break;
         case cudaDevAttrComputeCapabilityMinor: *value = nullgpu_capability() % 10; break;
+        case cudaDevAttrWarpSize: *value = 32; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
         case cudaDevAttrMaxThreadsPerBlock: *value = THREADS_PER_BLOCK; break;
         case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_BYTES; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = MOST_SHARED_BYTES; break;

@@ -84,7 +84,19 @@ def compile_library(output: Path, sources: list[str], *flags: str) -> None:
     """Under another name first, so that a build that was interrupted, or another one beside it, leaves no half of a library."""
     begun = output.with_name(f"{output.name}.{os.getpid()}")
     includes = [f"-I{folder}" for folder in (HERE, HERE / "include", HEADERS)]
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-w", *includes, "-o", begun, *(HERE / s for s in sources), "-lpthread", *flags]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        *includes,
+        "-o",
+        begun,
+        *(HERE / s for s in sources),
+        "-lpthread",
+        *flags,
+    ]
     subprocess.run(command, check=True)
     begun.replace(output)
 
