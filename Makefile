@@ -41,9 +41,11 @@ run-nullgpu: $(STAMP)
 	$(BIN)/python tests/nullgpu/run.py -m pytest tests/cuda
 
 # Everything on a real GPU, with the interpreter and the PyTorch that are there and without network: benchmarks/gpu.py says how.
-# make gpu PYTHON=python3 WHEELS=folder; PART=peaks runs one part, AGAIN=1 all of them anew, SMALL=1 small models.
+# make gpu PYTHON=python3 WHEELS=folder; PART=peaks runs one part, AGAIN=1 all of them anew, SMALL=1 small models,
+# MINUTES=9 ends in time; the same command goes on from there.
 gpu:
-	$(PYTHON) benchmarks/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(PART),--part $(PART)) $(if $(AGAIN),--again) $(if $(SMALL),--small)
+	$(PYTHON) benchmarks/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(PART),--part $(PART)) \
+		$(if $(AGAIN),--again) $(if $(SMALL),--small) $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

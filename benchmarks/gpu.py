@@ -2,9 +2,10 @@
 
     python3 benchmarks/gpu.py [--part peaks] [--again] [--wheels FOLDER] [--small] [--minutes 9] [--list]
 
-Works through PARTS, each of which takes at most 8 minutes. What is done is written down in build/gpu/state.json step by step, so that
-the same command takes up again where it was ended; failed steps are reported and not tried again, but for --again and --part. Writes
-benchmarks/results/gpu-PART.md and .json; with --small, or on the null GPU (tests/nullgpu), build/gpu/gpu-PART.md and .json.
+Works through PARTS, each of which takes at most 8 minutes. What is done is written down in build/gpu/state.json step by step,
+so that the same command takes up again where it was ended; failed steps are reported and not tried again, but for --again and
+--part. Writes benchmarks/results/gpu-PART.md and .json; with --small, or on the null GPU (tests/nullgpu), to build/gpu.
+A budget that is too small is replaced by the smallest that works.
 
 Other packages than PyTorch that are missing are installed from the wheels in FOLDER into build/gpu/site. The product is run as
 its users run it, by its command line. Exit codes: 0 done, 1 something failed or is left to do, 2 there is no GPU to run on.
@@ -17,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -44,7 +46,8 @@ if not torch.cuda.is_available():
 p = torch.cuda.get_device_properties(0)
 computes = torch.full((1,), 0.7261, device="cuda").item() == torch.full((1,), 0.7261).item()
 print(json.dumps({"device": p.name, "capability": f"{p.major}.{p.minor}", "memory_bytes": p.total_memory,
-    "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "python": sys.version.split()[0], "computes": computes}))
+    "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "python": sys.version.split()[0],
+    "computes": computes}))
 """
 
 
@@ -156,17 +159,26 @@ class Run:
 
     def _step(self, step: Step, limit: float) -> dict[str, Any]:
         """Generates a file by the command line, then measures it."""
-        chosen = MODELS[step.model]
         file = BUILD / f"{re.sub(r'[^a-z0-9]+', '_', step.name.lower())}.py"
-        generate = [chosen.target, "--budget", step.budget, "--device", "cuda", "-o", str(file), "--json", "-q", *step.options]
-        result = run([sys.executable, "-m", "remat_codegen", *generate, *chosen.options(self.small)], limit)
-        if "--autocast" not in step.options and file.exists() and "planned_peak_bytes" in result:
-            measured = run(
-                [sys.executable, "benchmarks/gpu_step.py", chosen.target, str(file), *chosen.options(self.small)], limit
-            )
-            result |= {"measured": measured}
-            result |= {key: measured[key] for key in ("failed", "ended") if key in measured and key not in result}
-        return result
+        file.unlink(missing_ok=True)
+        result = self._generated(step, step.budget, file, limit)
+        smallest = re.search(r"smallest budget that works is .*\((\d+) bytes\)", result.get("failed", ""))
+        if smallest is not None:
+            result = self._generated(step, smallest[1], file, limit)
+        if "--autocast" in step.options or not file.exists() or "planned_peak_bytes" not in result:
+            return result  # gpu_step.py knows no autocast
+        chosen = MODELS[step.model]
+        measured = run([sys.executable, "benchmarks/gpu_step.py", chosen.target, str(file), *chosen.options(self.small)], limit)
+        failures = {key: measured[key] for key in ("failed", "ended") if key in measured}
+        return failures | result | {"measured": measured}
+
+    def _generated(self, step: Step, budget: str, file: Path, limit: float) -> dict[str, Any]:
+        """What the command line says of a model within a budget; without the file's place, which is this machine's."""
+        chosen = MODELS[step.model]
+        options = [*step.options, *chosen.options(self.small), "--device", "cuda", "-o", str(file), "--json", "-q"]
+        found = run([sys.executable, "-m", "remat_codegen", chosen.target, "--budget", budget, *options], limit)
+        found.pop("output", None)
+        return found
 
     def _report(self, name: str, done: dict[str, Any]) -> None:
         whole = self.state["identity"] | {"part": name, "steps": done}
@@ -185,19 +197,29 @@ def run(command: Sequence[str], limit: float, tail: bool = False) -> dict[str, A
     `limit` is of time.monotonic(). A command that fails after it printed its JSON, as --verify does, has both.
     """
     begin = time.monotonic()
-    try:
-        left = max(1.0, limit - begin)
-        ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired:
+    ended = within(command, max(1.0, limit - begin))
+    if ended is None:
         return {"failed": f"not done after {time.monotonic() - begin:.0f} s", "ended": True}
     found: dict[str, Any] = {}
     if tail:
-        found["output"] = last_lines(ended.stdout)
+        found["said"] = last_lines(ended.stdout)
     elif ended.stdout.strip().startswith("{"):
         found |= json.loads(ended.stdout)
     if ended.returncode or not found:
         found["failed"] = last_lines(ended.stderr + (ended.stdout if tail else "")) or f"exit code {ended.returncode}"
     return found | {"wall_s": round(time.monotonic() - begin, 1)}
+
+
+def within(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
+    """What a command said; None where it took too long. Then the processes that it started end, too, which hold its output."""
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **piped) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def last_lines(text: str) -> str:

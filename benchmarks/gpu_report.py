@@ -10,9 +10,9 @@ HEAD = """\
 planned step | measured step | gradients (noise) | verified |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|---|---|"""
 NOTE = """\
-Sizes are MiB over what is held between steps: as planned, and as requested, allocated and reserved while the file's step ran; then
-those allocated by the original's. Steps are times of the original's step. Gradients are compared with the original's, bit by bit
-or by the largest difference over the largest element; in brackets, what the original differs from itself."""
+Sizes are MiB over what is held between steps: as planned, and as requested, allocated and reserved while the file's step ran;
+then those allocated by the original's. Steps are times of the original's step. Gradients are compared with the original's, bit
+by bit or by the largest difference over the largest element; in brackets, what the original differs from itself."""
 NULL = (
     "**The device is the null GPU, whose kernels do nothing: values and times mean nothing here, nor does what was verified.**"
 )
@@ -28,16 +28,17 @@ def outcome(found: dict[str, Any]) -> str:
 def markdown(name: str, identity: dict[str, Any], done: dict[str, Any]) -> str:
     """A part's page: the device, a table of the steps, and the output of what failed."""
     lines = [f"# {name} on a GPU", ""]
+    small = ", small models" if identity["small"] else ""
+    versions = f"PyTorch {identity['torch']}, cuDNN {identity['cudnn']}, Python {identity['python']}"
     lines.append(
-        f"{identity['device']} (compute capability {identity['capability']}), PyTorch {identity['torch']}, "
-        f"cuDNN {identity['cudnn']}, Python {identity['python']}{', small models' if identity['small'] else ''}. `make gpu PART={name}`"
+        f"{identity['device']} (compute capability {identity['capability']}), {versions}{small}. `make gpu PART={name}`"
     )
     lines += ["", NULL] if not identity["computes"] else []
     rows = {key: found for key, found in done.items() if "planned_peak_bytes" in found}
     if rows:
         lines += ["", HEAD, *(row(key, found) for key, found in rows.items()), "", NOTE]
     for key, found in done.items():
-        text = found.get("failed") or found.get("output")
+        text = found.get("failed") or found.get("said")
         if text:
             lines += ["", f"{key}{' failed' if 'failed' in found else ''}:", "", "```text", text, "```"]
     return "\n".join(lines) + "\n"

@@ -93,7 +93,9 @@ def peaks(step: Callable[[], None]) -> dict[str, int]:
     step()
     torch.cuda.synchronize()
     after = torch.cuda.memory_stats(DEVICE)
-    return {kind: after[f"{key}.peak"] - before[f"{key}.current"] for kind, key in KINDS.items()}
+    held = {kind: before[f"{key}.current"] for kind, key in KINDS.items()}
+    held["reserved"] = held["allocated"]  # what is cached for the step counts as its own
+    return {kind: after[f"{key}.peak"] - held[kind] for kind, key in KINDS.items()}
 
 
 def seconds(steps: dict[str, Callable[[], None]], runs: int) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""What tests on CUDA devices share. Where there is none, every test of this folder is skipped, and says why.
+"""What the tests in cuda/ share; tests/conftest.py loads it. Without a CUDA device each of them is skipped, and says why.
+
+It is no conftest.py of theirs: tests import names from `conftest`, of which there can be one.
 
     make test-nullgpu           on a GPU that computes nothing (tests/nullgpu/README.md); NDEV=2: on two
     make gpu PART=tests         on a real one
@@ -8,7 +10,7 @@ A test takes what it needs as arguments:
 - `device`, "cuda:0", or `second_device`, "cuda:1", which skips the test where there is one device only;
 - `@pytest.mark.real_gpu` where values or times matter: the null GPU's kernels write nothing and take no time.
 
-Files in here import torch at their top and this package inside of their tests, so that skipping them costs nothing.
+Files in there import torch at their top and this package inside of their tests, so that skipping them costs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).with_name("cuda")
 NO_GPU = "there is no CUDA device: make test-nullgpu brings one that computes nothing, make gpu wants a real one"
 NULL_GPU = "needs values or times, and the null GPU's kernels do nothing (tests/nullgpu/README.md)"
 
@@ -38,7 +40,7 @@ def computes() -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what cannot run here. Is called with all items of the session, of which others are left alone."""
     for item in items:
-        if HERE not in item.path.parents:
+        if FOLDER not in item.path.parents:
             continue
         if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
