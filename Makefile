@@ -14,7 +14,7 @@ CASES ?= 100
 SEED ?= 0
 WORKERS ?= 2
 
-.PHONY: demo test test-torch test-slow lint format type golden bench bench-models libraries fuzz clean anew
+.PHONY: demo test test-torch test-slow test-nullgpu run-nullgpu gpu lint format type golden bench bench-models libraries fuzz clean anew
 
 demo: $(STAMP)
 	mkdir -p build
@@ -31,6 +31,21 @@ test-torch:
 # The models of torchvision, timm and transformers among them.
 test-slow: $(LIBRARIES)
 	$(BIN)/python -m pytest -m slow
+
+# The tests on CUDA devices, with a GPU that computes nothing (tests/nullgpu/README.md). NDEV=2 make test-nullgpu has two of them,
+# CC=80 is another generation.
+test-nullgpu:
+	$(MAKE) run-nullgpu TORCH=$(or $(TORCH),2.14.1)
+
+run-nullgpu: $(STAMP)
+	$(BIN)/python tests/nullgpu/run.py -m pytest tests/cuda
+
+# Everything on a real GPU, with the interpreter and the PyTorch that are there and without network: benchmarks/gpu.py says how.
+# make gpu PYTHON=python3 WHEELS=folder; PART=peaks runs one part, AGAIN=1 all of them anew, SMALL=1 small models,
+# MINUTES=9 ends in time; the same command goes on from there.
+gpu:
+	$(PYTHON) benchmarks/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(PART),--part $(PART)) \
+		$(if $(AGAIN),--again) $(if $(SMALL),--small) $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -17,6 +17,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: a thread tha
 import torch
 from pinned import others
 
+pytest_plugins = ["on_cuda"]
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "gpt2.py"
 SMALL = "layers=2, width=32, heads=2, vocabulary=101, context=16"
