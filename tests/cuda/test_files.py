@@ -1,0 +1,198 @@
+"""Files for CUDA devices: any device of the kind, its generator, its memory as its allocator counts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+MODELS = Path(__file__).with_name("models.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
+IDS, VALUES = "int64[8,128]<100", "float32[8,128,64]"
+
+
+def made(output: Path, name: str, inputs: str | None, **options: str) -> Path:
+    """A file for a model."""
+    from remat_codegen import pipeline
+    from remat_codegen.report import Progress
+    from remat_codegen.request import Request
+
+    spec = name if ":" in name else f"{MODELS}:{name}"
+    given = {"budget": "60%", "device": "cuda:0"} | options
+    pipeline.generate(Request(spec, output=output, inputs=inputs, **given), Progress(None))
+    return output
+
+
+def graph_of(name: str, inputs: str, device: str):
+    from remat_codegen import pipeline
+    from remat_codegen.report import Progress
+    from remat_codegen.request import Request
+
+    return pipeline.trace_target(Request(f"{MODELS}:{name}", inputs=inputs, device=device), Progress(None)).graph
+
+
+def loaded(name: str, inputs: str | None, device: str):
+    from remat_codegen.target import load_target
+
+    return load_target(name if ":" in name else f"{MODELS}:{name}", inputs=inputs, device=device)
+
+
+def rematerialized(file: Path, model: torch.nn.Module) -> torch.nn.Module:
+    from remat_codegen.verify import load_generated
+
+    return load_generated(file).rematerialize(model)
+
+
+def step(model: torch.nn.Module, target) -> None:
+    from remat_codegen.training import example_loss
+
+    example_loss(model(*target.args, **target.kwargs)).backward()
+
+
+def generators() -> list[torch.Tensor]:
+    return [torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> list[bool]:
+    return [torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)]
+
+
+def test_a_file_names_no_device_number(device, second_device, tmp_path):
+    texts = [made(tmp_path / f"{i}.py", "Made", IDS, device=d).read_text() for i, d in enumerate((device, second_device))]
+    assert all("cuda:" not in text and "default_generators[0]" not in text for text in texts)
+    assert "torch.cuda.default_generators[device.index]" in texts[0]  # which recomputes dropout
+
+
+def test_a_graph_is_the_same_on_each_device(device, second_device):
+    assert graph_of("Made", IDS, device).digest() == graph_of("Made", IDS, second_device).digest()
+
+
+def test_dropout_on_another_device_moves_its_generator_as_the_original_does(device, second_device, tmp_path):
+    file = made(tmp_path / "made_remat.py", "Made", IDS, device=device)
+    target = loaded("Made", IDS, second_device)
+    ends = []
+    for model in (target.module, rematerialized(file, target.module)):
+        torch.cuda.manual_seed_all(7)
+        before = generators()
+        for _ in range(2):
+            step(model, target)
+        ends.append(generators())
+        assert same(before, ends[-1]) == [True, False]
+    assert all(same(*ends))
+
+
+@pytest.mark.real_gpu
+def test_gradients_are_exact_on_another_device(device, second_device, tmp_path):
+    file = made(tmp_path / "made_remat.py", "Made", IDS, device=device)
+    found = []
+    for generated in (False, True):
+        torch.manual_seed(0)
+        target = loaded("Made", IDS, second_device)
+        model = rematerialized(file, target.module) if generated else target.module
+        torch.cuda.manual_seed_all(7)
+        step(model, target)
+        found.append([p.grad.cpu() for p in model.parameters()])
+    assert all(same(*found))
+
+
+def test_a_model_on_another_kind_of_device_is_refused(device, tmp_path):
+    file = made(tmp_path / "made_remat.py", "Made", IDS, device=device)
+    target = loaded("Made", IDS, "cpu")
+    with pytest.raises(ValueError, match=r"the device of embed\.weight is cpu, but this file was planned for cuda"):
+        rematerialized(file, target.module)(*target.args)
+
+
+def peaks(model: torch.nn.Module, target) -> tuple[int, int]:
+    """A step's peak in allocated and in requested bytes, after one that makes what stays: cuBLAS's workspace."""
+    step(model, target)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()
+    step(model, target)
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_stats()
+    kinds = "allocated_bytes.all", "requested_bytes.all"
+    allocated, requested = (after[f"{kind}.peak"] - before[f"{kind}.current"] for kind in kinds)
+    return allocated, requested
+
+
+@pytest.mark.parametrize("budget", ["85%", "60%", "50%"])
+@pytest.mark.parametrize(("name", "inputs"), [("Made", IDS), ("Attention", VALUES), ("Prepared", VALUES), ("Recurrent", VALUES)])
+def test_a_step_keeps_to_its_budget_in_allocated_bytes(name, inputs, budget, device, tmp_path):
+    from remat_codegen.errors import BudgetError
+    from remat_codegen.verify import load_generated
+
+    file = tmp_path / "file_remat.py"
+    with contextlib.suppress(BudgetError):
+        made(file, name, inputs, budget=budget, device=device)
+    if not file.exists():
+        made(file, name, inputs, budget="100%", device=device)
+    target, limit = loaded(name, inputs, device), load_generated(file).BUDGET_BYTES
+    allocated, requested = peaks(rematerialized(file, target.module), target)
+    assert requested <= allocated <= limit
+
+
+def test_gpt2_keeps_to_its_budget_in_allocated_bytes(device, tmp_path):
+    from remat_codegen.verify import load_generated
+
+    spec = f"{EXAMPLE}:GPT2"
+    file = made(tmp_path / "gpt2_remat.py", spec, None, budget="1GiB", device=device)
+    target, generated = loaded(spec, None, device), load_generated(file)
+    allocated, _ = peaks(rematerialized(file, target.module), target)
+    assert generated.PLANNED_PEAK_BYTES * 0.98 < allocated <= generated.BUDGET_BYTES == 2**30
+
+
+def test_what_gradients_go_through_stays_on_one_device(device):
+    from remat_codegen.errors import UnsupportedError
+
+    with pytest.raises(UnsupportedError, match=r"makes a value on cpu, and others are on cuda:0") as refused:
+        graph_of("Apart", VALUES, device)
+    assert "models.py:" in refused.value.line() and "\n" not in refused.value.line()
+
+
+def test_autograd_has_one_thread_for_a_file(device, tmp_path):
+    """So that nobody else goes on with a backward program."""
+    import threading
+
+    target = loaded("Made", IDS, device)
+    file = made(tmp_path / "made_remat.py", "Made", IDS, device=device)
+    model = rematerialized(file, target.module)
+    generated = sys.modules[type(model).forward.__module__]
+    threads, usual = [], generated.Step.go_on
+
+    def go_on(self):
+        threads.append(threading.get_ident())
+        usual(self)
+
+    generated.Step.go_on = go_on
+    step(model, target)
+    assert len(set(threads)) == 1
+
+
+def test_what_decides_is_kept_where_kernels_are_not_deterministic(device):
+    nodes = {n.name: n.recomputable for n in graph_of("Router", VALUES, device).forward_nodes}
+    assert not nodes["argmax"] and nodes["softmax"] and nodes["scatter_add"]
+
+
+def test_recurrent_networks_run_once(device):
+    assert not next(n for n in graph_of("Recurrent", VALUES, device).forward_nodes if "lstm" in n.name).recomputable
+
+
+def test_another_generation_is_named(device, tmp_path):
+    """PyTorch chooses attention's kernel by the GPU's generation: the graph is another one there."""
+    if "Null" not in torch.cuda.get_device_name(device):
+        pytest.skip("needs a GPU whose generation can be set")
+    made(tmp_path / "attention_remat.py", f"{MODELS}:Attention", VALUES, device="cuda", autocast="bfloat16", budget="100%")
+    (tmp_path / "models.py").write_text(MODELS.read_text())
+    command = [sys.executable, "-m", "remat_codegen", "check", "attention_remat.py"]
+    here = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert here.returncode == 0, here.stdout + here.stderr
+    other = os.environ | {"NULLGPU_CAPABILITY": "60"}
+    there = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=other)
+    assert there.returncode == 1
+    assert "planned for a GPU of compute capability 9.0, and this one has 6.0" in " ".join(there.stdout.split())

@@ -1,0 +1,116 @@
+"""What is said of devices where there is none but the CPU: the rest stands in tests/cuda."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from remat_codegen import lifecycle, planfile, planline
+from remat_codegen.errors import TargetError, UnsupportedError
+from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes
+from remat_codegen.graph.determinism import not_repeated
+from remat_codegen.graph.record import record
+from remat_codegen.graph.unplannable import check_devices
+from remat_codegen.target import load_target
+from remat_codegen.trace import Trace, trace
+from remat_codegen.verify import load_generated
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        (0, 0),
+        (1, 512),
+        (513, 1024),
+        (3 * MIB + 8, 3 * MIB + 512),
+        (11 * MIB, 12 * MIB),  # a segment of its own, of which too little is left to be split off
+        (10 * MIB + 4, 10 * MIB + 512),
+        (150 * MIB, 150 * MIB),
+    ],
+)
+def test_a_gpu_takes_whole_blocks_and_segments(asked, taken):
+    assert allocated_bytes(asked, "cuda:0") == taken < asked + UNSPLIT_BYTES + 512
+    assert allocated_bytes(asked, "") == asked
+
+
+class Choosing(nn.Module):
+    """Adds in any order where it is told to, chooses by it, and by what is always the same."""
+
+    def __init__(self, adds: bool) -> None:
+        super().__init__()
+        self.adds, self.gate = adds, nn.Linear(8, 8)
+
+    def forward(self, x):
+        sums = torch.zeros_like(x).index_add(0, torch.arange(len(x)) // 2, x) if self.adds else x + 1
+        gates = self.gate(sums).softmax(-1)
+        best = gates.topk(2, dim=-1).indices
+        positive = x > 0
+        return (gates.gather(1, best) * positive[:, :2]).tanh()
+
+
+def on_gpu(found: Trace) -> Trace:
+    """The same, as if traced on a GPU."""
+    return replace(found, variables=tuple(replace(v, device="cuda:0") for v in found.variables))
+
+
+@pytest.mark.parametrize(("adds", "device", "kept"), [(True, "cuda", ["topk"]), (False, "cuda", []), (True, "cpu", [])])
+def test_what_decides_runs_once_where_a_kernel_before_it_is_not_deterministic(adds, device, kept):
+    found = trace(Choosing(adds), (torch.randn(6, 8),))
+    recorded = record(found)
+    operations = not_repeated(on_gpu(found) if device == "cuda" else found, recorded)
+    assert [found.operations[op].base for op in sorted(operations)] == kept
+
+
+def test_gradients_stay_on_one_device():
+    found = trace(zoo.MLP(8, 0.0), (torch.randn(2, 8),))
+    check_devices(found, [True] * len(found.variables))
+    last = found.operations[-1].results[0]
+    moved = replace(found, variables=tuple(v if v.id == last else replace(v, device="cuda:0") for v in found.variables))
+    check_devices(moved, [False] * len(found.variables))
+    with pytest.raises(UnsupportedError, match="makes a value on cpu, and others are on cuda:0"):
+        check_devices(moved, [True] * len(found.variables))
+
+
+def test_a_file_for_the_cpu_refuses_a_model_elsewhere(small_gpt2, write_file):
+    generated = load_generated(write_file(small_gpt2.module, small_gpt2.args))
+    model = generated.rematerialize(small_gpt2.module).to("meta")
+    with pytest.raises(ValueError, match=r"the device of wte\.weight is meta, but this file was planned for cpu"):
+        model(*(a.to("meta") for a in small_gpt2.args))
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_other_accelerators_are_refused_in_a_line(device, small_gpt2):
+    with pytest.raises(TargetError, match=f"devices of type '{device}' are not supported"):
+        load_target(small_gpt2.spec, init=small_gpt2.init, inputs=small_gpt2.inputs, device=device)
+
+
+def test_rocm_is_refused_in_a_line(small_gpt2, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    with pytest.raises(TargetError, match="devices of type 'ROCm' are not supported"):
+        load_target(small_gpt2.spec, init=small_gpt2.init, inputs=small_gpt2.inputs, device="cuda")
+
+
+def plan(**options) -> planfile.SavedPlan:
+    given = {"graph": "0" * 64, "planner": "none", "status": "feasible", "budget": "1GiB", "budget_bytes": 1, "order": (0, 1)}
+    given |= {"planned_peak_bytes": 1, "unmodified_peak_bytes": 1, "overhead": 0.0, "bound": None, "device": "cuda"}
+    return planfile.SavedPlan(**given | options)
+
+
+def test_a_plan_says_which_generation_it_is_for():
+    for capability in ("9.0", None):
+        saved = plan(capability=capability)
+        assert planline.plan_in("\n".join(planline.plan_lines(saved))) == saved
+
+
+def test_another_generation_is_named_and_another_graph_is_not_blamed_on_it():
+    said = lifecycle._other_graph(plan(capability="9.0"), "8.0")
+    assert said.startswith("it was planned for a GPU of compute capability 9.0, and this one has 8.0")
+    for capability, here in (("9.0", "9.0"), (None, "8.0"), (None, None)):
+        assert "the model's graph has changed" in lifecycle._other_graph(plan(capability=capability), here)
