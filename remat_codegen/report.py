@@ -36,6 +36,8 @@ class Verification:
 
     `notes` say what the rows do not prove. The original's peak is measured as well, `assumed_peak_bytes` is what the plan
     took it for; `time_ratio` is the time of the file's step over that of the original's. None where they could not be had.
+    `measured_peak_bytes` are allocated, which is what the budget is for. On CUDA, `requested_peak_bytes` is the same without
+    the allocator's rounding, and `reserved_peak_bytes` what the process had of the device, all included; None elsewhere.
     """
 
     rows: tuple[Row, ...]
@@ -47,6 +49,8 @@ class Verification:
     original_peak_bytes: int | None = None
     assumed_peak_bytes: int | None = None
     time_ratio: float | None = None
+    requested_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
 
     def failures(self) -> str:
         """What went wrong, on one line; empty where nothing did."""
@@ -62,6 +66,8 @@ class Verification:
             "assumed_peak_bytes": self.assumed_peak_bytes,
             "time_ratio": None if self.time_ratio is None else round(self.time_ratio, 3),
             "budget_bytes": self.budget_bytes,
+            "requested_peak_bytes": self.requested_peak_bytes,
+            "reserved_peak_bytes": self.reserved_peak_bytes,
             "rows": [{"what": row.what, "ok": row.ok, "detail": row.detail} for row in self.rows],
             "notes": list(self.notes),
         }
@@ -196,6 +202,10 @@ def _peak_line(verification: Verification) -> str:
         parts.append(f"planned {format_bytes(verification.planned_peak_bytes)} ({100 * off:+.1f} %)")
     if verification.budget_bytes is not None:
         parts.append(f"budget {format_bytes(verification.budget_bytes)}")
+    if verification.requested_peak_bytes is not None:
+        parts.append(f"requested {format_bytes(verification.requested_peak_bytes)}")
+    if verification.reserved_peak_bytes is not None:
+        parts.append(f"reserved by the process {format_bytes(verification.reserved_peak_bytes)}")
     return ", ".join(parts)
 
 

@@ -85,6 +85,7 @@ def verification(
     measured, budget = result.measured_peak_bytes, trial.generated.BUDGET_BYTES
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
     found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
+    found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
     costs = trial.costs()
     assumed = _assumed_peak_bytes(file)
     return replace(

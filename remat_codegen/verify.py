@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
-from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.profile.memory import Peak, peak
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast
 from remat_codegen.training import Run, digests
@@ -89,8 +90,13 @@ class Comparison:
     """
 
     differences: dict[str, Difference] = field(default_factory=dict)
-    measured_peak_bytes: int = 0
+    peak: Peak = field(default_factory=lambda: Peak(0))
     traces: list[tuple[dict[str, str], dict[str, str]]] = field(default_factory=list)
+
+    @property
+    def measured_peak_bytes(self) -> int:
+        """The peak in the bytes that budgets are promised in."""
+        return self.peak.allocated_bytes
 
     def of(self, what: str) -> Difference:
         """The differences found in one kind of thing."""
@@ -191,7 +197,10 @@ def compare(
             else:
                 with file_does(f"step {index + 1}"):
                     if index == steps - 1:
-                        result.measured_peak_bytes = peak_bytes(run.step, device)
+                        run.outputs = None  # of the step before: not a part of what this one holds
+                        if torch.device(device).type == "cuda":
+                            gc.collect()  # nor may what nobody holds any longer go away in the middle of it
+                        result.peak = peak(run.step, device)
                     else:
                         run.step()
             run.note_generators()

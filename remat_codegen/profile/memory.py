@@ -5,23 +5,53 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 BEGIN = "remat-codegen: what is measured begins"
+COUNTERS = "allocated_bytes", "requested_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes that a piece of work held at once.
+
+    `allocated_bytes` is what budgets are promised in: exact on the CPU; on CUDA the caching allocator's blocks, rounded up to
+    512 bytes and more. `requested_bytes` is the same without that rounding; `reserved_bytes` is the most that the whole process
+    had of the device, parameters and what is cached included. Both are None on the CPU, which has no such difference.
+    """
+
+    allocated_bytes: int
+    requested_bytes: int | None = None
+    reserved_bytes: int | None = None
 
 
 def peak_bytes(work: Callable[[], Any], device: str = "cpu") -> int:
-    """Bytes, exact on the CPU; on CUDA as the caching allocator counts them (blocks rounded to 512 bytes)."""
-    return peak_bytes_after(lambda: None, lambda _: work(), device)
+    """Allocated bytes, see `Peak`."""
+    return peak(work, device).allocated_bytes
 
 
 def peak_bytes_after(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str = "cpu") -> int:
     """The same for `work(prepare())`, over what is held when `work` begins: what it releases of its argument counts."""
+    return _peak_after(prepare, work, device).allocated_bytes
+
+
+def peak(work: Callable[[], Any], device: str = "cpu") -> Peak:
+    """The most that `work` holds over what is held when it begins. On CUDA, let it release nothing of that."""
+    return _peak_after(lambda: None, lambda _: work(), device)
+
+
+def _peak_after(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str) -> Peak:
     if torch.device(device).type == "cuda":
         return _cuda_peak(prepare, work, device)
+    return Peak(_recorded_peak(prepare, work))
+
+
+def _recorded_peak(prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
+    """By the profiler's record of the allocator, in which only what `prepare` has made can be released."""
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         prepared = [prepare()]
         with record_function(BEGIN):
@@ -33,14 +63,17 @@ def peak_bytes_after(prepare: Callable[[], Any], work: Callable[[Any], Any], dev
     return max(0, 0, *running_total([nbytes for when, nbytes in events if when >= begin]))
 
 
-def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str) -> int:
+def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str) -> Peak:
+    """By the allocator's counters. These are totals: what is released meanwhile of what others held before hides as much."""
     prepared = [prepare()]
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_stats(device)
     torch.cuda.reset_peak_memory_stats(device)
     work(prepared.pop())
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    after = torch.cuda.memory_stats(device)
+    allocated, requested = (after[f"{kind}.all.peak"] - before.get(f"{kind}.all.current", 0) for kind in COUNTERS)
+    return Peak(allocated, requested, torch.cuda.max_memory_reserved(device))
 
 
 def cpu_events(work: Callable[[], Any]) -> list[int]:

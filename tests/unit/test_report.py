@@ -47,8 +47,8 @@ def test_json_has_the_documented_keys():
 
 
 def test_json_of_a_verification():
-    keys = "ok measured_peak_bytes planned_peak_bytes original_peak_bytes assumed_peak_bytes time_ratio budget_bytes rows notes"
-    assert list(GOOD.to_json()) == keys.split()
+    keys = "ok measured_peak_bytes planned_peak_bytes original_peak_bytes assumed_peak_bytes time_ratio budget_bytes"
+    assert list(GOOD.to_json()) == [*keys.split(), "requested_peak_bytes", "reserved_peak_bytes", "rows", "notes"]
     assert BAD.to_json()["rows"][1] == {"what": "gradients", "ok": False, "detail": "0.1 in wte.weight"}
 
 
@@ -69,6 +69,8 @@ def test_the_table():
 
 def test_the_table_of_a_verification():
     assert "1.00 GiB, planned 1.00 GiB (+0.0 %), budget 1.00 GiB" in shown(verification_table(GOOD))
+    on_cuda = dataclasses.replace(GOOD, requested_peak_bytes=GIB // 2, reserved_peak_bytes=3 * GIB)
+    assert "requested 512.0 MiB, reserved by the process 3.00 GiB" in " ".join(shown(verification_table(on_cuda)).split())
     text = shown(verification_table(BAD))
     assert "FAILED" in text and "0.1 in wte.weight" in text
     assert "proves little" in shown(verification_table(dataclasses.replace(GOOD, notes=("proves little",))))
