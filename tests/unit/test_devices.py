@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import zoo
+from emitted import droppable, emit, load, rebuilding, zoo_model
 from torch import nn
 
 from remat_codegen import lifecycle, planfile, planline
@@ -17,7 +20,6 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.unplannable import check_devices
 from remat_codegen.target import load_target
 from remat_codegen.trace import Trace, trace
-from remat_codegen.verify import load_generated
 
 MIB = 2**20
 
@@ -61,14 +63,14 @@ def on_gpu(found: Trace) -> Trace:
 
 @pytest.mark.parametrize(("adds", "device", "kept"), [(True, "cuda", ["topk"]), (False, "cuda", []), (True, "cpu", [])])
 def test_what_decides_runs_once_where_a_kernel_before_it_is_not_deterministic(adds, device, kept):
-    found = trace(Choosing(adds), (torch.randn(6, 8),))
+    found = trace(Choosing(adds), (torch.randn(6, 8),), {})
     recorded = record(found)
     operations = not_repeated(on_gpu(found) if device == "cuda" else found, recorded)
     assert [found.operations[op].base for op in sorted(operations)] == kept
 
 
 def test_gradients_stay_on_one_device():
-    found = trace(zoo.MLP(8, 0.0), (torch.randn(2, 8),))
+    found = trace(zoo.MLP(8, 0.0), (torch.randn(2, 8),), {})
     check_devices(found, [True] * len(found.variables))
     last = found.operations[-1].results[0]
     moved = replace(found, variables=tuple(v if v.id == last else replace(v, device="cuda:0") for v in found.variables))
@@ -77,11 +79,14 @@ def test_gradients_stay_on_one_device():
         check_devices(moved, [True] * len(found.variables))
 
 
-def test_a_file_for_the_cpu_refuses_a_model_elsewhere(small_gpt2, write_file):
-    generated = load_generated(write_file(small_gpt2.module, small_gpt2.args))
-    model = generated.rematerialize(small_gpt2.module).to("meta")
+def test_a_file_for_the_cpu_refuses_a_model_elsewhere(tmp_path):
+    """It would put back another generator than the one that draws there."""
+    module, args, kwargs, model = zoo_model("gpt2")
+    schedule = rebuilding(model.graph, set(droppable(model.graph)))
+    made = load(emit(module, args, kwargs, model, schedule, Path(zoo.__file__).read_text()), tmp_path, "generated_elsewhere")
+    moved = made.rematerialize(copy.deepcopy(module)).to("meta")
     with pytest.raises(ValueError, match=r"the device of wte\.weight is meta, but this file was planned for cpu"):
-        model(*(a.to("meta") for a in small_gpt2.args))
+        moved(*(a.to("meta") for a in args))
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])
