@@ -58,7 +58,7 @@ def main() -> None:
         example_loss(target.module(*target.args, **target.kwargs)).backward()
 
     clock, one = clock_for(options.device), torch.zeros(1, device=options.device)
-    phases = {phase: 0 for phase in dict.fromkeys(n.phase for n in model.graph.nodes)}
+    phases = dict.fromkeys((n.phase for n in model.graph.nodes), 0)
     for node, cost in zip(model.graph.nodes, profile.time_ns, strict=True):
         phases[node.phase] += cost
     rows = {
