@@ -1,4 +1,4 @@
-"""Measurements kept on disk, by signature, device and torch version, so that a second run does not measure again."""
+"""Measurements kept on disk, by signature, device, versions and settings, so that a second run does not measure again."""
 
 from __future__ import annotations
 
@@ -6,26 +6,69 @@ import contextlib
 import hashlib
 import json
 import platform
+from operator import attrgetter
 from pathlib import Path
 
 import torch
 from platformdirs import user_cache_path
 
-VERSION = 8  # raise when what is measured changes
+from remat_codegen.torch_seam import attention_kernels
+
+VERSION = 9  # raise when what is measured changes
+
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # PyTorch does not tell
+CPU_SETTINGS = attrgetter(
+    *(f"mkldnn.{name}" for name in ("enabled", "deterministic")),
+    *(f"mkldnn.{part}.fp32_precision" for part in ("matmul", "conv", "rnn")),
+)
+CUDA_SETTINGS = attrgetter(
+    *(f"cudnn.{name}" for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")),
+    *(f"{part}.fp32_precision" for part in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")),
+    *(f"cuda.matmul.allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")),
+)
 
 
 def device_name(device: str) -> str:
     """What distinguishes devices that measure differently: the model of GPU, or the machine's kind and its thread count."""
     if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
     return f"{platform.machine()}-{torch.get_num_threads()}threads"
+
+
+def kernel_choice(device: str) -> str:
+    """What libraries choose their kernels by, beside the device and what an operation is given: settings and versions.
+
+    Only the newer names of what concerns TF32 are read: the older ones raise where somebody has used both.
+    """
+    settings: list[object] = [torch.are_deterministic_algorithms_enabled()]
+    if torch.device(device).type == "cuda":
+        return repr(settings + _cuda_settings())
+    return repr(settings + list(CPU_SETTINGS(torch.backends)))
+
+
+def _cuda_settings() -> list[object]:
+    return [
+        *CUDA_SETTINGS(torch.backends),
+        *(str(torch.backends.cuda.preferred_blas_library()), str(torch.backends.cuda.preferred_linalg_library())),
+        sorted(map(str, attention_kernels())),
+        *(torch.version.cuda, torch.version.hip, torch.backends.cudnn.version(), _driver()),
+    ]
+
+
+def _driver() -> str:
+    """The first line of what the driver says of itself, if it says it at all."""
+    with contextlib.suppress(OSError):
+        return NVIDIA_DRIVER.read_text().partition("\n")[0]
+    return ""
 
 
 class Cache:
     """A JSON file of integers by key. A missing, unreadable or read-only file only costs time."""
 
     def __init__(self, device: str, folder: Path | None = None, enabled: bool = True) -> None:
-        name = hashlib.sha256(f"{VERSION}|{torch.__version__}|{device_name(device)}".encode()).hexdigest()[:16]
+        measured_by = f"{VERSION}|{torch.__version__}|{device_name(device)}|{kernel_choice(device)}"
+        name = hashlib.sha256(measured_by.encode()).hexdigest()[:16]
         self.enabled = enabled
         self.path = (folder or user_cache_path("remat-codegen")) / f"costs-{name}.json"
         self.entries: dict[str, list[int]] = {}

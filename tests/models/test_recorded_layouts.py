@@ -17,7 +17,7 @@ import torch
 from remat_codegen import pipeline
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.measure import random_tensor
+from remat_codegen.profile.numbers import random_tensor
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.trace import Origin, Ref, autocasting, substitute

@@ -8,6 +8,7 @@ from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
 from remat_codegen.graph.simplify import FEW
+from remat_codegen.profile import clock
 from remat_codegen.profile import measure as measuring
 from remat_codegen.profile.cache import Cache
 from remat_codegen.schedule import simulate, without_recomputation
@@ -30,7 +31,7 @@ class Wide(nn.Module):
 
 def assert_simulated_peak(model, x, folder, monkeypatch, only=None) -> None:
     """Exact, and no more than simulated, with everything rebuilt just in time, or `only` one value."""
-    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)  # times do not matter here
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)  # times do not matter here
     traced = model_of(model, (x,), {})
     dropped = {d for d in droppable(traced.graph) if only is None or traced.graph.data[d].name == only}
     schedule = rebuilding(traced.graph, dropped)
@@ -87,7 +88,7 @@ class Choosy(nn.Module):
     ids="binary_cross_entropy bernoulli multinomial cholesky".split(),
 )
 def test_operations_that_refuse_random_numbers_are_measured_with_others(choosy, tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     model, args = Choosy(choosy), (torch.randn(8, 8),)
     traced = model_of(model, args, {})
     assert min(measuring.measure(traced, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
@@ -112,7 +113,7 @@ class IntoTheScores(nn.Module):
 
 
 def test_the_way_back_through_a_write_into_an_earlier_result_has_its_room(monkeypatch):
-    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     traced = model_of(IntoTheScores(), (torch.randn(64, 16),), {})
     profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
     writes = [op.id for op in traced.trace.operations if op.name == "aten.copy_.default"]
@@ -208,7 +209,7 @@ def test_small_results_in_large_memory_count_as_what_they_hold(name, tmp_path, m
 
 def test_gradients_of_parameters_count_only_until_they_are_added(monkeypatch):
     """What parameters have in .grad is there anyway: only one gradient is under way at a time."""
-    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     convolutions = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)]
     layers = [nn.Linear(256, 256) for _ in range(6)]
     largest = 64 * 64 * 9 * 4
@@ -265,7 +266,7 @@ class Returns(nn.Module):
 
 
 def test_the_loss_of_an_output_returned_twice_has_costs_of_its_own(monkeypatch):
-    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     cache = Cache("cpu", enabled=False)
     once, twice = (model_of(Returns(times), (torch.randn(1024, 16),), {}) for times in (1, 2))
     costs = [measuring.measure(m, "cpu", cache).workspace_bytes[m.graph.loss] for m in (once, twice)]

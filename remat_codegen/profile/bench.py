@@ -1,0 +1,165 @@
+"""One compute node with its inputs, run by itself forward and backward. Never more than one run's tensors exist."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remat_codegen.graph.ir import Node
+from remat_codegen.graph.simplify import Model, early_ends
+from remat_codegen.profile.clock import Clock
+from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
+from remat_codegen.profile.numbers import random_tensor
+from remat_codegen.torch_seam import schema
+from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, refs, substitute
+
+Values = Callable[[Variable, str, int], torch.Tensor]  # of a variable, on a device, integers below a number
+
+
+def results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
+    """The variables that a node hands on: what it makes, and what it was given and changes in place."""
+    own = [model.trace.operations[op] for op in operations]
+    made = {v for op in own for v in op.results if v is not None}
+    changed = {storage for op in operations for storage in model.record.mutated[op]}
+    given = {v for op in own for v in refs((op.args, dict(op.kwargs)))} - made
+    outputs = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
+    readers, inside = model.trace.readers, set(operations)
+    wanted = {v for v in made if v in outputs or not inside.issuperset(readers[v])}
+    altered = {v for v in given if model.record.of_variable[v] in changed}
+    return sorted(wanted | {v for v in altered if v in outputs or readers[v][-1] > max(inside)})
+
+
+class Swallow(torch.autograd.Function):
+    """Stands before a node's inputs: takes their gradients as the engine made them, and holds them until the step is over."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, held: list[Any]) -> torch.Tensor:
+        ctx.held = held
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.held.extend(grads)
+        return None, None
+
+
+class _Seed(torch.autograd.Function):
+    """Stands after a node's outputs: hands over gradients that nobody else holds, as in the middle of a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, grads: list[Any], *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.grads = grads
+        return torch.zeros((), requires_grad=True)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        grads, ctx.grads = list(ctx.grads), None
+        return None, *grads
+
+
+class Bench:
+    """One node with its inputs, ready to be run forward and backward."""
+
+    def __init__(self, model: Model, node: Node, clock: Clock, held: bool, values: Values, ranges: Mapping[int, int]) -> None:
+        self.model, self.clock, self.device, self.held = model, clock, clock.device, held
+        self.values, self.ranges = values, ranges
+        self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
+        made = {v for op in self.operations for v in op.results if v is not None}
+        mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
+        indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
+        self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
+        self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
+        changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}
+        leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
+        self.changed = {v for v in leaves if model.record.of_variable[v] in changed}
+        self.outputs = results_used_outside(model, [op.id for op in self.operations])
+        back = any(n.forward == node.id for n in model.graph.backward_nodes)
+        ends = early_ends(model, [op.id for op in self.operations])
+        self.ends = {op: [v for v in variables if v not in self.outputs] for op, variables in ends.items()}
+        self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
+
+    def _input(self, variable: int) -> torch.Tensor:
+        v = self.model.trace.variables[variable]
+        tensor = self.values(v, self.device, self.ranges.get(variable, 1))
+        if variable in self.masks:  # which takes most
+            tensor = torch.ones_like(tensor)
+        if self.model.record.requires_grad[variable]:
+            tensor.requires_grad_()
+            if v.origin is Origin.PARAMETER:  # an input's own gradient counts among what the node writes, and stays
+                tensor.grad = torch.zeros_like(tensor)
+        return tensor
+
+    def forward(self, held: list[Any] | None = None) -> dict[int, torch.Tensor]:
+        tensors: dict[int, torch.Tensor] = {}
+        for v, tensor in self.given.items():
+            if held is not None and tensor.requires_grad and tensor.grad is None:
+                tensor = Swallow.apply(tensor, held)
+            if v in self.changed:  # autograd lets nobody change a leaf in place; the copy is counted, which does no harm
+                tensor = tensor.clone()
+            tensors[v] = tensor
+        for op in self.operations:
+            with (
+                torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()),
+                autocasting(op.autocast),
+                self._saving(op),
+            ):
+                out = op.target(*substitute(op.args, tensors), **substitute(dict(op.kwargs), tensors))
+            for variable, value in zip(op.results, out if op.many else (out,), strict=True):
+                if variable is not None:
+                    tensors[variable] = value
+            out = value = None
+            for variable in self.ends.get(op.id, ()):
+                del tensors[variable]
+        return {v: tensors[v] for v in self.outputs}
+
+    def _saving(self, op: Operation) -> contextlib.AbstractContextManager[Any]:
+        """As in the generated file: nothing is saved where nothing goes back."""
+        unsaved = self.model.record.unsaved[op.id]
+        nothing = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: _)
+        return nothing if unsaved else contextlib.nullcontext()
+
+    def run(self) -> list[int]:
+        """Forward time, forward peak, backward time, backward peak (0, 0 where there is none)."""
+        forward_ns = self.clock.median_ns(self.forward)
+        held: list[Any] = []
+
+        def forward() -> None:
+            held.append(self.forward())
+
+        forward_peak = peak_bytes(forward, self.device)
+        held.clear()
+        if not self.goes_back:
+            return [forward_ns, forward_peak, 0, 0]
+        backward_ns, backward_peak = self._measure_backward()
+        return [forward_ns, forward_peak, backward_ns, backward_peak]
+
+    def _prepare(self) -> tuple[torch.Tensor, list[Any]]:
+        held: list[Any] = []
+        outputs = self.forward(held)
+        record = self.model.record
+        roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.gradient_of[v] is not None]
+        grads = [self._gradient(v) for v in roots]
+        held += grads if self.held else []
+        root = _Seed.apply(grads, *[outputs[v] for v in roots])
+        kept = {r.variable for r in self.model.trace.outputs if isinstance(r, Ref)}
+        held.append([t.detach() for v, t in outputs.items() if v in kept])  # nobody else reads a result this late
+        return root, held
+
+    def _gradient(self, variable: int) -> torch.Tensor:
+        stride = self.model.record.gradient_of[variable]
+        v = self.model.trace.variables[variable]
+        return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
+
+    def _measure_backward(self) -> tuple[int, int]:
+        backward_ns = self.clock.median_after_ns(self._prepare, lambda prepared: prepared[0].backward())
+        return backward_ns, peak_bytes_after(self._prepare, _go_back, self.device)
+
+
+def _go_back(prepared: tuple[torch.Tensor, list[Any]]) -> None:
+    root, held = prepared
+    root.backward()
+    del held

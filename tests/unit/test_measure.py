@@ -1,0 +1,155 @@
+"""What nodes are measured on, how times are taken, and under what measurements are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emitted import model_of
+from torch import nn
+
+from remat_codegen.profile import cache, clock, measure
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.numbers import random_tensor
+from remat_codegen.profile.ranges import integer_ranges
+
+
+class Reads(nn.Module):
+    """Trains one table, and reads integers by a function of it and of them."""
+
+    def __init__(self, function, rows=50):
+        super().__init__()
+        self.table, self.function = nn.Parameter(torch.randn(rows, 8)), function
+
+    def forward(self, ids):
+        return self.function(self.table, ids) + self.table.sum()
+
+
+def range_of(function, ids=None):
+    """Below what integers are drawn for `ids`, all operations together being the node; 1 where it is not known."""
+    ids = torch.zeros(4, 8, dtype=torch.int64) if ids is None else ids
+    trace = model_of(Reads(function), (ids,), {}).trace
+    (given,) = [v for v in trace.inputs if v is not None]
+    return integer_ranges(trace.operations, trace.variables).get(given, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda w, i: F.embedding(i, w), 50),
+        (lambda w, i: F.embedding_bag(i, w), 50),
+        (lambda w, i: w.gather(0, i), 50),
+        (lambda w, i: w.gather(-1, i), 8),
+        (lambda w, i: w.index_select(1, i[0]), 8),
+        (lambda w, i: torch.take_along_dim(w[:4], i, 1), 8),
+        (lambda w, i: w.scatter(0, i, 1.0), 50),
+        (lambda w, i: w.scatter_add(1, i, torch.ones(4, 8)), 8),
+        (lambda w, i: w[i], 50),
+        (lambda w, i: w[:, i], 8),
+        (lambda w, i: w[i, i], 8),
+        (lambda w, i: w.index_put((i[0],), torch.ones(8)), 50),
+        (lambda w, i: F.cross_entropy(w[:32], i.view(-1)), 8),
+        (lambda w, i: F.nll_loss(w[:32].log_softmax(-1), i.reshape(32)), 8),
+        (lambda w, i: F.one_hot(i, 20).float() @ w[:20], 20),
+    ],
+    ids="embedding bag gather last select along scatter scatter_add index columns both put entropy nll one_hot".split(),
+)
+def test_integers_are_drawn_from_the_range_of_what_they_index(function, expected):
+    assert range_of(function) == expected
+
+
+def test_a_range_is_found_through_views_casts_and_the_narrowest_reader():
+    assert range_of(lambda w, i: F.embedding(i[:, 1:].to(torch.int32).unsqueeze(0).expand(2, -1, -1).contiguous(), w)) == 50
+    assert range_of(lambda w, i: F.embedding(i, w) + F.embedding(i.flatten(), w[:7]).view(4, 8, 8)) == 7
+    assert range_of(lambda w, i: F.embedding(i, w) * (i != 3).unsqueeze(-1)) == 50
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w, i: F.embedding(i, w) + F.embedding(i * 3, w),
+        lambda w, i: F.embedding(i.float().mul(2).long(), w),
+        lambda w, i: F.embedding(i, w) * i.unsqueeze(-1),
+        lambda w, i: w.sum() * i,
+    ],
+    ids="times float value number".split(),
+)
+def test_integers_that_something_else_reads_stay_zeros(function):
+    assert range_of(function) == 1
+
+
+def test_integers_of_a_range_fill_it_and_are_the_same_each_time():
+    trace = model_of(Reads(lambda w, i: F.embedding(i, w)), (torch.zeros(64, 64, dtype=torch.int64),), {}).trace
+    variable = trace.variables[next(v for v in trace.inputs if v is not None)]
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(random_tensor(variable, "cpu", 50))
+    assert torch.equal(*drawn) and drawn[0].unique().tolist() == list(range(50))
+    assert random_tensor(variable, "cpu").eq(0).all()
+
+
+def test_nodes_run_on_integers_of_their_range_and_on_zeros_where_these_do_not_fit(monkeypatch):
+    seen = []
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(
+        torch, "randint", lambda low, high, *a, _own=torch.randint, **k: seen.append(high) or _own(low, high, *a, **k)
+    )
+    model = model_of(Reads(lambda w, i: F.embedding(i, w)), (torch.zeros(4, 8, dtype=torch.int64),), {})
+    assert min(measure.measure(model, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
+    assert set(seen) == {50}
+    monkeypatch.setattr(measure, "integer_ranges", lambda operations, variables: dict.fromkeys(range(len(variables)), 1000))
+    assert min(measure.measure(model, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
+    assert set(seen) == {50, 1000, 1}
+
+
+def test_each_timed_run_prepares_anew_and_lets_go_of_the_run_before(monkeypatch):
+    alive, most, ran = set(), [0], []
+
+    class Prepared:
+        def __init__(self):
+            alive.add(id(self))
+            most[0] = max(most[0], len(alive))
+
+        def __del__(self):
+            alive.discard(id(self))
+
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
+    assert clock.clock_for("cpu").median_after_ns(Prepared, lambda prepared: ran.append(1)) > 0
+    assert (len(ran), most[0], alive) == (1 + clock.LEAST_RUNS, 1, set())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_changes_the_choice_of_kernels_changes_the_key(device, monkeypatch, tmp_path):
+    monkeypatch.setattr(cache, "device_name", lambda device: "some GPU")
+    paths = {Cache(device, tmp_path).path}
+
+    def changed():
+        paths.add(Cache(device, tmp_path).path)
+        return len(paths)
+
+    assert changed() == 1
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert changed() == 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert changed() == 3
+    finally:
+        torch.set_float32_matmul_precision(before)
+    if device == "cuda":
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            assert changed() == 4
+        driver = tmp_path / "version"
+        driver.write_text("NVRM version: 580.1\nGCC version: 12\n")
+        monkeypatch.setattr(cache, "NVIDIA_DRIVER", driver)
+        assert changed() == 5
+        monkeypatch.setattr(torch.version, "cuda", "99.9")
+        assert changed() == 6
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            assert changed() == 7
+    monkeypatch.setattr(cache, "device_name", lambda device: "another")
+    assert changed() in (4, 8)
