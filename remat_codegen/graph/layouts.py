@@ -28,7 +28,8 @@ class Layouts(TorchDispatchMode):
         return out if correct is None else correct(out, args)
 
 
-def _batch_norm(out: Any, args: Any) -> Any:
+def _normalised(out: Any, args: Any) -> Any:
+    """Lies as its input suggests, be it normalised by batches or by groups."""
     return (_suggested(out[0], args[0]), *out[1:]) if args[0].device.type == "cpu" else out
 
 
@@ -92,7 +93,7 @@ def _noisy_backward(out: Any, args: Any) -> Any:
     return _contiguous_on_cpu(out, args) if args[5] else out
 
 
-def _batch_norm_backward(out: Any, args: Any) -> Any:
+def _normalised_backward(out: Any, args: Any) -> Any:
     """Lies as its input suggests, whatever the gradient."""
     return (_suggested(out[0], args[1]), *out[1:]) if args[0].device.type == "cpu" and out[0] is not None else out
 
@@ -120,7 +121,8 @@ def _padded_backward(out: torch.Tensor, args: Any) -> torch.Tensor:
 
 _CORRECTIONS = {
     aten.native_layer_norm_backward.default: _contiguous,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_batch_norm_backward.default: _normalised_backward,
+    aten.native_group_norm_backward.default: _normalised_backward,  # PyTorch 2.14 has it otherwise, without data
     aten._log_softmax_backward_data.default: _contiguous_on_cpu,
     aten.hardswish_backward.default: _like_both(1),
     aten.hardsigmoid_backward.default: _like_both(1),
@@ -142,8 +144,9 @@ _CORRECTIONS = {
     aten.replication_pad2d.default: _padded,
     aten.reflection_pad2d_backward.default: _padded_backward,
     aten.replication_pad2d_backward.default: _padded_backward,
-    aten.native_batch_norm.default: _batch_norm,
-    aten._native_batch_norm_legit.default: _batch_norm,
+    aten.native_batch_norm.default: _normalised,
+    aten._native_batch_norm_legit.default: _normalised,
+    aten.native_group_norm.default: _normalised,
     aten.mse_loss.default: _in_place_of_all,
     aten.smooth_l1_loss.default: _in_place_of_all,
     aten.soft_margin_loss.default: _in_place_of_all,
