@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"c0a7227df23f7a4e"}
+#: "seal":"c58ab27179c672bd"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -801,6 +801,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"5b34bcec0309d85b"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"c4e6bfe247fe4ef5"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -475,6 +475,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():

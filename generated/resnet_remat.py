@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"333323ded65c7eaf"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"07410f28c4b1ea97"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -730,6 +730,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():

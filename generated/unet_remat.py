@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"582980ed8bc20ec6"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"cda8d8eb2f731bd8"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -616,6 +616,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():

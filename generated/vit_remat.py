@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"88f5266973ccc585"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"221139ce40c8550b"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -441,6 +441,8 @@ def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
