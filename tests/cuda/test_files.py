@@ -122,7 +122,9 @@ def peaks(model: torch.nn.Module, target) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("budget", ["85%", "60%", "50%"])
-@pytest.mark.parametrize(("name", "inputs"), [("Made", IDS), ("Attention", VALUES), ("Prepared", VALUES), ("Recurrent", VALUES)])
+@pytest.mark.parametrize(
+    ("name", "inputs"), [("Made", IDS), ("Attention", VALUES), ("Prepared", VALUES), ("Recurrent", VALUES)]
+)
 def test_a_step_keeps_to_its_budget_in_allocated_bytes(name, inputs, budget, device, tmp_path):
     from remat_codegen.errors import BudgetError
     from remat_codegen.verify import load_generated
