@@ -37,11 +37,39 @@ def real_phantoms(op: Operation, args: Any, kwargs: Any) -> tuple[int, ...]:
     found: list[torch.Tensor] = []
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
         args, kwargs = pytree.tree_map(real, (args, kwargs))
+        weights = args[_place(op, "params")]
+        if weights[0].is_cuda:
+            in_one_piece(op, weights)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.detach()), lambda held: held):
             out = op.target(*args, **kwargs)
         known = {storage_key(t) for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)}
         sizes = {storage_key(t): t.untyped_storage().nbytes() for t in found}
     return tuple(size for key, size in sizes.items() if key not in known)
+
+
+def in_one_piece(op: Operation, weights: Sequence[torch.Tensor]) -> None:
+    """Has the weights of a recurrent network lie in memory as its module lays them on CUDA: apart, cuDNN copies them in each
+    call. They get other values."""
+    gates = {"lstm": 4, "gru": 3}.get(op.base, 1)
+    kind: Any = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(op.base, torch.nn.RNN)
+    rows, inputs = weights[0].shape
+    hidden, handed_on = rows // gates, weights[1].shape[1]
+    options: dict[str, Any] = {"nonlinearity": op.base.removeprefix("rnn_")} if kind is torch.nn.RNN else {}
+    options |= {"proj_size": handed_on} if handed_on != hidden else {}
+    bias, layers, _, _, bidirectional, *_ = op.args[_place(op, "params") + 1 :]
+    options |= {"bias": bias, "num_layers": layers, "bidirectional": bidirectional}
+    module = kind(inputs, hidden, device=weights[0].device, dtype=weights[0].dtype, **options)
+    for weight, flat in zip(weights, module.parameters(), strict=True):
+        weight.data = flat.data
+
+
+def weights_of(op: Operation) -> Sequence[Any]:
+    """What a recurrent network's operation gets as weights."""
+    return op.args[_place(op, "params")]
+
+
+def _place(op: Operation, name: str) -> int:
+    return next(i for i, a in enumerate(schema(op.target).arguments) if a.name == name)
 
 
 def written_arguments(op: Operation, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from remat_codegen.graph.ir import Node
+from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.simplify import Model, early_ends
 from remat_codegen.profile.clock import Clock
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
@@ -73,6 +74,10 @@ class Bench:
         indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
+        for op in (op for op in self.operations if is_opaque(op)):
+            weights = [self.given[v] for v in refs(weights_of(op)) if v in self.given]
+            if len(weights) == len(weights_of(op)) and weights[0].is_cuda:
+                in_one_piece(op, weights)
         changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}
         leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
         self.changed = {v for v in leaves if model.record.of_variable[v] in changed}

@@ -198,3 +198,14 @@ def test_another_generation_is_named(device, tmp_path):
     there = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=other)
     assert there.returncode == 1
     assert "planned for a GPU of compute capability 9.0, and this one has 6.0" in " ".join(there.stdout.split())
+
+
+@pytest.mark.real_gpu
+def test_weights_of_recurrent_networks_are_not_counted_twice(device, tmp_path):
+    """cuDNN copies weights that do not lie in one piece; a module's do."""
+    from remat_codegen.verify import load_generated
+
+    file = made(tmp_path / "recurrent_remat.py", "Recurrent", VALUES, budget="100%", device=device)
+    target = loaded("Recurrent", VALUES, device)
+    allocated, _ = peaks(rematerialized(file, target.module), target)
+    assert allocated > 0.95 * load_generated(file).PLANNED_PEAK_BYTES

@@ -16,6 +16,7 @@ from remat_codegen import lifecycle, planfile, planline
 from remat_codegen.errors import TargetError, UnsupportedError
 from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes
 from remat_codegen.graph.determinism import not_repeated
+from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.record import record
 from remat_codegen.graph.unplannable import check_devices
 from remat_codegen.target import load_target
@@ -119,3 +120,31 @@ def test_another_generation_is_named_and_another_graph_is_not_blamed_on_it():
     assert said.startswith("it was planned for a GPU of compute capability 9.0, and this one has 8.0")
     for capability, here in (("9.0", "9.0"), (None, "8.0"), (None, None)):
         assert "the model's graph has changed" in lifecycle._other_graph(plan(capability=capability), here)
+
+
+RECURRENT = [
+    lambda: nn.LSTM(6, 8, num_layers=2, bidirectional=True),
+    lambda: nn.LSTM(6, 8, proj_size=5, bias=False),
+    lambda: nn.GRU(6, 8, batch_first=True, bidirectional=True),
+    lambda: nn.RNN(6, 8, nonlinearity="relu", num_layers=3),
+    lambda: nn.RNN(6, 8, bias=False),
+]
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_weights_of_recurrent_networks_lie_as_their_module_lays_them(make, monkeypatch):
+    """On CUDA in one piece; here it is seen that it is such a module that lays them."""
+    module, made = make(), []
+    usual = nn.RNNBase.__init__
+    monkeypatch.setattr(
+        nn.RNNBase, "__init__", lambda self, *args, **kwargs: (made.append(self), usual(self, *args, **kwargs))[1]
+    )
+    operation = next(op for op in trace(module, (torch.randn(3, 2, 6),), {}).operations if is_opaque(op))
+    weights = [torch.zeros_like(p) for p in module.parameters()]
+    made.clear()
+    in_one_piece(operation, weights)
+    assert len(weights_of(operation)) == len(weights)
+    assert type(made[0]) is type(module) and repr(made[0]).replace(", batch_first=True", "") == repr(module).replace(
+        ", batch_first=True", ""
+    )
+    assert [w.data_ptr() for w in weights] == [p.data_ptr() for p in made[0].parameters()]
