@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -299,19 +300,18 @@ def doubled(model: torch.nn.Module) -> torch.nn.Module:
 def double_throughout(generated: Any) -> Iterator[None]:
     """In here, what is cast to float32 becomes float64: normalisations cast, and a generated file names the type.
 
-    `generated`, a module, is changed for good: it no longer refuses other types than it was planned for.
+    `generated`, a module, refuses no other types in here than it was planned for.
     """
-    for check in ("check_call", "check_dtypes"):
-        setattr(generated, check, lambda *given: None)
-    if hasattr(generated, "Step"):
-        generated.Step.go_on = _widened(generated.Step.go_on)  # autograd calls it outside of modes
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with contextlib.ExitStack() as changes:
+        for check in ("check_call", "check_dtypes"):
+            changes.enter_context(mock.patch.object(generated, check, lambda *given: None, create=True))
+        if hasattr(generated, "Step"):  # autograd calls it outside of modes
+            changes.enter_context(mock.patch.object(generated.Step, "go_on", _widened(generated.Step.go_on)))
+        changes.callback(torch.set_default_dtype, usual)
+        torch.set_default_dtype(torch.float64)
         with _Widening():
             yield
-    finally:
-        torch.set_default_dtype(usual)
 
 
 def _widened(method: Callable[[Any], None]) -> Callable[[Any], None]:
