@@ -277,7 +277,7 @@ def literal(value: Any, tensor: Tensor) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(literal(v, tensor) for v in value)}{',' if len(value) == 1 else ''})"
     if isinstance(value, torch.device):
-        return '"cpu"' if value.type == "cpu" else DEVICE
+        return DEVICE if value.type == "cuda" else f'"{value}"'
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return str(value)
     raise TypeError(f"cannot print a {type(value).__name__}")
