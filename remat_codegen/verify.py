@@ -12,7 +12,7 @@ import copy
 import gc
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,7 @@ from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast
 from remat_codegen.training import Run, digests
 
+Left = list[tuple[str, str, Any]]  # kind, name and value of what a step leaves behind
 ROUNDING = 1e-9  # the largest relative difference in float64 that is put down to rounding
 
 
@@ -87,12 +88,24 @@ class Comparison:
     """What several steps of two models differ in, and the most that the generated one held (bytes).
 
     `traces` are digests of what each step left behind and evaluation gave, of the original and of the
-    generated model, where they were asked for.
+    generated model, where they were asked for. `alone` says why nothing was compared, where nothing was.
     """
 
     differences: dict[str, Difference] = field(default_factory=dict)
     peak: Peak = field(default_factory=lambda: Peak(0))
     traces: list[tuple[dict[str, str], dict[str, str]]] = field(default_factory=list)
+    alone: str = ""
+
+    def add_all(self, theirs: Left, ours: Iterable[tuple[str, str, Any]]) -> None:
+        """Compares what steps of both left behind."""
+        for what, name, left, right in _pairs(iter(theirs), iter(_on_host(ours))):
+            self.of(what).add(name, left, right)
+
+    def widen(self, other: Comparison) -> None:
+        """Takes over what another comparison found to differ by more."""
+        for what, found in other.differences.items():
+            if found.worst is not None and found.worst > (self.of(what).worst or 0.0):
+                self.differences[what] = found
 
     @property
     def measured_peak_bytes(self) -> int:
@@ -174,70 +187,123 @@ def compare(
     advance: Callable[[int, int], None] | None = None,
     make: Callable[[], torch.nn.Module] | None = None,
     traced: bool = False,
+    alone: str = "",
 ) -> Comparison:
-    """Trains a copy of `model` and a rematerialized copy side by side for some steps; the last one's peak is measured.
+    """Trains a copy of `model`, then a rematerialized copy, for some steps; the last one's peak is measured.
 
-    Both are called under `autocast`. `make` makes the model anew where copies would not do. `traced` keeps digests of
-    each step. Raises VerifyError where the original fails, and FileFailure where only the generated file does.
+    One after the other, so that never more than one of them lies on the device; what the original leaves is held on the host.
+    Both are called under `autocast`. `make` makes the model anew where copies would not do. `traced` keeps digests of steps.
+    `alone` says why there is nothing to compare with; so does the result where the original turns out not to fit.
+    Raises VerifyError where the original fails, and FileFailure where only the generated file does.
     """
-    own = make or (lambda: own_model(model))
-    original = Run(own(), args, kwargs, autocast)
+    own = make or (lambda: own_model(model).to(device) if device != "cpu" else own_model(model))
+    result, theirs = Comparison(alone=alone), _Trained()
+
+    def told(done: int) -> None:
+        if advance is not None:
+            advance(done, 2 * steps)
+
+    if not alone:
+        try:
+            theirs = _train_original(Run(own(), args, kwargs, autocast), steps, seed, told, traced)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            result.alone, theirs = f"the original does not fit ({said(error)})", _Trained()
+    _collect(device)
     copied = own()
     with file_does("rematerialize()"):
         generated = Run(rematerialize(copied), args, kwargs, autocast)
-    result = Comparison()
-    if list(original.model.state_dict()) != list(generated.model.state_dict()):
+    del copied
+    if not result.alone and theirs.keys != list(generated.model.state_dict()):
         raise VerifyError("the generated model's state_dict has other keys than the original's")
     for index in range(steps):
-        for position, run in enumerate((original, generated)):
-            if advance is not None:
-                advance(2 * index + position, 2 * steps)
-            torch.manual_seed(seed + index)
-            if run is original:
-                _step_of_original(run, index)
+        told(steps + index)
+        torch.manual_seed(seed + index)
+        with file_does(f"step {index + 1}"):
+            if index == steps - 1:
+                generated.outputs = None  # of the step before: not a part of what this one holds
+                _collect(device)  # nor may what nobody holds any longer go away in the middle of it
+                result.peak = peak(generated.step, device)
             else:
-                with file_does(f"step {index + 1}"):
-                    if index == steps - 1:
-                        run.outputs = None  # of the step before: not a part of what this one holds
-                        if torch.device(device).type == "cuda":
-                            gc.collect()  # nor may what nobody holds any longer go away in the middle of it
-                        result.peak = peak(run.step, device)
-                    else:
-                        run.step()
-            run.note_generators()
-        for what, name, ours, theirs in _pairs(original.state(), generated.state()):
-            result.of(what).add(name, ours, theirs)
+                generated.step()
+        generated.note_generators()
+        if not result.alone:
+            result.add_all(theirs.steps[index], generated.state())
         if traced:
-            result.traces.append((digests(original.state()), digests(generated.state())))
-        original.update()
+            result.traces.append((theirs.traces[index] if theirs.traces else {}, digests(generated.state())))
         generated.update()
-    _compare_evaluation(original, generated, result, seed)
+    if theirs.evaluation is not None:
+        _compare_evaluation(theirs, generated, result, seed)
     return result
 
 
-def _compare_evaluation(original: Run, generated: Run, result: Comparison, seed: int) -> None:
-    """What both give in evaluation mode, where the original can be evaluated with these inputs."""
+@dataclass(slots=True)
+class _Trained:
+    """What the original's steps left behind, on the host. No `evaluation` where it cannot be evaluated with these inputs."""
+
+    keys: list[str] = field(default_factory=list)
+    steps: list[Left] = field(default_factory=list)
+    traces: list[dict[str, str]] = field(default_factory=list)
+    evaluation: Left | None = None
+
+
+def _train_original(run: Run, steps: int, seed: int, told: Callable[[int], None], traced: bool) -> _Trained:
+    found = _Trained(list(run.model.state_dict()))
+    for index in range(steps):
+        told(index)
+        torch.manual_seed(seed + index)
+        _step_of_original(run, index)
+        run.note_generators()
+        found.steps.append(_on_host(run.state()))
+        found.traces += [digests(run.state())] if traced else []
+        run.update()
     torch.manual_seed(seed)
-    try:
-        original.evaluate()
-    except Exception:  # a model that is only ever trained, or that takes other inputs to be evaluated
-        return
+    with contextlib.suppress(Exception):  # a model that is only ever trained, or that takes other inputs to be evaluated
+        run.evaluate()
+        found.evaluation = _on_host(run.results())
+        found.traces += [digests(run.results())] if traced else []
+    return found
+
+
+def _on_host(left: Iterable[tuple[str, str, Any]]) -> Left:
+    """The same with copies of tensors: later steps change what these were."""
+
+    def held(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone() if value.device.type == "cpu" else value.detach().cpu()
+
+    return [(what, name, held(value)) for what, name, value in left]
+
+
+def _collect(device: str) -> None:
+    """Frees what nobody holds any longer, on a device where little room may be."""
+    if torch.device(device).type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _compare_evaluation(theirs: _Trained, generated: Run, result: Comparison, seed: int) -> None:
+    """What both give in evaluation mode."""
+    assert theirs.evaluation is not None
     torch.manual_seed(seed)
     try:
         generated.evaluate()
     except Exception as error:  # whatever the user's code raises, which it did not before
         result.of("evaluation").add(f"the generated model ({type(error).__name__})", None, error)
         return
-    for _, name, ours, theirs in _pairs(original.results(), generated.results()):
-        result.of("evaluation").add(name, ours, theirs)
+    pairs = _pairs(iter(theirs.evaluation), iter(_on_host(generated.results())))
+    for _, name, left, right in pairs:
+        result.of("evaluation").add(name, left, right)
     if result.traces:
-        result.traces.append((digests(original.results()), digests(generated.results())))
+        result.traces.append((theirs.traces[-1], digests(generated.results())))
 
 
 def _step_of_original(run: Run, index: int) -> None:
     """A step of the model itself. Raises VerifyError where it fails: then there is nothing to compare with."""
     try:
         run.step()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:  # whatever the user's code raises
         hint = "verify with a model and inputs that it can be trained with"
         raise VerifyError(f"the original itself fails in step {index + 1}: {said(error)}", hint=hint) from error

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,14 @@ def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: s
     after = torch.cuda.memory_stats(device)
     allocated, requested = (after[f"{kind}.all.peak"] - before.get(f"{kind}.all.current", 0) for kind in COUNTERS)
     return Peak(allocated, requested, torch.cuda.max_memory_reserved(device))
+
+
+def free_bytes() -> int | None:
+    """The host's memory that a process may still take; None where the system does not say."""
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        line = next(row for row in Path("/proc/meminfo").read_text().splitlines() if row.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    return None
 
 
 def cpu_events(work: Callable[[], Any]) -> list[int]:

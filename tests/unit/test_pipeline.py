@@ -200,7 +200,7 @@ def test_verify_says_where_a_difference_does_not_come_again(made, monkeypatch):
     def once_wrong(*given, **options):
         found = real(*given, **options)
         calls.append(found)
-        if len(calls) != 2:  # the first one, and the one in double precision
+        if len(calls) in (1, 3):  # the first one, and the one in double precision
             found.of("outputs")._note("output", 0.5)
         return found
 

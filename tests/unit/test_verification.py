@@ -1,0 +1,134 @@
+"""What `verify` says where it cannot compare, and where the original differs from itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from remat_codegen import pipeline
+from remat_codegen import verify as comparing
+from remat_codegen.profile import memory
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(32, 128), torch.nn.Linear(128, 32)
+
+    def forward(self, x):
+        return self.b(self.a(x).sin().exp()).tanh()
+"""
+NOISY = """
+import os
+
+import torch
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * (1 + 1e-6 * (os.urandom(1)[0] / 255))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(32, 128), torch.nn.Linear(128, 32)
+
+    def forward(self, x):
+        return Noisy.apply(self.b(self.a(x).sin().exp())).tanh()
+"""
+
+
+def written(write_file, tmp_path, source):
+    """A file with its target."""
+    file, target = tmp_path / "net_remat.py", f"{write_file(source)}:Net"
+    pipeline.generate(Request(target, "100%", file, inputs="float32[64,32]"), Progress(None))
+    return file, target
+
+
+def verify(file, target):
+    return pipeline.verify(file, target, inputs="float32[64,32]", progress=Progress(None))
+
+
+def row(found, what):
+    return next(r for r in found.rows if r.what == what)
+
+
+def test_one_model_at_a_time_is_trained(write_file, tmp_path, monkeypatch):
+    """Two would take twice the room, where there is little."""
+    import gc
+    import weakref
+
+    file, target = written(write_file, tmp_path, NET)
+    runs: list[weakref.ref] = []
+    most, usual = [], comparing.Run.__init__
+
+    def counted(self, *args):
+        usual(self, *args)
+        runs.append(weakref.ref(self))
+        gc.collect()
+        most.append(sum(r() is not None for r in runs))
+
+    monkeypatch.setattr(comparing.Run, "__init__", counted)
+    generated = comparing.load_generated(file)
+    from remat_codegen.target import load_target
+
+    loaded = load_target(target, inputs="float32[64,32]")
+    found = comparing.compare(loaded.module, generated.rematerialize, loaded.args, loaded.kwargs)
+    assert found.identical and most == [1, 1]
+
+
+def test_an_original_that_does_not_fit_is_not_run(write_file, tmp_path, monkeypatch):
+    file, target = written(write_file, tmp_path, NET)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 4096)
+    monkeypatch.setattr(comparing, "_train_original", lambda *given: pytest.fail("the original was run"))
+    found = verify(file, target)
+    assert row(found, "the original").detail.startswith("not compared: the original does not fit: its step needs")
+    assert "4.0 KiB are free" in row(found, "the original").detail
+    assert {r.what for r in found.rows} == {"the original", "in a process of its own", "peak within budget"}
+    assert found.ok and found.measured_peak_bytes > 0 and found.original_peak_bytes is None
+
+
+def test_an_original_that_runs_out_of_memory_is_not_compared(write_file, tmp_path, monkeypatch):
+    def out_of_memory(*given):
+        raise MemoryError("there is no more")
+
+    file, target = written(write_file, tmp_path, NET)
+    monkeypatch.setattr(comparing, "_train_original", out_of_memory)
+    found = verify(file, target)
+    assert row(found, "the original").detail == "not compared: the original does not fit (MemoryError: there is no more)"
+    assert found.ok and found.measured_peak_bytes <= found.budget_bytes
+
+
+def test_a_file_over_its_budget_fails_even_if_nothing_is_compared(write_file, tmp_path, monkeypatch):
+    file, target = written(write_file, tmp_path, NET)
+    text = file.read_text()
+    budget = next(line for line in text.splitlines() if line.startswith("BUDGET_BYTES"))
+    file.write_text(text.replace(budget, "BUDGET_BYTES = 1000"))
+    monkeypatch.setattr(memory, "free_bytes", lambda: 4096)
+    found = verify(file, target)
+    assert not found.ok and not row(found, "peak within budget").ok
+
+
+def test_the_originals_own_noise_is_the_tolerance(write_file, tmp_path):
+    found = verify(*written(write_file, tmp_path, NOISY))
+    assert found.ok, found.failures()
+    assert "equal up to the original's own noise" in row(found, "outputs").detail
+    assert row(found, "in a process of its own").detail == "not compared: the original itself differs from run to run"
+
+
+def test_more_than_the_originals_noise_fails(write_file, tmp_path):
+    file, target = written(write_file, tmp_path, NOISY)
+    text = file.read_text()
+    assert text.count("torch.tanh(") == 1  # in the generated function
+    file.write_text(text.replace("torch.tanh(", "1.001 * torch.tanh("))
+    assert not row(verify(file, target), "outputs").ok
