@@ -108,7 +108,8 @@ def made(generated: ModuleType | None, task: Any, folder: Path) -> torch.nn.Modu
     """The model that is trained, in the state that the original had."""
     if task.carried and task.kind != "class":
         with doing("unpickle"):  # only the file's classes are here: its own are what a factory's model is made of
-            return torch.load(folder / "model.pt", pickle_module=pickling(generated, task), weights_only=False)
+            model = torch.load(folder / "model.pt", pickle_module=pickling(generated, task), weights_only=False)
+            return model if task.device == "cpu" else model.to(task.device)
     with doing("make"):
         torch.manual_seed(task.seed)
         model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if task.carried else made_original(task)

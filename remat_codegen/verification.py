@@ -60,7 +60,7 @@ class _Trial:
 
     def costs(self) -> StepCosts:
         """What steps of the original and of the file cost, measured on models of their own."""
-        make = self.made_anew() or (lambda: comparing.own_model(self.target.module))
+        make = self.made_anew() or (lambda: comparing.own_model(self.target.module, self.device))
 
         def run(model: torch.nn.Module) -> Run:
             return Run(model, self.target.args, self.target.kwargs, self.casts)
@@ -72,7 +72,7 @@ def verification(
     file: Path, load: Callable[[], Target], device: str, seed: int, steps: int, progress: Progress
 ) -> Verification:
     """Trains the file and the model that `load` gives side by side. Raises VerifyError where there is nothing to compare."""
-    trial = _Trial(comparing.load_generated(file), load(), load, device, seed)
+    trial = _Trial(comparing.load_generated(file), _on_host(load(), device), load, device, seed)
     try:
         alone = _what_is_missing(trial, file)
         options: dict[str, Any] = {"steps": steps, "advance": progress.update, "traced": True, "alone": alone}
@@ -104,6 +104,14 @@ def verification(
         time_ratio=costs.time_ratio,
         notes=(*_notes(result), *_other_than_planned(costs.original_peak_bytes, assumed)),
     )
+
+
+def _on_host(target: Target, device: str) -> Target:
+    """The target with its model on the host, of which copies are trained: the device has room for one, perhaps."""
+    if device != "cpu":
+        target.module.to("cpu")
+        torch.cuda.empty_cache()
+    return target
 
 
 def _what_is_missing(trial: _Trial, file: Path) -> str:
@@ -189,7 +197,7 @@ def _in_float64(trial: _Trial, steps: int) -> comparing.Comparison | None:
 def _in_a_process_of_its_own(trial: _Trial, steps: int, here: comparing.Comparison, noise: comparing.Comparison) -> Row:
     """The file as its users run it, who have not imported the original before."""
     what = "in a process of its own"
-    target = trial.load()  # anew: comparisons may have left something in the other
+    target = _on_host(trial.load(), trial.device)  # anew: comparisons may have left something in the other
     given = trial.generated, target, trial.casts, trial.device, trial.seed, steps, len(here.traces) > steps
     found = fresh.trained_alone(*given)
     if found.incomparable:

@@ -196,7 +196,7 @@ def compare(
     `alone` says why there is nothing to compare with; so does the result where the original turns out not to fit.
     Raises VerifyError where the original fails, and FileFailure where only the generated file does.
     """
-    own = make or (lambda: own_model(model).to(device) if device != "cpu" else own_model(model))
+    own = make or (lambda: own_model(model, device))
     result, theirs = Comparison(alone=alone), _Trained()
 
     def told(done: int) -> None:
@@ -309,10 +309,13 @@ def _step_of_original(run: Run, index: int) -> None:
         raise VerifyError(f"the original itself fails in step {index + 1}: {said(error)}", hint=hint) from error
 
 
-def own_model(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a model, tensors of its hooks included. Raises VerifyError where it does not let itself be copied."""
+def own_model(model: torch.nn.Module, device: str = "cpu") -> torch.nn.Module:
+    """A copy of a model on a device, tensors of its hooks included. Raises VerifyError where it lets nobody copy it."""
     try:
-        return copy.deepcopy(model, computed_attributes(model))
+        copied = copy.deepcopy(model, computed_attributes(model))
+        return copied if device == "cpu" else copied.to(device)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever the user's objects raise
         hint = "verify trains a copy beside the original: have copy.deepcopy() work"
         raise VerifyError(f"the model cannot be copied: {said(error)}", hint=hint) from error
