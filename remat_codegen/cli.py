@@ -162,6 +162,11 @@ def cli() -> None:
     """
 
 
+DETERMINISTIC = click.option(
+    "--deterministic", is_flag=True, help="Verify with PyTorch's deterministic algorithms; what has none is an error."
+)
+
+
 @cli.command(DEFAULT_VERB, short_help="Write the rematerialized model (the verb may be left out).", epilog=EXAMPLES)
 @click.argument("target")
 @click.option(
@@ -186,9 +191,8 @@ def cli() -> None:
 )
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")
-@click.option(
-    "--verify", is_flag=True, help="Train the file and the original side by side and compare; exit code 1 on any difference."
-)
+@click.option("--verify", is_flag=True, help="Train the original, then the file, and compare; exit code 1 on any difference.")
+@DETERMINISTIC
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
 @output_options
 def generate(
@@ -228,9 +232,10 @@ def generate(
 @click.option(
     "--steps", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Optimizer steps to compare."
 )
+@DETERMINISTIC
 @output_options
 def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
-    """Trains FILE and the original TARGET side by side: outputs, gradients, buffers, random state, and the measured peak."""
+    """Trains the original TARGET, then FILE, and compares: outputs, gradients, buffers, random state, and the measured peak."""
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import pipeline, report
 

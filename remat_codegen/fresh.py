@@ -96,6 +96,7 @@ def _task(generated: Any, target: Target, carried: bool) -> dict[str, Any]:
         "name": name,
         "path": [beside, *(entry or os.getcwd() for entry in sys.path)],
         "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 

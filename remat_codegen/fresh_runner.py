@@ -152,6 +152,7 @@ def main(folder: Path) -> None:
     with open(folder / "init.pkl", "rb") as file:
         task.init = pickle.load(file)
     torch.set_num_threads(task.threads)  # rounding depends on it; what else the original's file sets, its own file has to
+    torch.use_deterministic_algorithms(task.deterministic)
     random.seed(task.seed)
     found: dict[str, Any] = {"stage": "", "said": "", "steps": []}
     try:

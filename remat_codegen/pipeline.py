@@ -38,6 +38,7 @@ from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, w
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
 from remat_codegen.trace import Autocast, know_dataclasses
+from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verification import STEPS, verification
 
 MOST_NAMES = 3  # of attributes in a note
@@ -74,7 +75,7 @@ def generate(request: Request, progress: Progress) -> Report:
     graph, own, verified = traced.graph, aswritten.of_plan(plan, traced.model), None
     if request.verify:
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
-        with progress.stage("verify"):
+        with progress.stage("verify"), deterministic_algorithms(request.deterministic):
             verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
     return replace(_report(plan, graph, output, verified, progress), as_written=own)
 
@@ -88,14 +89,16 @@ def verify(
     device: str = "cpu",
     seed: int = 0,
     steps: int = STEPS,
+    deterministic: bool = False,
     progress: Progress,
 ) -> Verification:
-    """Runs a generated file against the model it came from, over several steps of an optimizer."""
+    """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
+    PyTorch's deterministic algorithms."""
 
     def load() -> Target:
         return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed))
 
-    with progress.stage("verify"):
+    with progress.stage("verify"), deterministic_algorithms(deterministic):
         return verification(file, load, device, seed, steps, progress)
 
 

@@ -38,6 +38,7 @@ class Request:
     cache: bool = True
     autocast: str | None = None
     dynamic: str = ""
+    deterministic: bool = False
 
     @property
     def output_path(self) -> Path:

@@ -34,9 +34,12 @@ def step_costs(made: Callable[[], Run], rematerialized: Callable[[], Run], devic
     try:
         original = made()
         peak = peak_bytes(twice, device)
-        return StepCosts(peak, statistics.median(_ratios(original, rematerialized(), device)))
     except (MemoryError, torch.OutOfMemoryError):
         return StepCosts(None, None)
+    try:
+        return StepCosts(peak, statistics.median(_ratios(original, rematerialized(), device)))
+    except (MemoryError, torch.OutOfMemoryError):  # one of them fits, both do not
+        return StepCosts(peak, None)
 
 
 def _ratios(original: Run, generated: Run, device: str) -> Iterator[float]:

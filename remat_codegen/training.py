@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -50,6 +51,24 @@ def know_dataclasses(value: Any) -> Any:
     for part in parts:
         know_dataclasses(part)
     return value
+
+
+@contextlib.contextmanager
+def deterministic_algorithms(asked: bool) -> Iterator[None]:
+    """In here, PyTorch takes deterministic algorithms if `asked`, and raises RuntimeError where it has none.
+
+    cuBLAS reads its part from the environment, when a process first multiplies matrices on a GPU.
+    """
+    if not asked:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 class Run:

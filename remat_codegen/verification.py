@@ -71,7 +71,7 @@ class _Trial:
 def verification(
     file: Path, load: Callable[[], Target], device: str, seed: int, steps: int, progress: Progress
 ) -> Verification:
-    """Trains the file and the model that `load` gives side by side. Raises VerifyError where there is nothing to compare."""
+    """Trains the model that `load` gives, then the file. Raises VerifyError where there is nothing to compare."""
     trial = _Trial(comparing.load_generated(file), _on_host(load(), device), load, device, seed)
     try:
         alone = _what_is_missing(trial, file)

@@ -317,7 +317,7 @@ def own_model(model: torch.nn.Module, device: str = "cpu") -> torch.nn.Module:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the user's objects raise
-        hint = "verify trains a copy beside the original: have copy.deepcopy() work"
+        hint = "verify trains copies: have copy.deepcopy() work"
         raise VerifyError(f"the model cannot be copied: {said(error)}", hint=hint) from error
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from remat_codegen import pipeline
+from remat_codegen import fresh, pipeline
 from remat_codegen import verify as comparing
+from remat_codegen.errors import VerifyError
 from remat_codegen.profile import memory
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -132,3 +134,35 @@ def test_more_than_the_originals_noise_fails(write_file, tmp_path):
     assert text.count("torch.tanh(") == 1  # in the generated function
     file.write_text(text.replace("torch.tanh(", "1.001 * torch.tanh("))
     assert not row(verify(file, target), "outputs").ok
+
+
+PUTS = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.a(x).clone().put_(torch.arange(3), torch.zeros(3)).tanh()
+"""
+
+
+def test_deterministic_algorithms_are_asked_for_here_and_in_the_fresh_process(write_file, tmp_path, monkeypatch):
+    file, target = written(write_file, tmp_path, NET)
+    tasks, usual = [], fresh._task
+    monkeypatch.setattr(fresh, "_task", lambda *given: tasks.append(usual(*given)) or tasks[-1])
+    for asked in (True, False):
+        found = pipeline.verify(file, target, inputs="float32[64,32]", deterministic=asked, progress=Progress(None))
+        assert found.ok and tasks[-1]["deterministic"] is asked
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_has_no_deterministic_algorithm_is_told_in_a_line(write_file, tmp_path):
+    file, target = written(write_file, tmp_path, PUTS)
+    assert verify(file, target).ok
+    with pytest.raises(VerifyError, match="put_ does not have a deterministic implementation") as refused:
+        pipeline.verify(file, target, inputs="float32[64,32]", deterministic=True, progress=Progress(None))
+    assert "\n" not in refused.value.line() and not torch.are_deterministic_algorithms_enabled()
