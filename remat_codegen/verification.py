@@ -17,7 +17,6 @@ from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import VerifyError
 from remat_codegen.planline import plan_in
-from remat_codegen.profile import memory
 from remat_codegen.report import Progress, Row, Verification
 from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
@@ -117,7 +116,7 @@ def _on_host(target: Target, device: str) -> Target:
 def _what_is_missing(trial: _Trial, file: Path) -> str:
     """Why the original cannot be trained here, where that can be known before: on the CPU, whose system ends processes that
     take too much. Empty where nothing is missing, or nothing is known."""
-    assumed, free = _assumed_peak_bytes(file), memory.free_bytes()
+    assumed, free = _assumed_peak_bytes(file), comparing.free_bytes()
     if trial.device != "cpu" or assumed is None or free is None:
         return ""
     held = sum(p.nbytes for p in trial.target.module.parameters())

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import VerifyError
 from remat_codegen.profile.memory import Peak, peak
+from remat_codegen.profile.memory import free_bytes as free_bytes
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast
 from remat_codegen.training import Run, digests

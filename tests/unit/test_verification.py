@@ -8,7 +8,6 @@ import torch
 from remat_codegen import fresh, pipeline
 from remat_codegen import verify as comparing
 from remat_codegen.errors import VerifyError
-from remat_codegen.profile import memory
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 
@@ -91,7 +90,7 @@ def test_one_model_at_a_time_is_trained(write_file, tmp_path, monkeypatch):
 
 def test_an_original_that_does_not_fit_is_not_run(write_file, tmp_path, monkeypatch):
     file, target = written(write_file, tmp_path, NET)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 4096)
+    monkeypatch.setattr(comparing, "free_bytes", lambda: 4096)
     monkeypatch.setattr(comparing, "_train_original", lambda *given: pytest.fail("the original was run"))
     found = verify(file, target)
     assert row(found, "the original").detail.startswith("not compared: the original does not fit: its step needs")
@@ -116,7 +115,7 @@ def test_a_file_over_its_budget_fails_even_if_nothing_is_compared(write_file, tm
     text = file.read_text()
     budget = next(line for line in text.splitlines() if line.startswith("BUDGET_BYTES"))
     file.write_text(text.replace(budget, "BUDGET_BYTES = 1000"))
-    monkeypatch.setattr(memory, "free_bytes", lambda: 4096)
+    monkeypatch.setattr(comparing, "free_bytes", lambda: 4096)
     found = verify(file, target)
     assert not found.ok and not row(found, "peak within budget").ok
 
