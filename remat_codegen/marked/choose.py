@@ -16,9 +16,9 @@ from typing import Generic
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
-from remat_codegen.marked.demand import Keeps, Part, order_of
+from remat_codegen.marked.demand import Held, Keeps, Part, schedule_of
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute, Schedule, simulate, with_forgets
+from remat_codegen.schedule import Compute, Schedule, simulate
 
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
@@ -68,9 +68,16 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
 class Chooser(Generic[V]):
     """The search for one graph and limit."""
 
-    def __init__(self, graph: Graph, profile: Profile, candidates: Candidates[V], limit: Callable[[Sequence[int]], int]) -> None:
-        """`limit` gives the bytes that an order of nodes may take."""
-        self.graph, self.profile, self.candidates, self.limit = graph, profile, candidates, limit
+    def __init__(
+        self,
+        graph: Graph,
+        profile: Profile,
+        candidates: Candidates[V],
+        limit: Callable[[Sequence[int]], int],
+        held: Held | None = None,
+    ) -> None:
+        """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`."""
+        self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
         self.step_ns = sum(profile.time_ns)
         self.tried = 0
 
@@ -81,8 +88,9 @@ class Chooser(Generic[V]):
             parts = [part for _, part in parts_of(rows)]
         except ValueError:
             return None
-        order = order_of(self.graph, parts)
-        timeline = simulate(self.graph, self.profile, with_forgets(self.graph, order))
+        schedule = schedule_of(self.graph, parts, self.held)
+        order = [s.node for s in schedule.steps if isinstance(s, Compute)]
+        timeline = simulate(self.graph, self.profile, schedule)
         keys = {(r.candidate.key, r.keeps, r.twice): r.candidate.lines for r in rows}
         marks = sum({r.candidate.key: r.candidate.lines for r in rows}.values())
         cost = timeline.time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)

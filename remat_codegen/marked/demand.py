@@ -9,12 +9,15 @@ simulator judges like any planner's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Schedule, with_forgets
+
+
+Held = Mapping[int, Collection[int]]
 
 
 class Keeps(StrEnum):
@@ -64,26 +67,32 @@ def _within(inner: Part, outer: Part) -> bool:
     return outer.first <= inner.first and inner.last <= outer.last
 
 
-def schedule_of(graph: Graph, parts: Sequence[Part]) -> Schedule:
-    """The training step with these parts, every value freed as early as it can be."""
-    return with_forgets(graph, order_of(graph, parts))
+def schedule_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> Schedule:
+    """The training step with these parts, every value freed as early as it can be.
+
+    `held` are, by forward node, data that variables of the model's own code hold while it runs. So they do when it runs again,
+    as far as they were made in the same run; a part's inputs are held until it ends.
+    """
+    step = _Step(graph, parts, held or {})
+    order = step.run()
+    return with_forgets(graph, order, step.held_at)
 
 
 def order_of(graph: Graph, parts: Sequence[Part]) -> tuple[int, ...]:
     """The nodes of a training step with these parts, in the order in which they run."""
-    return _Step(graph, parts).run()
+    return _Step(graph, parts, {}).run()
 
 
 def forgotten(graph: Graph, parts: Sequence[Part]) -> frozenset[int]:
     """The data that are not kept between the forward and the backward pass."""
-    return frozenset(_Step(graph, parts).owner)
+    return frozenset(_Step(graph, parts, {}).owner)
 
 
 class _Step:
     """One training step, as parts make it."""
 
-    def __init__(self, graph: Graph, parts: Sequence[Part]) -> None:
-        self.graph, self.parts = graph, parts
+    def __init__(self, graph: Graph, parts: Sequence[Part], held: Held) -> None:
+        self.graph, self.parts, self.held = graph, parts, held
         self.last_read = [max((r for r in readers if r > graph.loss), default=-1) for readers in graph.readers]
         self.owner = self._owners()  # by data that is not kept: the part whose run brings it back
         self.own: list[list[int]] = [[] for _ in parts]
@@ -99,6 +108,7 @@ class _Step:
         self.passed = [False] * len(parts)
         self.made: set[int] = set()
         self.order: list[int] = []
+        self.held_at: dict[int, Collection[int]] = {}  # by position in the order
         self.now = 0
 
     # ------------------------------------------------------------------ what is kept
@@ -133,6 +143,7 @@ class _Step:
     def run(self) -> tuple[int, ...]:
         """The order of nodes."""
         self.order = list(range(self.graph.loss + 1))
+        self.held_at.update(self.held)
         for node in self.graph.backward_nodes:
             self.now = node.id
             for data in node.reads:
@@ -154,11 +165,19 @@ class _Step:
         self.passed[index] = True
         for data in self.inputs[index]:
             self._demand(data, for_a_part=True)
-        nodes = range(part.first, self._end(index, wanted if passing else None))
-        self.order += (n for n in nodes if self.graph.nodes[n].recomputable)
+        self._run(index, range(part.first, self._end(index, wanted if passing else None)))
         if not passing:
             self.made.update(self.own[index])
             self.done[index] = True
+
+    def _run(self, index: int, nodes: Iterable[int]) -> None:
+        """Runs nodes of a part, less those that run once; what it is given and what it makes for variables is held."""
+        here = set(self.inputs[index])
+        for node in nodes:
+            if self.graph.nodes[node].recomputable:
+                self.held_at[len(self.order)] = self.inputs[index] + [d for d in self.held.get(node, ()) if d in here]
+                self.order.append(node)
+                here.update(self.graph.nodes[node].writes)
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""
