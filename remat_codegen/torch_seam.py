@@ -211,6 +211,25 @@ def checkpoint_generator(make: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
+CALLS_MODULE = _take("torch.nn.Module._call_impl", "which calls a module's forward", "no call of one is known").__code__
+HANDS_OVER = _take(
+    "torch.overrides.handle_torch_function", "by which a function runs once more, under a mode", "it is found twice"
+).__code__
+
+
+@contextlib.contextmanager
+def counted_calls(begins: Callable[[torch.nn.Module], None], ends: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """In here, `begins` is called with each module before its forward runs, and `ends` after it, also where that raises."""
+    hooks = torch.nn.modules.module
+    first = hooks.register_module_forward_pre_hook(lambda module, _: begins(module))
+    last = hooks.register_module_forward_hook(lambda module, *_: ends(module), always_call=True)
+    try:
+        yield
+    finally:
+        first.remove()
+        last.remove()
+
+
 # --- autograd --------------------------------------------------------------------------------------------------------------
 
 _take("torch.UntypedStorage._cdata", "which tells pieces of memory apart", "no view is known to be one")

@@ -15,6 +15,7 @@ from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.torch_seam import OpOverload, is_functorch, pytree
 from remat_codegen.trace.checkpoints import regions_of
+from remat_codegen.trace.frames import calls_of
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
@@ -255,6 +256,7 @@ class Reader:
                 around.grad_enabled,
                 around.autocast,
                 regions_of(node),
+                calls_of(node),
             )
         )
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))
