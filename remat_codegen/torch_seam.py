@@ -211,6 +211,18 @@ def checkpoint_generator(make: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
+def trace_in_progress() -> Any:
+    """What makes the nodes of the trace in progress, None where there is none. Not to be asked for while one is made."""
+    mode = proxy_tensor.get_proxy_mode()
+    return None if mode is None else mode.tracer
+
+
+def made_by(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
+    """The node of a trace whose result a tensor is."""
+    slot = None if tracer is None else proxy_tensor.get_proxy_slot(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
 CALLS_MODULE = _take("torch.nn.Module._call_impl", "which calls a module's forward", "no call of one is known").__code__
 HANDS_OVER = _take(
     "torch.overrides.handle_torch_function", "by which a function runs once more, under a mode", "it is found twice"

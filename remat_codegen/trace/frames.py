@@ -19,11 +19,12 @@ from unittest import mock
 
 import torch
 
-from remat_codegen.torch_seam import CALLS_MODULE, HANDS_OVER, counted_calls
+from remat_codegen.torch_seam import CALLS_MODULE, HANDS_OVER, counted_calls, made_by, trace_in_progress
 from remat_codegen.trace.places import Call, Function, Span
 from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
+HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"))  # of PyTorch: what is written as models are
@@ -38,6 +39,12 @@ def calls_of(node: torch.fx.Node) -> tuple[Call, ...]:
     return found
 
 
+def held_by(node: torch.fx.Node) -> tuple[int, tuple[int, ...]]:
+    """A traced node's number, and the numbers of those whose results variables of the model's code hold while it runs."""
+    found: tuple[int, tuple[int, ...]] = node.meta.get(HELD, (-1, ()))
+    return found
+
+
 @contextlib.contextmanager
 def places_noted(module: torch.nn.Module) -> Iterator[None]:
     """In here, what is traced says in its node's meta where it was made."""
@@ -48,6 +55,7 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
         node = own(graph, op, *args, **kwargs)
         if op == "call_function" and observer.running:
             node.meta[META] = observer.calls()
+            node.meta[HELD] = observer.held()
         return node
 
     with counted_calls(observer.begins, observer.ends), mock.patch.object(torch.fx.Graph, "create_node", create_node):
@@ -79,6 +87,7 @@ class _Observer:
         self.running: dict[int, list[int]] = {}  # by module: the calls of it that have begun and not ended
         self.seen: dict[int, _Seen] = {}  # by frame: those of the last operation
         self.numbers = itertools.count()
+        self.tracer = trace_in_progress()
 
     def begins(self, module: torch.nn.Module) -> None:
         key = id(vars(module))
@@ -112,6 +121,17 @@ class _Observer:
                 found.append(call)
         self.seen = seen
         return tuple(found)
+
+    def held(self) -> tuple[int, tuple[int, ...]]:
+        """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
+        nobody reads any longer is not free as long as a variable has it."""
+        found: dict[int, None] = {}
+        for frame in _frames_within(self.root):
+            for tensor in _tensors_in(list(frame.f_locals.values())):
+                node = made_by(tensor, self.tracer)
+                if node is not None and HELD in node.meta:
+                    found[node.meta[HELD][0]] = None
+        return next(self.numbers), tuple(found)
 
     def _entered(self, frame: FrameType, nested: dict[int, int]) -> list[tuple[str, int]]:
         """The call of a module that a frame of PyTorch's begins."""
@@ -212,8 +232,15 @@ def _merged(outer: Call, inner: Call) -> Call:
     return Call(outer.function, inner.span, outer.frame, inner.evaluation, *module, outer.enters, names[0], names[1])
 
 
-def _holds_tensors(value: Any, depth: int = _DEPTH) -> bool:
+def _holds_tensors(value: Any) -> bool:
+    return any(True for _ in _tensors_in(value))
+
+
+def _tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in a value, and in what it contains, if those are not too many."""
     if isinstance(value, torch.Tensor):
-        return True
-    inner: Any = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
-    return depth > 0 and any(_holds_tensors(v, depth - 1) for v in itertools.islice(inner, _WIDTH))
+        yield value
+    elif depth > 0:
+        inner: Any = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
+        for item in itertools.islice(inner, _WIDTH):
+            yield from _tensors_in(item, depth - 1)
