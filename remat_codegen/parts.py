@@ -356,7 +356,8 @@ class Part:
         readers = weakref.ref(place)
         del place
         value = value.clone() if readers() else value.detach()
-        return Inner.apply(value, torch.empty(0, requires_grad=held.needs_grad))
+        with torch.enable_grad():
+            return Inner.apply(value, torch.empty(0, requires_grad=held.needs_grad))
 
 
 class Inner(torch.autograd.Function):
