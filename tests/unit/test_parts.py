@@ -78,12 +78,12 @@ def test_states_of_generators_are_held_only_where_a_part_draws():
     def run(self, kept, x):
         return kept.part("b", F.dropout, kept.part("a", F.silu, self.one(x))).exp()
 
-    held, drop = [], helpers.Around.drop_unused_states
+    held, learn = [], helpers.Part.learn
     try:
-        helpers.Around.drop_unused_states = lambda around, step: (drop(around, step), held.append(len(around.states)))
+        helpers.Part.learn = lambda part, inputs: (learn(part, inputs), held.append(len(part.states)))
         planned(Net(run, one=linear()).train(), "a b")(X)
     finally:
-        helpers.Around.drop_unused_states = drop
+        helpers.Part.learn = learn
     assert held == [0, 1]
 
 
@@ -225,7 +225,7 @@ def test_in_place_on_what_is_lent():
 
 def test_a_result_that_is_changed_in_place_later():
     def run(self, kept, x):
-        h = kept.part("a", torch.exp, self.one(x))
+        h = kept.part("a", lambda x: self.two(x.exp()), self.one(x))
         y = kept.part("b", torch.neg, h)
         h = h.tanh_() + y
         return self.two(h) * F.relu(kept.part("c", torch.cos, y), inplace=True)

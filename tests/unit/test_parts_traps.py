@@ -115,7 +115,7 @@ def test_an_input_that_changes():
         x.add_(1)
         return y
 
-    loud("what a needs to run again was changed", Net(run, one=linear()).train(), "a/inside")
+    loud("a cannot run again: what it needs, or gave, was changed", Net(run, one=linear()).train(), "a/inside")
 
 
 def test_a_list_that_changes_afterwards():
@@ -203,7 +203,7 @@ def test_optimizers_that_step_inside_of_backward():
         model = planned(net, "a b one two/inside") if not ends else net
         optimizer = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
         for p in model.parameters():
-            p.register_post_accumulate_grad_hook(lambda p, o=optimizer: (o[p].step(), o[p].zero_grad()))
+            p.register_post_accumulate_grad_hook(lambda p, o=optimizer: [o[p].step(), o[p].zero_grad()][0])
         for _ in range(3):
             model(X).square().sum().backward()
         ends.append([p.detach() for p in model.parameters()])
