@@ -1,17 +1,15 @@
-"""What generated files carry: parts of the forward pass that run again on the way back. Files hold a copy of these definitions.
+"""What generated files carry: parts of the forward pass that run again on the way back. Files hold a copy of these.
 
-How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds what it
-gets for it. Outside of parts that is the tensor itself. What a *part* of the plan saves is not held: autograd gets an empty
-`Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result. The part
-holds what it takes to run again: its inputs (the place instead, where an input is lent by another part), the settings around it,
-and the states of the random generators, if it draws.
+How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds
+what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets an
+empty `Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result. The
+part holds what it takes to run again: its inputs (or their places, where another part lends them), the settings around
+it, and the states of the random generators if it draws.
 
-On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again (`Part.again`), parts
-that lend it its inputs first, the part around it before those. A `Replay` fills the places, in the order in which they were
-made. What fills a place goes when autograd lets go of that place; what a part held goes when it has run again. Nothing else
-is kept, and nothing refers to anything in a circle.
-
-Parts within a part run plainly while that one runs again: they get their inputs by it, and run again later if somebody asks.
+On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again
+(`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the order
+in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when it has
+run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again later.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import itertools
 import os
 import random
 import threading
@@ -30,12 +29,29 @@ import torch
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
-TABLES = weakref.WeakKeyDictionary()  # of models that were used
-NOTHING = None, None
+TABLES = weakref.WeakKeyDictionary()  # of the models that were used
+
+SETTINGS = [  # of the process, which change what operations do: how they are read and set
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+]
+for kernel in ("flash", "mem_efficient", "math", "cudnn"):
+    cuda = torch.backends.cuda
+    SETTINGS.append((getattr(cuda, f"{kernel}_sdp_enabled"), getattr(cuda, f"enable_{kernel}_sdp")))
+for device in ("cpu", "cuda"):
+    for pair in [
+        (torch.is_autocast_enabled, torch.set_autocast_enabled),
+        (torch.get_autocast_dtype, torch.set_autocast_dtype),
+    ]:
+        SETTINGS.append(tuple(functools.partial(function, device) for function in pair))
+
+
+# ---------------------------------------------------------------------------- what files call
 
 
 def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), unless the plan has the name."""
+    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     step = RUNNING.get()
     return PLAIN if step is None else step.call(step.table.marks.get(id(module)))
 
@@ -51,15 +67,19 @@ def training_step(forward, plan):
 
 
 def rematerialize(model, plan):
-    """`model` itself, class and parameters as they are, whose training steps run as the plan says."""
+    """`model` itself, class and parameters as they are: its training steps run as the plan says."""
     model.forward = InstanceForward(model, vars(model).get("forward"), plan)
     return model
 
 
+def running_again():
+    """For hooks, and for what counts calls: whether this is not the forward pass, but a part that runs again."""
+    step = RUNNING.get()
+    return step is not None and step.replay is not None
+
+
 def _planned(model, plan, forward, args, kwargs):
-    hooked = torch._C._autograd._top_saved_tensors_default_hooks(
-        True
-    )  # such as save_on_cpu, or a checkpoint around: they go first
+    hooked = _hooks() is not None  # by save_on_cpu, or a checkpoint around it: these go first
     if not plan or hooked or not model.training or not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
@@ -70,8 +90,13 @@ def _planned(model, plan, forward, args, kwargs):
         step.end()
 
 
+def _hooks():
+    """Who is asked first when autograd saves something."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
 class InstanceForward:
-    """Stands in an instance as its `forward`, and is copied and pickled with it: the call is a part, or the step of a plan."""
+    """`forward` of one module, copied and pickled with it: its call is a part, or, with a plan, a training step."""
 
     def __init__(self, module, before=None, plan=None):
         self.module, self.before, self.plan = weakref.ref(module), before, plan
@@ -84,102 +109,87 @@ class InstanceForward:
         return self.before or types.MethodType(type(self.module()).forward, self.module())
 
     def __call__(self, *args, **kwargs):
-        module, forward = self.module(), self.__wrapped__
+        step, forward = RUNNING.get(), self.__wrapped__
         if self.plan is not None:
-            return _planned(module, self.plan, forward, args, kwargs)
-        step = RUNNING.get()
-        call = PLAIN if step is None else step.call(step.table.calls.get(id(module)))
-        return forward(*args, **kwargs) if call is PLAIN else call.part("", _call, forward, args, kwargs)
+            return _planned(self.module(), self.plan, forward, args, kwargs)
+        entries = step and step.table.calls.get(id(self.module()))
+        return step.call(entries).part("", _call, forward, args, kwargs) if entries else forward(*args, **kwargs)
 
 
 def _call(forward, args, kwargs):
     return forward(*args, **kwargs)
 
 
-# ------------------------------------------------------------------------------------------------ the table of a model
+# ---------------------------------------------------------------------------- the plan, for one model
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """What the plan says of one mark, or of a module's calls: places for what it saves, for its result, may it run twice."""
+    """What the plan says of a mark, or of a module's calls; and the buffers in reach: (the dict that has it, name)."""
 
     name: str
-    saved: bool
-    result: bool
-    twice: bool
-    buffers: list  # (the dict that has it, its name) for all in the module
+    options: frozenset
+    buffers: tuple
 
 
 class Table:
-    """The plan for one model: for each module, by its id, {(mark or "", number of the call or None): entry}."""
+    """For each module, by its id: {(mark, or "" for its own calls; number of the call, or None for all): entry}."""
 
     def __init__(self, model, plan, modules):
-        self.plan, self.seen, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
+        self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
         named = dict(model.named_modules(remove_duplicate=False))
         for row, entries in plan.items():
-            for text in entries.split():
+            for text in entries.split() if row in named else [""]:
                 self.add(named, f"{row}.{text}".strip("."))
 
-    @classmethod
-    def of(cls, model, plan, modules):
-        table = TABLES.get(model)
-        if table is None or table.plan != plan or table.seen != [*map(id, modules)]:
-            table = TABLES[model] = cls(model, plan, modules)
-        return table
-
     def add(self, named, text):
-        where, *options = text.split("/")
-        path, _, number = where.partition("#")
-        owner, _, mark = ("", "", "") if path in named else path.rpartition(".")
-        module = named.get(owner if mark else path)
-        if module is None or (mark and mark not in _strings(module)) or {*options} - {"inside", "result", "twice"}:
-            raise ValueError(f"PLAN names {text}, but the model has no such module or mark: generate this file again")
+        path, *options = text.split("/")
+        path, _, number = path.partition("#")
+        owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
+        module, known = named.get(owner), {*options} < {"inside", "result", "twice"} and {*options} != {"inside", "result"}
+        if module is None or not path or not known or (mark and mark not in _strings(module)):
+            raise ValueError(f"PLAN names {text}, which this model does not have: generate the file again")
         if not mark and not isinstance(vars(module).get("forward"), InstanceForward):
             module.forward = InstanceForward(module, vars(module).get("forward"))
-        held = [(m._buffers, name) for m in module.modules() for name, buffer in m._buffers.items() if buffer is not None]
-        entry = Entry(path, "result" not in options, "inside" not in options, "twice" in options, held)
+        buffers = tuple((m._buffers, name) for m in module.modules() for name in m._buffers)
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, int(number) if number else None] = entry
+        found[mark, int(number) if number else None] = Entry(path, frozenset(options), buffers)
 
 
 def _strings(module):
-    """All that the code of a module's class has as strings: its marks are among them."""
-    kinds = [kind for kind in type(module).__mro__ if kind not in (torch.nn.Module, object)]
-    todo, found = [f for kind in kinds for f in vars(kind).values()] + [vars(module).get("forward")], set()
-    for thing in todo:  # grows
-        thing = getattr(thing, "__func__", getattr(thing, "fget", thing))
-        while hasattr(thing, "__wrapped__"):
-            thing = thing.__wrapped__
-        code = getattr(getattr(thing, "__func__", thing), "__code__", thing)
+    """The strings in the code of a module's class: its marks are among them."""
+    kinds = [vars(kind) for kind in type(module).__mro__ if kind is not torch.nn.Module]
+    todo, found = [*(f for kind in kinds for f in kind.values()), vars(module).get("forward")], set()
+    for thing in todo:  # which grows
+        while hasattr(thing, "__wrapped__") or hasattr(thing, "__func__"):
+            thing = getattr(thing, "__wrapped__", None) or thing.__func__
+        code = getattr(thing, "__code__", thing)
         if isinstance(code, types.CodeType):
             todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
             found |= {c for c in code.co_consts if isinstance(c, str)}
     return found
 
 
-# ------------------------------------------------------------------------------------------------ parts and places
+# ---------------------------------------------------------------------------- parts and places
 
 
 class Call:
-    """One call of a module of the table."""
-
-    __slots__ = "entries", "number", "step"
+    """One call of a module that the table has."""
 
     def __init__(self, step, entries, number):
         self.step, self.entries, self.number = step, entries, number
 
     def part(self, name, run, *inputs):
-        """run(*inputs). Where the plan has the name, autograd does not keep what it saves, or its result, or both."""
-        step, entries = self.step, self.entries
-        entry = entries and (entries.get((name, None)) or entries.get((name, self.number)))
-        if not entry or not step.listens():
+        """run(*inputs). Where the plan has the name, autograd keeps less of it."""
+        entry = self.entries.get((name, None)) or self.entries.get((name, self.number))
+        if entry is None or not self.step.listens():
             return run(*inputs)
-        if step.replay is not None:
-            return step.replay.inner(entry, run, inputs)
-        return Part(step, entry).first(run, inputs)
+        if self.step.replay is not None:
+            return self.step.replay.inner(entry, run, inputs)
+        return Part(self.step, entry).first(run, inputs)
 
 
-PLAIN = Call(None, None, 0)
+PLAIN = Call(None, {}, 0)
 
 
 class Place:
@@ -188,22 +198,20 @@ class Place:
     __slots__ = "__weakref__", "like", "part", "truth", "value", "version"
 
     def __init__(self, part, tensor):
-        self.part, self.like, self.value, self.version = part, _like(tensor), None, None
+        self.part, self.like, self.value = part, _like(tensor), None
         self.truth = tensor.detach().clone() if CHECK else None
 
-    def get(self):
-        """The value, once its part ran again."""
-        with self.part.step.lock:  # devices have a thread each
+    def get(self, reader=False):
+        """The value, once its part ran again. Parts that may run twice give a reader's input to nobody else."""
+        part = self.part
+        with part.step.lock:  # each device has a thread that goes back
+            if self.value is None and reader and "twice" in part.entry.options:
+                return part.result_for(self)
             if self.value is None:
-                self.part.again()
+                part.again()
             if self.value is None:
-                raise self.part.error("did not save the same again")
-            return _unchanged(self.value, self.version, self.part)
-
-    def read(self):
-        """The same for a part whose input it is: from a part that may run twice, it gets a result of its own."""
-        with self.part.step.lock:
-            return self.part.result_for(self) if self.value is None and self.part.entry.twice else self.get()
+                raise part.error("saved other things when it ran again")
+            return part.unchanged(self.value, self.version)
 
     def put(self, tensor):
         if self.like != _like(tensor):
@@ -214,26 +222,18 @@ class Place:
 
 
 class Held:
-    """An input of a part: a tensor, or the place of another part's result and which view of it is meant."""
-
-    __slots__ = "changed", "how", "needs_grad", "source", "version"
+    """An input of a part: a tensor; or the place of another part's result, and which view of it is meant."""
 
     def __init__(self, place, tensor):
         self.source = place or (tensor if isinstance(tensor, torch.nn.Parameter) else tensor.detach())
-        self.how, self.version, self.needs_grad = place and _how(tensor), tensor._version, tensor.requires_grad
-        self.changed = False  # by the part itself, in place
+        self.view, self.version, self.needs_grad = place and _how(tensor), tensor._version, tensor.requires_grad
 
 
 class Part:
     """A part of the forward pass that runs again on the way back."""
 
-    __slots__ = (
-        *("__weakref__", "around", "buffers", "changed", "entry", "inners", "inputs", "outer", "places", "results"),
-        *("run", "step"),
-    )
-
     def __init__(self, step, entry):
-        self.step, self.entry, self.outer, self.run, self.inputs = step, entry, step.part, None, None
+        self.step, self.entry, self.outer, self.inputs = step, entry, step.part, None
         self.places, self.inners, self.results, self.changed = [], [], [], ()
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
@@ -241,157 +241,187 @@ class Part:
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
 
+    def unchanged(self, tensor, version):
+        if tensor._version != version:
+            raise self.error("cannot run again: what it needs, or gave, was changed in place")
+        return tensor
+
+    def hold(self, run, inputs):
+        """Takes what it needs to run again."""
+        step = self.step
+        self.run, self.settings, self.counts = _frozen(run, self), [get() for get, _ in SETTINGS], dict(step.counts)
+        self.states, self.versions = step.states(), _versions(self.entry)
+        self.inputs = _mapped(lambda tensor: Held(step.place_of(tensor), tensor), inputs, torch.Tensor)
+
     def first(self, run, inputs):
-        """The run of the forward pass."""
-        step, held, around = self.step, self.hold(inputs), Around(self.step)
-        if self.outer is None:  # else it gets them when the outer one runs again
-            self.run, self.inputs, self.around = _frozen(run, self), held, around
-        self.buffers = Buffers(self.entry)
+        """Its run in the forward pass."""
+        step = self.step
+        self.hold(run, inputs)
         step.part = self
         try:
             result = run(*inputs)
         finally:
             step.part = self.outer
-        around.drop_unused_states(step)
-        self.buffers.note_moved()
-        self.note_changed(inputs, held)
+        self.learn(inputs)
         self.lend(result, inputs)
+        if self.outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
+            self.lenders = [held.source for held in _all(self.inputs, Held) if held.view]
+            self.inputs = self.run = self.states = None
         return result
 
-    def note_changed(self, inputs, held):
-        """Inputs that it changes in place have to be results of other parts: those can be had anew."""
-        for i, (tensor, seen) in enumerate(zip(_all(inputs, torch.Tensor), _all(held, Held), strict=True)):
-            if tensor._version != seen.version:
-                seen.changed, self.changed = True, (*self.changed, i)
-                if seen.how is None:
-                    raise self.error("changes an input in place that is no part's result: take it out of the plan")
+    def learn(self, inputs):
+        """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
+        self.draws = not all(map(torch.equal, self.states, self.step.states()))
+        self.states, before, self.versions = self.states if self.draws else (), self.versions, _versions(self.entry)
+        self.moved = [at for at, a, b in zip(self.entry.buffers, before, self.versions, strict=True) if a != b]
+        found = [*zip(_all(inputs, torch.Tensor), _all(self.inputs, Held), strict=True)]
+        self.changed = [i for i, (tensor, held) in enumerate(found) if tensor._version != held.version]
+        if any(found[i][1].view is None for i in self.changed):
+            raise self.error("changes an input in place that is no part's result: take it out of the plan")
+        if any("running_mean" not in buffers for buffers, _ in self.moved):
+            raise self.error(f"changes the buffer {self.moved[0][1]} in place: take it out of the plan")
 
     def lend(self, result, inputs):
         """From now on, what saves its result gets the result's place, if that was made in here."""
-        step, found = self.step, [*_all(inputs, torch.Tensor)]
-        passed = {t.untyped_storage()._cdata for i, t in enumerate(found) if i not in self.changed}
-        for tensor in _all(result, torch.Tensor) if self.entry.result else ():
+        step, inputs = self.step, enumerate(_all(inputs, torch.Tensor))
+        passed = {tensor.untyped_storage()._cdata for i, tensor in inputs if i not in self.changed}
+        for tensor in _all(result, torch.Tensor) if "inside" not in self.entry.options else ():
             mine = _plain(tensor) and tensor.untyped_storage()._cdata not in passed and not step.is_kept(tensor)
             lender = step.place_of(tensor) if mine else None
-            if lender is not None:
-                mine = lender.part is not self and self in lender.part.chain()
+            mine = mine and (lender is None or (lender.part is not self and self in lender.part.around()))
             place = Place(self, tensor) if mine else None
             self.results.append(place and weakref.ref(place))
             if mine:
                 step.lent[tensor.untyped_storage()] = place, tensor._version
 
-    def chain(self):
-        """It, the part around it, and so on."""
-        return [self, *self.outer.chain()] if self.outer is not None else [self]
+    def around(self):
+        """The part itself, the part around it, and so on."""
+        return [self, *(self.outer.around() if self.outer is not None else ())]
 
-    def again_later(self, run, inputs, replay):
-        """The part around it runs again: from now on this one has its inputs, and its result is lent to others in there."""
-        self.run, self.inputs, self.around, self.outer = _frozen(run, self), self.hold(inputs), Around(self.step), None
-        for i, held in enumerate(_all(self.inputs, Held)):
-            held.changed = i in self.changed
+    def inside(self, run, inputs, replay):
+        """The part around it runs again, which it was waiting for. Others in there are lent its result."""
+        self.outer = None
+        self.hold(run, inputs)
+        self.states = self.states if self.draws else ()
         if replay.was_last():
             raise Enough
         result = run(*inputs)
-        self.around.drop_unused_states(self.step)
-        for place, tensor in self.living_results(result):
+        for place, tensor in self.wanted(result):
             replay.lent[tensor.untyped_storage()] = place, tensor._version
         return result
 
-    def living_results(self, result):
-        """The places of its results that anyone refers to, and what belongs there."""
+    def wanted(self, result):
+        """The places of its results that anyone still refers to, and what belongs there."""
         found = zip(self.results, _all(result, torch.Tensor), strict=True) if self.results else ()
-        return [(place, tensor) for ref, tensor in found if ref is not None and (place := ref()) is not None]
+        return [(place, tensor) for ref, tensor in found if ref and (place := ref())]
 
     def again(self):
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
-        self.wait_for_outer()
         replay = Replay(self)
         result = self.repeat(replay)
         if not replay.stopped:
             replay.check_end()
-            for place, tensor in self.living_results(result):
+            for place, tensor in self.wanted(result):
                 place.put(tensor)
-        self.run = self.inputs = self.around = None
+        self.inputs = self.run = self.states = None
 
     def result_for(self, place):
-        """Its result, for one reader only; nothing is filled, it can run once more."""
-        self.wait_for_outer()
-        result = self.repeat(Replay(self, fills=False))
-        return next(tensor.detach() for found, tensor in self.living_results(result) if found is place)
-
-    def wait_for_outer(self):
-        if self.inputs is None and self.outer is not None:
-            self.outer.again()
-        if self.inputs is None:
-            raise self.error("cannot run again: it already did, and what it needs for it is gone")
+        """Its result, for one reader: no place is filled, and it can run again."""
+        result = self.repeat(Replay(self, silent=True))
+        return next(tensor.detach() for found, tensor in self.wanted(result) if found is place)
 
     def repeat(self, replay):
         """Runs it under what was around its first run."""
         step = self.step
-        if step.part is not None and self in step.part.chain():
+        if self.inputs is None and self.outer is not None:
+            self.outer.again()
+        if step.part is not None and self in step.part.around():
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
-        inputs = _mapped(self.take, self.inputs, Held)
+        if self.inputs is None:
+            raise self.error("cannot run again: it did, and let go of what it needs")
+        inputs = _mapped(functools.partial(self.take, itertools.count()), self.inputs, Held)
         hooks = torch.autograd.graph.saved_tensors_hooks(replay.refill, lambda held: held)
-        with step.running(replay), self.around.restored(self), self.buffers.restored(), torch.enable_grad(), hooks:
+        with step.running(replay), self.restored(), torch.enable_grad(), hooks:
             try:
                 return self.run(*inputs)
             except Enough:
                 replay.stopped = True
                 return None
 
-    def hold(self, inputs):
-        return _mapped(lambda tensor: Held(self.step.place_of(tensor), tensor), inputs, torch.Tensor)
-
-    def take(self, held):
-        """An input for another run. What the run will change in place is nobody else's."""
-        if held.how is None:
-            value = _unchanged(held.source, held.version, self)
+    def take(self, numbers, held):
+        """An input for another run. What that changes in place is nobody else's."""
+        place, changes = held.source, next(numbers) in self.changed
+        if not held.view:
+            value = self.unchanged(place, held.version)
             return value if isinstance(value, torch.nn.Parameter) else value.detach().requires_grad_(held.needs_grad)
-        place = held.source
-        value = _view(place.read(), held.how)
-        if not held.changed:
+        value = _view(place.get(reader=True), held.view)
+        if not changes:
             return value.detach().requires_grad_(held.needs_grad)
-        if not self.entry.twice:
+        if "twice" not in self.entry.options:
             held.source = None
         readers = weakref.ref(place)
         del place
-        value = value.clone() if readers() else value.detach()
-        return Inner.apply(value, torch.empty(0, requires_grad=held.needs_grad))
+        with torch.enable_grad():
+            value = value.clone() if readers() else value.detach()
+            return NoLeaf.apply(value, torch.empty(0, requires_grad=held.needs_grad))
+
+    @contextlib.contextmanager
+    def restored(self):
+        """In here, settings, generators and buffers are those of the first run; what it moves there is not seen outside."""
+        step = self.step
+        present, states, counts = [get() for get, _ in SETTINGS], step.states() if self.states else (), step.counts
+        chance, cache = random.getstate() if step.by_chance else None, torch.is_autocast_cache_enabled()
+        for at, seen, found in zip(self.entry.buffers, self.versions, _versions(self.entry), strict=True):
+            if seen != found and "running_mean" not in at[0]:
+                raise self.error(f"cannot run again: the buffer {at[1]} was changed in place")
+        buffers = [(held, dict(held)) for held, _ in self.moved]
+        try:
+            for held, known in buffers:
+                held.update({name: buffer.clone() for name, buffer in known.items() if buffer is not None})
+            _set(self.settings)
+            torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
+            step.set_states(self.states)
+            step.counts = dict(self.counts)
+            yield
+        finally:
+            for held, known in buffers:
+                held.update(known)
+            _set(present)
+            torch.set_autocast_cache_enabled(cache)
+            step.set_states(states)
+            step.counts = counts
+        if step.by_chance and random.getstate() != chance:
+            raise self.error("draws from Python's random, which is not put back: take it out of the plan")
 
 
-class Inner(torch.autograd.Function):
-    """A tensor that is no leaf of autograd's graph: it can be changed in place."""
+class NoLeaf(torch.autograd.Function):
+    """A tensor that may be changed in place, though autograd looks after it."""
 
     @staticmethod
     def forward(ctx, value, anchor):
         return value.detach()
 
-    @staticmethod
-    def backward(ctx, grad):
-        return None, None
-
 
 class Enough(BaseException):
-    """A part that runs again has given all that anyone waits for."""
+    """The part that runs again has given all that anyone waits for."""
 
 
 class Replay:
-    """What happens while a part runs again: what it saves goes to its places, in the order of the first run."""
+    """What happens while a part runs again: what it saves goes to its places, in the order of its first run."""
 
-    def __init__(self, part, fills=True):
-        self.part, self.silent, self.stopped, self.lent = part, not fills, False, weakref.WeakKeyDictionary()
+    def __init__(self, part, silent=False):
+        self.part, self.silent, self.stopped, self.lent = part, silent, False, weakref.WeakKeyDictionary()
         self.places, self.inners = iter(part.places), iter(part.inners)
-        empty = [ref for ref in (*part.places, *part.results) if ref and (place := ref()) and place.value is None]
-        waiting = [ref for _, ref in part.inners if (inner := ref()) and inner.outer is not None]
-        self.left = len(empty) + len(waiting)
+        empty = sum(bool(ref and (place := ref()) and place.value is None) for ref in part.places + part.results)
+        self.left = empty + sum(bool((inner := ref()) and inner.outer) for _, ref in part.inners)
 
     def was_last(self):
         self.left -= 1
         return self.left == 0
 
     def refill(self, saved):
-        """What autograd saves now."""
-        if self.silent or not self.part.entry.saved:
+        """What autograd saves now. It holds nothing itself: nobody goes back through this run."""
+        if self.silent or "result" in self.part.entry.options:
             return
         ref = next(self.places, self)
         if ref is self:
@@ -407,149 +437,38 @@ class Replay:
             raise self.part.error("saved less when it ran again")
 
     def inner(self, entry, run, inputs):
-        """A part within runs plainly, and gets its inputs if anyone may ask for it later."""
+        """A part within this one runs plainly, and gets its inputs if anyone may ask for it later."""
         if self.silent:
             return run(*inputs)
         known, ref = next(self.inners, (None, None))
         if known is not entry:
-            raise self.part.error(f"ran {entry.name} where it ran {known and known.name} the first time")
+            raise self.part.error(f"did not come to {entry.name} in its first run")
         self.silent, part = True, ref()
         try:
-            return part.again_later(run, inputs, self) if part is not None and part.outer else run(*inputs)
+            return part.inside(run, inputs, self) if part and part.outer else run(*inputs)
         finally:
             self.silent = False
 
 
-# ------------------------------------------------------------------------------------------------ what is around
-
-
-_cuda = torch.backends.cuda
-SETTINGS = [  # of the process, that change what operations do: (what it is, how it is set)
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
-    (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
-    (_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
-    (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
-    *(
-        (functools.partial(get, device), functools.partial(put, device))
-        for device in ("cpu", "cuda")
-        for get, put in (
-            (torch.is_autocast_enabled, torch.set_autocast_enabled),
-            (torch.get_autocast_dtype, torch.set_autocast_dtype),
-        )
-    ),
-]
-_CACHE = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled  # holds casts of weights until forward ends
-
-
-class Around:
-    """Settings, states of generators and numbers of calls, as a part finds them."""
-
-    __slots__ = "counts", "settings", "states"
-
-    def __init__(self, step):
-        self.settings, self.states = [(put, get()) for get, put in SETTINGS], _states(step.devices)
-        self.counts = dict(step.counts)
-
-    def drop_unused_states(self, step):
-        if all(map(torch.equal, self.states, _states(step.devices))):
-            self.states = []
-
-    @contextlib.contextmanager
-    def restored(self, part):
-        step, present = part.step, Around(part.step)
-        chance = random.getstate() if step.by_chance else None
-        cache = torch.is_autocast_cache_enabled()
-        _put(self, step.devices)
-        torch.set_autocast_cache_enabled(False)
-        step.counts = dict(self.counts)
-        try:
-            yield
-        finally:
-            present.states = present.states if self.states else []
-            _put(present, step.devices)
-            torch.set_autocast_cache_enabled(cache)
-            step.counts = present.counts
-        if chance != (random.getstate() if step.by_chance else None):
-            random.setstate(chance)
-            raise part.error("draws from Python's random, which nobody can repeat: take it out of the plan")
-
-
-def _put(around, devices):
-    for (get, _), (put, value) in zip(SETTINGS, around.settings, strict=True):
-        if get() != value:
-            put(value)
-    for put, state in zip((torch.set_rng_state, *(_setter(d) for d in devices)), around.states, strict=False):
-        put(state)
-
-
-def _setter(device):
-    return functools.partial(torch.cuda.set_rng_state, device=device)
-
-
-def _states(devices):
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-
-
-class Buffers:
-    """The buffers that a part may reach. A second run moves copies of running statistics; all others have to stand still."""
-
-    __slots__ = "entry", "moved", "versions"
-
-    def __init__(self, entry):
-        self.entry, self.moved, self.versions = entry, (), _versions(entry.buffers)
-
-    def note_moved(self):
-        if not self.versions or (found := _versions(self.entry.buffers)) == self.versions:
-            return
-        pairs = zip(self.entry.buffers, self.versions, found, strict=True)
-        self.moved, self.versions = [at for at, before, after in pairs if before != after], found
-        for held, name in self.moved:
-            if "running_mean" not in held:
-                raise RuntimeError(f"{self.entry.name} changes the buffer {name} in place: take it out of the plan")
-
-    @contextlib.contextmanager
-    def restored(self):
-        still = [held for held, _ in self.moved]
-        pairs = zip(self.entry.buffers, self.versions, _versions(self.entry.buffers), strict=True)
-        for (held, name), before, now in pairs:
-            if before != now and "running_mean" not in held:
-                raise RuntimeError(f"the buffer {name} was changed before {self.entry.name} ran again")
-        present = [(held, dict(held)) for held in still]
-        for held in still:
-            held.update({name: b if b is None else b.clone() for name, b in held.items()})
-        try:
-            yield
-        finally:
-            for held, buffers in present:
-                held.update(buffers)
-
-
-def _versions(buffers):
-    return [None if held.get(name) is None else held[name]._version for held, name in buffers]
-
-
-# ------------------------------------------------------------------------------------------------ the step
+# ---------------------------------------------------------------------------- the step
 
 
 class Step:
-    """One training step: what runs, and what is lent. It belongs to autograd: it goes when the graph of its forward goes."""
+    """One training step: what runs, and what is lent. It belongs to autograd, and goes with the graph of its forward."""
 
     def __init__(self, model, plan, given):
-        modules = _walk(model)
-        self.model, self.table, self.lock = weakref.ref(model), Table.of(model, plan, modules), threading.RLock()
-        self.part = self.replay = self.backward = None
-        self.lent, self.counts, self.chance, self.by_chance = weakref.WeakKeyDictionary(), {}, random.getstate(), False
-        sharded = any(hasattr(type(m), "_get_fsdp_state") for m in modules)  # these exchange their parameters themselves
+        modules, table = _walk(model), TABLES.get(model)
+        if table is None or table.plan != plan or table.modules != [*map(id, modules)]:
+            table = TABLES[model] = Table(model, plan, modules)
+        self.model, self.table, self.lock = weakref.ref(model), table, threading.RLock()
+        self.part = self.replay = self.backward = self.kept = None
+        self.lent, self.counts, self.by_chance = weakref.WeakKeyDictionary(), {}, False
+        self.given, self.chance = [*_all(given, torch.Tensor)], random.getstate()
+        sharded = any(hasattr(type(m), "_get_fsdp_state") for m in modules)  # these exchange parameters themselves
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
-        self.seen = [(h, n, t, t._version) for h in holders for n, t in h.items() if t is not None]
-        self.modes, self.exchanged, self.given = [m.training for m in modules], [], [*_all(given, torch.Tensor)]
-        self.kept, self.sharded = None, sharded
-        self.devices = sorted(
-            {t.device.index for *_, t, _ in self.seen if t.is_cuda} | {t.device.index for t in self.given if t.is_cuda}
-        )
+        seen = [(held, name, t, t._version) for held in holders for name, t in held.items() if t is not None]
+        self.devices = sorted({t.device.index for t in [*self.given, *(t for *_, t, _ in seen)] if t.is_cuda})
+        self.seen, self.modes, self.exchanged = [] if sharded else seen, [m.training for m in modules], []
 
     def end(self):
         """Forward is over: what nobody saved is not lent any more."""
@@ -558,11 +477,13 @@ class Step:
 
     @contextlib.contextmanager
     def running(self, replay=None):
-        token, before, present = RUNNING.set(self), self.replay, [(h, n, h.get(n)) for h, n, _ in self.exchanged]
+        """In here, `parts` finds this step; when a part runs again, with the parameters that forward had."""
+        token, before = RUNNING.set(self), self.replay
+        present = [(held, name, held.get(name)) for held, name, _ in self.exchanged]
         self.replay = replay
-        for held, name, tensor in self.exchanged:
-            held[name] = tensor
         try:
+            for held, name, tensor in self.exchanged:
+                held[name] = tensor
             yield
         finally:
             for held, name, tensor in present:
@@ -571,84 +492,93 @@ class Step:
             RUNNING.reset(token)
 
     def call(self, entries):
-        """A call of a module that has these entries in the table."""
-        if entries is None:
+        """The next call of a module with these entries."""
+        if not entries:
             return PLAIN
-        number = self.counts[id(entries)] = self.counts.get(id(entries), -1) + 1
+        self.counts[id(entries)] = number = self.counts.get(id(entries), -1) + 1
         return Call(self, entries, number)
 
     def listens(self):
-        """Whether what autograd saves now comes here: not under no_grad, nor inside of save_on_cpu or of a checkpoint."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        return torch.is_grad_enabled() and hooks is not None and getattr(hooks[0], "__self__", None) is (self.replay or self)
+        """Whether what autograd saves comes here: not under no_grad, in a checkpoint, or in other hooks."""
+        hooks = _hooks() if torch.is_grad_enabled() else None
+        return hooks is not None and getattr(hooks[0], "__self__", None) is (self.replay or self)
+
+    def states(self):
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+
+    def set_states(self, states):
+        for device, state in zip([None, *self.devices], states, strict=False):
+            torch.set_rng_state(state) if device is None else torch.cuda.set_rng_state(state, device)
 
     def place_of(self, tensor):
-        """The place of the part's result that a tensor is, or is a view of, if it was not changed in place since."""
-        lent = self.lent if self.replay is None else self.replay.lent
+        """The place of a part's result, if this is one, or a view of it, and was not changed in place since."""
+        lent = (self.replay or self).lent
         if not lent or not _plain(tensor):
             return None
-        place, version = lent.get(tensor.untyped_storage(), (None, None))
+        place, version = lent.get(tensor.untyped_storage(), (None, None))  # held by storage: no address comes back
         return place if tensor._version == version else None
 
     def is_kept(self, tensor):
-        """Whether it is kept anyway, by others: parameters, buffers, and what the model was given."""
+        """Whether others keep it anyway: parameters, buffers, and what the model was given."""
         if self.kept is None:
-            held = [t for h, n, t, _ in self.seen if not isinstance(t, torch.nn.Parameter)]
-            self.kept = {t.untyped_storage()._cdata for t in [*held, *self.given] if _plain(t)}
+            held = [*self.given, *(t for *_, t, _ in self.seen if not isinstance(t, torch.nn.Parameter))]
+            self.kept = {t.untyped_storage()._cdata for t in held if _plain(t)}
         base = tensor if tensor._base is None else tensor._base
         return (base.is_leaf and isinstance(base, torch.nn.Parameter)) or tensor.untyped_storage()._cdata in self.kept
 
     def pack(self, saved):
-        """What autograd holds instead of a tensor that it saves."""
+        """What autograd holds instead of something that it saves."""
         part, place = self.part, self.place_of(saved)
-        if part is not None and part.entry.saved:
+        if part is not None and "result" not in part.entry.options:
             own = Place(part, saved) if place is None and _plain(saved) and not self.is_kept(saved) else None
             part.places.append(own and weakref.ref(own))
-            if own is not None:
+            if own:
                 return own, None
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
     def unpack(self, held):
         """What autograd saved."""
         task = torch._C._current_graph_task_id()
-        if task != self.backward:  # the first of this backward: from here to its end, optimizers may step
+        if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
             self.compare()
             self.backward = task
         source, how = held
-        if not isinstance(source, Place):
-            return _unchanged(source, how)
-        return source.get() if how is None else _view(source.get(), how)
+        if isinstance(source, Place):
+            return source.get() if how is None else _view(source.get(), how)
+        if source._version != how:
+            raise RuntimeError("a tensor that backward needs was changed in place")
+        return source
 
     def compare(self):
-        """Refuses a model that was changed since forward. What `functional_call` put there comes back for second runs."""
+        """Refuses a model that was changed since forward; parameters that `functional_call` lent come back."""
         model = self.model()
-        if model is None or self.sharded:
-            return
-        self.exchanged = [(h, n, t) for h, n, t, _ in self.seen if h.get(n) is not t]
-        if self.modes != [m.training for m in _walk(model)]:
-            raise RuntimeError("the modes of modules changed between forward and backward")
+        named = [*model.named_modules()] if model else []
+        for (path, module), mode in zip(named, self.modes, strict=False):
+            if module.training != mode:
+                raise RuntimeError(f"{path or 'the model'} changed its mode between forward and backward")
         for held, name, tensor, version in self.seen:
             if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
-                raise RuntimeError(f"{_path(model, held, name)} was changed in place between forward and backward")
+                path = next((path for path, m in named if m._parameters is held), "")
+                raise RuntimeError(f"{path}.{name} was changed in place between forward and backward".strip("."))
+        self.exchanged = [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
+
+
+# ---------------------------------------------------------------------------- small things
 
 
 def _walk(model):
-    """All modules, fast."""
-    found = {model: None}
-    todo = [model]
-    for module in todo:  # grows
-        for child in module._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                todo.append(child)
-    return todo
+    """All modules, fast: the order is that of named_modules."""
+    return [*model.modules()]
 
 
-def _path(model, held, name):
-    return next((f"{path}.{name}".strip(".") for path, m in model.named_modules() if m._parameters is held), name)
+def _versions(entry):
+    return [buffers[name]._version if buffers.get(name) is not None else None for buffers, name in entry.buffers]
 
 
-# ------------------------------------------------------------------------------------------------ tensors
+def _set(values):
+    for (get, put), value in zip(SETTINGS, values, strict=True):
+        if get() != value:
+            put(value)
 
 
 def _plain(tensor):
@@ -656,7 +586,7 @@ def _plain(tensor):
 
 
 def _how(tensor):
-    """Which view of its storage it is."""
+    """Which view of its storage a tensor is."""
     where = tensor.storage_offset(), tensor.size(), tensor.stride()
     return tensor.dtype, where, tensor.is_conj(), tensor.is_neg()
 
@@ -667,19 +597,11 @@ def _like(tensor):
 
 def _view(value, how):
     dtype, where, conj, neg = how
-    if _how(value) == how:
+    if how == _how(value):
         return value
     view = value.new_empty(0, dtype=dtype).set_(value.untyped_storage(), *where)
     view = view.conj() if conj else view
     return torch._neg_view(view) if neg else view
-
-
-def _unchanged(tensor, version, part=None):
-    if tensor._version != version:
-        raise RuntimeError(
-            f"{f'what {part.entry.name} needs to run again' if part else 'a tensor that backward needs'} was changed in place"
-        )
-    return tensor
 
 
 def _same(a, b):
@@ -687,49 +609,53 @@ def _same(a, b):
 
 
 def _all(thing, kind):
-    """The things of a kind in tuples, lists and dicts."""
+    """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
-        yield thing
-    elif isinstance(thing, (tuple, list, dict)):
-        for part in thing.values() if isinstance(thing, dict) else thing:
-            yield from _all(part, kind)
+        return [thing]
+    things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
+    return [found for t in things for found in _all(t, kind)]
 
 
 def _mapped(function, thing, kind):
-    """The same thing, with function(x) for each x of a kind in it."""
+    """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
     if type(thing) is dict:
         return {key: _mapped(function, value, kind) for key, value in thing.items()}
-    if isinstance(thing, (tuple, list)):
-        found = [_mapped(function, value, kind) for value in thing]
-        return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
-    return thing
+    if not isinstance(thing, (tuple, list)):
+        return thing
+    found = [_mapped(function, value, kind) for value in thing]
+    return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
 def _frozen(run, part):
-    """run as it is now: variables that it captures may be bound anew before it runs again."""
+    """run as it is now: variables that it captures may be bound anew, and tensors changed, before it runs again."""
     if not isinstance(run, types.FunctionType) or not run.__closure__:
         return run
-    tensors = []
+    tensors, known = [], {}
 
-    def cell(old):
-        try:
-            found = old.cell_contents
-        except ValueError:  # not bound yet
-            return old
-        if isinstance(found, torch.Tensor):
-            tensors.append((found, found._version))
-        return types.CellType(found)
+    def copy(thing):
+        if isinstance(thing, torch.Tensor):
+            tensors.append((thing, thing._version))
+        if not isinstance(thing, types.FunctionType) or not thing.__closure__:
+            return thing
+        if id(thing) in known:
+            return known[id(thing)]
+        cells = tuple(types.CellType() for _ in thing.__closure__)
+        new = known[id(thing)] = types.FunctionType(
+            thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells
+        )
+        new.__kwdefaults__ = thing.__kwdefaults__
+        for old, cell in zip(thing.__closure__, cells, strict=True):
+            with contextlib.suppress(ValueError):  # not bound yet
+                cell.cell_contents = copy(old.cell_contents)
+        return new
 
-    cells = tuple(map(cell, run.__closure__))
-    again = types.FunctionType(run.__code__, run.__globals__, run.__name__, run.__defaults__, cells)
-    again.__kwdefaults__ = run.__kwdefaults__
-    return functools.partial(_checked, again, part.entry, tensors) if tensors else again
+    again = copy(run)
+    return functools.partial(_checked, again, part.entry.name, tensors) if tensors else again
 
 
-def _checked(run, entry, tensors, *inputs):
-    for tensor, version in tensors:
-        if tensor._version != version:
-            raise RuntimeError(f"a tensor that {entry.name} captures was changed in place")
+def _checked(run, name, tensors, *inputs):
+    if any(tensor._version != version for tensor, version in tensors):
+        raise RuntimeError(f"a tensor that {name} captures was changed in place")
     return run(*inputs)

@@ -1,0 +1,85 @@
+"""Steps of models with parts beside the same ones without a plan: what tests/unit/test_parts*.py share."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import torch
+
+from remat_codegen import parts as helpers
+from remat_codegen.parts import rematerialize
+
+
+class Net(torch.nn.Module):
+    """A model whose forward is a function: `run(self, kept, *inputs)`."""
+
+    def __init__(self, run, **modules):
+        super().__init__()
+        self.run = run
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, *inputs, **named):
+        return self.run(self, helpers.parts(self), *inputs, **named)
+
+    def marks(self):  # PLAN may name what the class has as a mark
+        return "a", ["b"], "c", ["d"], "e", ["outer"], "inner", ["middle"]
+
+
+def step(model, inputs, loss=lambda out: out.square().mean(), around=contextlib.nullcontext):
+    """Everything that a training step leaves behind."""
+    inputs = [t.detach().clone().requires_grad_(t.requires_grad) if torch.is_tensor(t) else t for t in inputs]
+    for parameter in model.parameters():
+        parameter.grad = None
+    torch.manual_seed(1)
+    with around():
+        out = model(*inputs)
+    loss(out).backward()
+    outs = out if isinstance(out, (tuple, list)) else [out]
+    grads = [t.grad for t in (*model.parameters(), *inputs) if torch.is_tensor(t)]
+    return [*outs, torch.get_rng_state(), *grads, *(b.clone() for b in model.buffers())]
+
+
+def same(found, wanted):
+    assert len(found) == len(wanted)
+    for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert (a is None) == (b is None) and (a is None or torch.equal(a, b)), f"the {i}-th differs"
+
+
+def planned(model, plan):
+    """A copy of the model, with a plan."""
+    return rematerialize(copy.deepcopy(model), plan if isinstance(plan, dict) else {"": plan})
+
+
+def exact(model, plan, *inputs, **how):
+    """Runs both twice: the plan must not change anything, nor find anything in check mode. Returns how often parts ran again."""
+    model = model.train()
+    other = planned(model, plan)
+    ran = []
+    again = helpers.Part.again
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, helpers.Part, "again", again)
+        helpers.Part.again = lambda part, *args: (ran.append(part.entry.name), again(part, *args))[1]
+        for check in (False, True):
+            stack.callback(setattr, helpers, "CHECK", helpers.CHECK)
+            helpers.CHECK = check
+            same(step(other, inputs, **how), step(model, inputs, **how))
+    return ran
+
+
+def saved_bytes(run):
+    """The bytes of memory that a forward pass leaves alive for backward beside its result, which must not be held."""
+    import gc
+
+    gc.disable()
+    try:
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            held = run()
+        events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+        del held
+        return sum(e.nbytes() for e in events)
+    finally:
+        gc.enable()
