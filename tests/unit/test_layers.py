@@ -41,6 +41,7 @@ ALLOWED = {
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
+    "marked": (*("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "parts", "marked", "torch_seam"),),
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile", "torch_seam"),
     "readback": (
         *("errors", "budget", "report", "trace", "sizes", "graph", "profile.costs", "schedule", "emit", "readback"),
