@@ -66,8 +66,16 @@ def training_step(forward, plan):
     return planned
 
 
-def rematerialize(model, plan):
-    """`model` itself, class and parameters as they are: its training steps run as the plan says."""
+def adopt(model, plan, *kinds):
+    """`model` itself, class and parameters as they are: its training steps run as the plan says.
+
+    `kinds` are classes whose forward is marked: modules of a class of that name take it over.
+    """
+    marked = {kind.__qualname__: kind for kind in kinds}
+    for module in model.modules():
+        kind = marked.get(type(module).__qualname__)
+        if kind is not None and "forward" not in vars(module):
+            module.forward = InstanceForward(module, kind=kind)
     model.forward = InstanceForward(model, vars(model).get("forward"), plan)
     return model
 
@@ -98,15 +106,15 @@ def _hooks():
 class InstanceForward:
     """`forward` of one module, copied and pickled with it: its call is a part, or, with a plan, a training step."""
 
-    def __init__(self, module, before=None, plan=None):
-        self.module, self.before, self.plan = weakref.ref(module), before, plan
+    def __init__(self, module, before=None, plan=None, kind=None):
+        self.module, self.before, self.plan, self.kind = weakref.ref(module), before, plan, kind
 
     def __reduce__(self):
-        return InstanceForward, (self.module(), self.before, self.plan)
+        return InstanceForward, (self.module(), self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(type(self.module()).forward, self.module())
+        return self.before or types.MethodType((self.kind or type(self.module())).forward, self.module())
 
     def __call__(self, *args, **kwargs):
         step, forward = RUNNING.get(), self.__wrapped__

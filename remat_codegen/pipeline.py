@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,7 +72,12 @@ def generate(request: Request, progress: Progress) -> Report:
         write_atomically(output, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, plan.dumps())
-    graph, own, verified = traced.graph, aswritten.of_plan(plan, traced.model), None
+    return finished(request, plan, traced, progress)
+
+
+def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progress) -> Report:
+    """The report of a file that was written, verified where that was asked for."""
+    output, graph, own, verified = request.output_path, traced.graph, aswritten.of_plan(plan, traced.model), None
     if request.verify:
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"), deterministic_algorithms(request.deterministic):
@@ -298,7 +303,7 @@ def _load_plan(request: Request, traced: Traced) -> SavedPlan:
 def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) -> str:
     """The generated file's text: a pure function of the traced model, the plan and the request's words."""
     target = traced.target
-    source = _own_source(target)
+    source = own_source(target)
     original = Original(
         target=portable(request.target),
         class_name=target.class_name,
@@ -309,7 +314,14 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         objects=traced.model.trace.objects,
         source=source,
     )
-    facts = Facts(
+    facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
+    return planline.seal(render(original, traced.model, schedule, facts))
+
+
+def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[str, float]) -> Facts:
+    """What a file's header says."""
+    target = traced.target
+    return Facts(
         version=__version__,
         command=command(request, plan),
         source_digest=hashlib.sha256(target.source.encode()).hexdigest(),
@@ -321,13 +333,12 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         overhead=plan.overhead,
         bound=plan.bound,
         plan_lines=planline.plan_lines(plan),
-        growth=growth(traced.model, schedule) if traced.model.trace.sizes else {},
+        growth=grows,
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
     )
-    return planline.seal(render(original, traced.model, schedule, facts))
 
 
-def _own_source(target: Target) -> str | None:
+def own_source(target: Target) -> str | None:
     """The text of the file that was named, if the model's class comes from it and is what stands there."""
     try:
         file = inspect.getsourcefile(type(target.module))

@@ -94,7 +94,7 @@ def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -
     return _Renderer(original, model, schedule, facts).render()
 
 
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     here = Path(__file__).resolve().parent.parent
     folders = [here / "templates", here.parent / "templates"]
     return jinja2.Environment(
@@ -110,7 +110,7 @@ class _Renderer:
     def __init__(self, original: Original, model: Model, schedule: Schedule, facts: Facts) -> None:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
-        self.environment = _templates()
+        self.environment = templates()
         self.source = "" if _calls_operations_of_others(model) else original.source or ""
         self.carries = usersource.carry(self.source, original.class_name, "pass") is not None
         self.parameters = self._parameters()

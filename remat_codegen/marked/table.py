@@ -18,7 +18,6 @@ from remat_codegen.marked.demand import Keeps
 
 COLUMNS = 120
 MIB = 2**20
-ITSELF = "."  # in a row whose key is the part's own path
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def table(entries: Sequence[Entry]) -> list[str]:
     """The lines between the braces of PLAN, each row with the bytes that it frees."""
     rows: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        rows[key_of(entry.name if entry.mark else entry.path)].append(entry)
+        rows[key_of(entry.name.rpartition(".")[0])].append(entry)
     return [line for key, row in rows.items() for line in _row(key, row)]
 
 
@@ -99,8 +98,7 @@ def _row(key: str, row: Sequence[Entry]) -> list[str]:
 
 
 def _from(key: str, entry: Entry) -> str:
-    name = entry.name.removeprefix(key).removeprefix(".") if key else entry.name
-    return (name or ITSELF) + entry.options
+    return (entry.name.removeprefix(f"{key}.") if key else entry.name) + entry.options
 
 
 def _folded(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,145 @@
+"""The second edition of generated files, from a traced model to text: marks in the user's own source, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from remat_codegen import planfile, planline
+from remat_codegen.budget import format_bytes
+from remat_codegen.errors import BudgetError
+from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.graph.ir import Graph
+from remat_codegen.marked import file as writing
+from remat_codegen.marked.choose import Chooser, Priced, Row, parts_of
+from remat_codegen.marked.demand import forgotten, schedule_of
+from remat_codegen.marked.found import Found
+from remat_codegen.marked.table import Entry, united
+from remat_codegen.marked.words import Vertex, build
+from remat_codegen.pipeline import (
+    Traced,
+    facts_of,
+    finished,
+    make_plan,
+    measured_costs,
+    own_source,
+    portable,
+    reserve_of,
+    trace_target,
+)
+from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.profile.costs import Profile
+from remat_codegen.report import Progress, Report
+from remat_codegen.request import Request
+from remat_codegen.schedule import Schedule, simulate, with_forgets
+
+TIGHTER = (0.96, 0.92, 0.87, 0.8)  # of the limit: what schedules that the search starts from are planned for
+
+
+def generate(request: Request, progress: Progress) -> Report:
+    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
+    assert request.budget is not None
+    check_writable(request.output_path)
+    traced = trace_target(request, progress)
+    plan = make_plan(request, traced, progress)
+    profile = measured_costs(request, traced, progress)
+    with progress.stage("table"):
+        brought = _brought(request, traced, profile, plan)
+        plan = as_planned(plan, traced, profile, brought)
+    with progress.stage("emit"):
+        write_atomically(request.output_path, emit(traced, plan, request, brought))
+    return finished(request, plan, traced, progress)
+
+
+def _brought(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
+    """The plan brought to parts; plans for less where what it leads to is above the budget."""
+    schedules = [with_forgets(traced.graph, plan.order)]
+    for share in TIGHTER:
+        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedules, True)
+        if not brought.over_bytes:
+            return brought
+        tighter = PLANNERS[request.planner](traced.graph, profile, int(share * plan.budget_bytes) - reserve_of(traced).most_bytes)
+        if tighter.schedule is None:
+            break
+        schedules = [tighter.schedule]
+    what = f"no table keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
+    raise BudgetError(what, hint=f"{format_bytes(plan.budget_bytes + brought.over_bytes, up=True)} works")
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A plan brought to parts: what the table says, and the schedule that it leads to."""
+
+    found: Found
+    rows: tuple[Row[Vertex], ...]
+    schedule: Schedule
+    over_bytes: int
+
+
+def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedules: Sequence[Schedule], carries: bool) -> Brought:
+    """The best table that the search finds from any of these schedules."""
+    reserve, graph = reserve_of(traced), traced.graph
+    files = frozenset[str]()  # TODO marks
+    found = Found(traced.model, build(traced.model.trace), files)
+    tried: list[Priced[Vertex]] = []
+    for schedule in schedules:
+        chooser = Chooser(graph, profile, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
+        tried.append(chooser.search(schedule))
+    best = min(tried, key=lambda p: (p.over_bytes, p.cost_ns))
+    parts = [part for _, part in parts_of(best.rows)]
+    return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes)
+
+
+def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Brought) -> SavedPlan:
+    """A plan's figures, as its table takes them."""
+    timeline = simulate(traced.graph, profile, brought.schedule)
+    order = planfile.order_of(brought.schedule)
+    plain = sum(profile.time_ns)
+    return replace(
+        plan,
+        planned_peak_bytes=timeline.peak_bytes + reserve_of(traced).states_bytes(order),
+        overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
+        order=order,
+    )
+
+
+def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:
+    """The file's text."""
+    source = own_source(traced.target)
+    given = writing.Given(
+        target=portable(request.target),
+        class_name=traced.target.class_name,
+        graph=traced.graph.digest(),
+        described=_described(traced),
+        source=source,
+        marks=False,
+    )
+    facts = facts_of(traced, plan, request, {})
+    return planline.seal(writing.write(given, entries_of(traced.graph, brought), facts))
+
+
+def entries_of(graph: Graph, brought: Brought) -> list[Entry]:
+    """The table's entries, each with the bytes that it frees."""
+    pairs = parts_of(brought.rows)
+    gone = forgotten(graph, [part for _, part in pairs])
+    found, counted = [], set[int]()
+    for row, part in reversed(pairs):  # what stands within another part counts there
+        own = {d for n in range(part.first, part.last + 1) for d in graph.nodes[n].writes} & gone - counted
+        counted |= own
+        freed = sum(graph.data[d].nbytes for d in own)
+        for index, vertex in enumerate(row.candidate.vertices):
+            found.append(_entry(brought.found, row, vertex, freed if index == 0 else 0))
+    return united(found, brought.found.calls)
+
+
+def _entry(found: Found, row: Row[Vertex], vertex: Vertex, freed: int) -> Entry:
+    assert vertex.called is not None
+    path, number = vertex.called
+    return Entry(path, "", number, row.keeps, row.twice, freed, vertex.begin)
+
+
+def _described(traced: Traced) -> str:
+    trace = traced.model.trace
+    inputs = [trace.variables[v] for v in trace.inputs if v is not None]
+    return ", ".join(f"{v.path}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for v in inputs) or "no inputs"
