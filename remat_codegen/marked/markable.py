@@ -55,9 +55,8 @@ def _between(syntax: Syntax, node: ast.AST, method: ast.FunctionDef) -> str:
                 return found
         if isinstance(outer, ast.ClassDef):
             return "it is in the body of a class"
-        if isinstance(outer, (ast.pattern, ast.match_case)) and inner is not getattr(outer, "guard", None):
-            if not isinstance(inner, ast.stmt):
-                return "it is in a pattern"
+        if isinstance(outer, ast.pattern):
+            return "it is in a pattern"
         if isinstance(outer, (ast.AnnAssign, ast.arg)) and outer.annotation is inner:
             return "it is an annotation"
         if outer is method:

@@ -100,6 +100,13 @@ def in_order(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.iter_child_nodes(node)
 
 
+def is_dotted(node: ast.AST) -> bool:
+    """Whether an expression is a plain name, or an attribute of one."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
 def _is_value(node: ast.AST, above: ast.AST | None) -> bool:
     """Whether a node computes a value of its own: the method in `x.view(3)` is none."""
     if isinstance(node, ast.Attribute) and isinstance(above, ast.Call) and above.func is node:

@@ -2,8 +2,8 @@
 
 A vertex is one evaluation of an expression, or one call of a module. What it evaluates lies inside it: `F.silu(self.norm1(x))`
 has the call of `norm1` inside, and the operation of `silu` beside that. CPython says of a frame only which call or operator it
-is at: the expressions around it come from the file's syntax tree. A frame in a loop comes by the same statement again; that this
-is another evaluation is seen where something comes that was already over, or where local names hold something else.
+is at: the expressions around it come from the file's syntax tree. A frame in a loop comes by the same statement again; that
+this is another evaluation is seen where something comes that was already over, or where local names hold something else.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Text:
 class Vertex:
     """One evaluation. It makes the operations from `begin` on, to before `end`; those of its `children` are among them.
 
-    `called` is the module's call that it is, (path, number), and nothing beside that; `text` the expression that it is. One that
-    is both is an expression that calls a module. `refused` says why the expression cannot be marked; empty where it can.
+    `called` is the module's call that it is, (path, number), and nothing beside that; `text` the expression that it is. One
+    that is both is an expression that calls a module. `refused` says why the expression cannot be marked; empty where it can.
     """
 
     id: int
