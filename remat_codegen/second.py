@@ -14,6 +14,7 @@ from remat_codegen.marked import file as writing
 from remat_codegen.marked.choose import Chooser, Priced, Row, parts_of
 from remat_codegen.marked.demand import forgotten, schedule_of
 from remat_codegen.marked.found import Found
+from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.marked.words import Vertex, build
 from remat_codegen.pipeline import (
@@ -80,8 +81,9 @@ class Brought:
 def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedules: Sequence[Schedule], carries: bool) -> Brought:
     """The best table that the search finds from any of these schedules."""
     reserve, graph = reserve_of(traced), traced.graph
-    files = frozenset[str]()  # TODO marks
-    found = Found(traced.model, build(traced.model.trace), files)
+    source = own_source(traced.target) if carries else None
+    sources = {} if source is None else {str(traced.target.path.resolve()): source}
+    found = Found(traced.model, build(traced.model.trace), sources)
     tried: list[Priced[Vertex]] = []
     for schedule in schedules:
         chooser = Chooser(graph, profile, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
@@ -106,20 +108,31 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
 
 def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:
     """The file's text."""
-    source = own_source(traced.target)
+    marks = _marks(traced, brought)
     given = writing.Given(
         target=portable(request.target),
         class_name=traced.target.class_name,
         graph=traced.graph.digest(),
         described=_described(traced),
-        source=source,
-        marks=False,
+        source=None if marks is None else marks.text,
+        parts="" if marks is None or not marks.names else marks.parts,
+        kinds=() if marks is None else marks.classes,
     )
     facts = facts_of(traced, plan, request, {})
-    return planline.seal(writing.write(given, entries_of(traced.graph, brought), facts))
+    return planline.seal(writing.write(given, entries_of(traced.graph, brought, marks), facts))
 
 
-def entries_of(graph: Graph, brought: Brought) -> list[Entry]:
+def _marks(traced: Traced, brought: Brought) -> Marks | None:
+    """The user's file with marks; None where the file wraps the model."""
+    if not brought.found.sources:
+        return None
+    [file] = brought.found.sources
+    modules = traced.target.module.named_modules(remove_duplicate=False)
+    children = {path: frozenset(module._modules) for path, module in modules}
+    return write_marks(brought.found, [v for row in brought.rows for v in row.candidate.vertices], file, children)
+
+
+def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entry]:
     """The table's entries, each with the bytes that it frees."""
     pairs = parts_of(brought.rows)
     gone = forgotten(graph, [part for _, part in pairs])
@@ -129,14 +142,18 @@ def entries_of(graph: Graph, brought: Brought) -> list[Entry]:
         counted |= own
         freed = sum(graph.data[d].nbytes for d in own)
         for index, vertex in enumerate(row.candidate.vertices):
-            found.append(_entry(brought.found, row, vertex, freed if index == 0 else 0))
+            found.append(_entry(brought.found, row, vertex, marks, freed if index == 0 else 0))
     return united(found, brought.found.calls)
 
 
-def _entry(found: Found, row: Row[Vertex], vertex: Vertex, freed: int) -> Entry:
-    assert vertex.called is not None
-    path, number = vertex.called
-    return Entry(path, "", number, row.keeps, row.twice, freed, vertex.begin)
+def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks | None, freed: int) -> Entry:
+    if found.is_module(vertex):
+        assert vertex.called is not None
+        path, number = vertex.called
+        return Entry(path, "", number, row.keeps, row.twice, freed, vertex.begin)
+    assert vertex.text is not None and vertex.text.module is not None and marks is not None
+    name = marks.names[vertex.text.function, vertex.text.span]
+    return Entry(vertex.text.module, name, vertex.text.number, row.keeps, row.twice, freed, vertex.begin)
 
 
 def _described(traced: Traced) -> str:

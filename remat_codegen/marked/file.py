@@ -28,16 +28,17 @@ OWN = frozenset("PLAN BUDGET_BYTES PLANNED_PEAK_BYTES rematerialize".split())
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; `marks`
-    whether there are any. `described` are the inputs that were planned for, in words."""
+    """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
+    the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some. `described` are the
+    inputs that were planned for, in words."""
 
     target: str
     class_name: str
     graph: str
     described: str
     source: str | None
-    marks: bool
-    marked_classes: tuple[str, ...] = ()
+    parts: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
@@ -45,6 +46,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
     carried = None if given.source is None else usersource.carry(given.source, given.class_name, None)
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
+    renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
     helpers = usersource.rename_names(_helpers(), renamed)
     text = (
         templates()
@@ -56,14 +58,14 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             graph_digest=given.graph,
             described=given.described,
             carried=carried,
-            marks=given.marks,
+            marks=bool(given.parts),
             numbers=(2, 3) if carried is not None else (1, 2),
             plan=table(entries),
             uses=_uses(entries),
             imports=_imports(helpers, carried),
             helpers=helpers,
             names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts")},
-            kinds=", ".join(given.marked_classes),
+            kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
         )
     )

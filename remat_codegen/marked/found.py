@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cached_property
 
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.demand import Held
-from remat_codegen.marked.words import Tree, Vertex
+from remat_codegen.marked.text import Mark, refusal_of
+from remat_codegen.marked.words import Text, Tree, Vertex
+from remat_codegen.trace.places import Span
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 class Found:
-    """The candidates of a model. `files` are those whose text can be marked."""
+    """The candidates of a model. `sources` are the texts, by file, that can be marked."""
 
-    def __init__(self, model: Model, tree: Tree, files: frozenset[str] = frozenset()) -> None:
-        self.model, self.tree, self.files = model, tree, files
+    def __init__(self, model: Model, tree: Tree, sources: Mapping[str, str] | None = None) -> None:
+        self.model, self.tree, self.sources = model, tree, sources or {}
         self.record, self.trace = model.record, model.trace
         self.node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
         self.working = [self._working(node) for node in model.graph.forward_nodes]
         self.calls = self._counted()
+        self.refused: dict[tuple[str, Span], bool] = {}
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
@@ -56,7 +59,28 @@ class Found:
     def is_marked(self, vertex: Vertex) -> bool:
         """Whether a vertex is an expression that can be marked, in a module's forward whose text can be written."""
         text = vertex.text
-        return not self.is_module(vertex) and vertex.markable and text is not None and text.function.file in self.files
+        if self.is_module(vertex) or not vertex.markable or text is None or text.module is None:
+            return False
+        return text.function.file in self.sources and not self._refused(text)
+
+    def mark(self, text: Text, name: str) -> Mark:
+        """The mark for an expression."""
+        return Mark(text.span, name, text.tensors, made=self.made.get(text.function.file))
+
+    @cached_property
+    def made(self) -> dict[str, frozenset[Span]]:
+        """By file: the expressions that make operations."""
+        found: dict[str, set[Span]] = {}
+        for vertex in self.tree.vertices:
+            if vertex.text is not None:
+                found.setdefault(vertex.text.function.file, set()).add(vertex.text.span)
+        return {file: frozenset(spans) for file, spans in found.items()}
+
+    def _refused(self, text: Text) -> bool:
+        key = text.function.file, text.span
+        if key not in self.refused:
+            self.refused[key] = bool(refusal_of(self.sources[text.function.file], self.mark(text, "part")))
+        return self.refused[key]
 
     # ------------------------------------------------------------------ which nodes
 
@@ -66,12 +90,9 @@ class Found:
         return tuple(op.id for op in operations if allocates(self.record, op) or self.record.mutated[op.id])
 
     def _can_run_again(self, vertex: Vertex) -> bool:
-        if vertex.parent is None or not (self.is_module(vertex) or self._in_a_module(vertex)):
+        if vertex.parent is None or not (self.is_module(vertex) or self.is_marked(vertex)):
             return False
         return vertex.end > vertex.begin
-
-    def _in_a_module(self, vertex: Vertex) -> bool:
-        return self.is_marked(vertex) and vertex.text is not None and vertex.text.module is not None
 
     def _candidate(self, vertices: tuple[Vertex, ...]) -> Candidate[Vertex] | None:
         """What vertices hold, if that is whole nodes that can run again."""
