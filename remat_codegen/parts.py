@@ -92,7 +92,7 @@ def _planned(model, plan, forward, args, kwargs):
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
     try:
-        with step.running(), torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
+        with step.running():
             return forward(*args, **kwargs)
     finally:
         step.end()
@@ -268,10 +268,11 @@ class Part:
         step.part = self
         try:
             result = run(*inputs)
+            self.learn(inputs)
+            self.lend(result, inputs)
         finally:
             step.part = self.outer
-        self.learn(inputs)
-        self.lend(result, inputs)
+            step.rest()
         if self.outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
             self.lenders = [held.source for held in _all(self.inputs, Held) if held.view]
             self.inputs = self.run = self.states = None
@@ -300,7 +301,7 @@ class Part:
             place = Place(self, tensor) if mine else None
             self.results.append(place and weakref.ref(place))
             if mine:
-                step.lent[tensor.untyped_storage()] = place, tensor._version
+                step.lend(tensor, place)
 
     def around(self):
         """The part itself, the part around it, and so on."""
@@ -315,7 +316,7 @@ class Part:
             raise Enough
         result = run(*inputs)
         for place, tensor in self.wanted(result):
-            replay.lent[tensor.untyped_storage()] = place, tensor._version
+            self.step.lend(tensor, place)
         return result
 
     def wanted(self, result):
@@ -418,7 +419,7 @@ class Replay:
     """What happens while a part runs again: what it saves goes to its places, in the order of its first run."""
 
     def __init__(self, part, silent=False):
-        self.part, self.silent, self.stopped, self.lent = part, silent, False, weakref.WeakKeyDictionary()
+        self.part, self.silent, self.stopped, self.lent = part, silent, False, {}
         self.places, self.inners = iter(part.places), iter(part.inners)
         empty = sum(bool(ref and (place := ref()) and place.value is None) for ref in part.places + part.results)
         self.left = empty + sum(bool((inner := ref()) and inner.outer) for _, ref in part.inners)
@@ -470,7 +471,7 @@ class Step:
             table = TABLES[model] = Table(model, plan, modules)
         self.model, self.table, self.lock = weakref.ref(model), table, threading.RLock()
         self.part = self.replay = self.backward = self.kept = None
-        self.lent, self.counts, self.by_chance = weakref.WeakKeyDictionary(), {}, False
+        self.lent, self.counts, self.by_chance = {}, {}, False
         self.given, self.chance = [*_all(given, torch.Tensor)], random.getstate()
         sharded = any(hasattr(type(m), "_get_fsdp_state") for m in modules)  # these exchange parameters themselves
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
@@ -481,6 +482,7 @@ class Step:
     def end(self):
         """Forward is over: what nobody saved is not lent any more."""
         self.lent.clear()
+        self.rest()
         self.part, self.given, self.by_chance = None, (), random.getstate() != self.chance
 
     @contextlib.contextmanager
@@ -508,8 +510,30 @@ class Step:
 
     def listens(self):
         """Whether what autograd saves comes here: not under no_grad, in a checkpoint, or in other hooks."""
-        hooks = _hooks() if torch.is_grad_enabled() else None
+        if not torch.is_grad_enabled():
+            return False
+        hooks = _hooks()
+        if hooks is None and self.replay is None:
+            torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+            return True
         return hooks is not None and getattr(hooks[0], "__self__", None) is (self.replay or self)
+
+    def rest(self):
+        """Outside of parts, and while nothing is lent, autograd saves as it always does: that costs no time."""
+        if self.part is None and not self.lent and getattr((_hooks() or [None])[0], "__self__", None) is self:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def lend(self, tensor, place):
+        """From now on, who saves this tensor or a view of it gets the place, until the tensor's memory is gone."""
+        storage, lent, this = tensor.untyped_storage(), (self.replay or self).lent, weakref.ref(self)
+        key = storage._cdata
+
+        def forget(_):  # before another storage can have that number
+            lent.pop(key, None)
+            if not lent and (step := this()) is not None:
+                step.rest()
+
+        lent[key] = place, tensor._version, weakref.ref(storage, forget)
 
     def states(self):
         return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
@@ -523,7 +547,7 @@ class Step:
         lent = (self.replay or self).lent
         if not lent or not _plain(tensor):
             return None
-        place, version = lent.get(tensor.untyped_storage(), (None, None))  # held by storage: no address comes back
+        place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         return place if tensor._version == version else None
 
     def is_kept(self, tensor):
@@ -536,7 +560,7 @@ class Step:
 
     def pack(self, saved):
         """What autograd holds instead of something that it saves."""
-        part, place = self.part, self.place_of(saved)
+        part, place = self.part, self.place_of(saved) if self.lent else None
         if part is not None and "result" not in part.entry.options:
             own = Place(part, saved) if place is None and _plain(saved) and not self.is_kept(saved) else None
             part.places.append(own and weakref.ref(own))
@@ -560,14 +584,13 @@ class Step:
     def compare(self):
         """Refuses a model that was changed since forward; parameters that `functional_call` lent come back."""
         model = self.model()
-        named = [*model.named_modules()] if model else []
-        for (path, module), mode in zip(named, self.modes, strict=False):
-            if module.training != mode:
-                raise RuntimeError(f"{path or 'the model'} changed its mode between forward and backward")
+        if model is not None and self.modes != [module.training for module in _walk(model)]:
+            raise RuntimeError("the mode of the model, or of a module, was changed between forward and backward")
         for held, name, tensor, version in self.seen:
             if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
-                path = next((path for path, m in named if m._parameters is held), "")
-                raise RuntimeError(f"{path}.{name} was changed in place between forward and backward".strip("."))
+                paths = [path for path, m in model.named_modules() if m._parameters is held] if model else []
+                path = ".".join(filter(None, [*paths[:1], name]))
+                raise RuntimeError(f"{path} was changed in place between forward and backward")
         self.exchanged = [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
 
 
@@ -575,8 +598,13 @@ class Step:
 
 
 def _walk(model):
-    """All modules, fast: the order is that of named_modules."""
-    return [*model.modules()]
+    """All modules, in less time than `modules()` takes."""
+    found = {model: None}
+    for module in (todo := [model]):  # which grows
+        new = [child for child in module._modules.values() if child is not None and child not in found]
+        found.update(dict.fromkeys(new))
+        todo += new
+    return [*found]
 
 
 def _versions(entry):
