@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import black
 import libcst as cst
 
 from remat_codegen import parts
 from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
 from remat_codegen.emit.imports import sections
-from remat_codegen.emit.render import MODE, Facts, on_one_line, templates
+from remat_codegen.emit.render import Facts, on_one_line, templates
 from remat_codegen.marked.table import Entry, table
 
 MIB = 2**20
-OWN = frozenset("PLAN BUDGET_BYTES PLANNED_PEAK_BYTES rematerialize".split())
+_BLANK = re.compile(r"\n{4,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             mib=lambda n: f"{n / MIB:,.1f} MiB",
         )
     )
-    formatted = black.format_str(text, mode=MODE)
-    return formatted.replace('\n"""', '\n# fmt: off\n"""', 1)  # a project's own settings would fold its lines
+    return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
 
 
 def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
