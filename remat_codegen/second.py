@@ -12,7 +12,7 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.marked import file as writing
 from remat_codegen.marked.choose import Chooser, Priced, Row, parts_of
-from remat_codegen.marked.demand import forgotten, schedule_of
+from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.table import Entry, united
@@ -141,8 +141,10 @@ def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entr
         own = {d for n in range(part.first, part.last + 1) for d in graph.nodes[n].writes} & gone - counted
         counted |= own
         freed = sum(graph.data[d].nbytes for d in own)
-        for index, vertex in enumerate(row.candidate.vertices):
-            found.append(_entry(brought.found, row, vertex, marks, freed if index == 0 else 0))
+        *before, last = row.candidate.vertices
+        handed = Keeps.NOTHING if row.keeps is Keeps.RESULT else row.keeps  # what is only handed on to the last is not kept
+        found += [_entry(brought.found, replace(row, keeps=handed), vertex, marks, 0) for vertex in before]
+        found.append(_entry(brought.found, row, last, marks, freed))
     return united(found, brought.found.calls)
 
 

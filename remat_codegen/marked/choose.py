@@ -25,6 +25,7 @@ A_MARK = 2e-4  # the same for one more marked expression
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
 MOST_TRIED = 4000  # tables that are priced
 ROUNDS = 3
+OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # to keep what is saved and rebuild the result alone saves too little for an option
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +148,7 @@ class Chooser(Generic[V]):
         nodes = self.graph.nodes[candidate.first : candidate.last + 1]
         twice = any(runs[n.id] > 2 for n in nodes)
         results = {d for n in nodes for d in n.writes if self._leaves(d, candidate)}
-        inside = {d for n in nodes for d in n.writes} - results
-        if results & kept:
-            return Row(candidate, Keeps.RESULT, twice)
-        return Row(candidate, Keeps.SAVED if inside and inside <= kept else Keeps.NOTHING, twice)
+        return Row(candidate, Keeps.RESULT if results & kept else Keeps.NOTHING, twice)
 
     def _leaves(self, data: int, candidate: Candidate[V]) -> bool:
         readers = ((r if r <= self.graph.loss else self.graph.nodes[r].forward) for r in self.graph.readers[data])
@@ -161,7 +159,7 @@ class Chooser(Generic[V]):
     def larger(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
         """One part for many: for all of the same code, then for each."""
         for group in self.candidates.groups(least=2):
-            for keeps in (Keeps.RESULT, Keeps.NOTHING):
+            for keeps in OFFERED:
                 for inner in (True, False):
                     yield _merging(group, keeps, inner)
                     yield from (_merging([c], keeps, inner) for c in group if len(group) > 1 and inner)
@@ -169,11 +167,11 @@ class Chooser(Generic[V]):
     def other_options(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
         """Other options for the rows of one code, then for each row."""
         for rows in _by_key(best.rows):
-            for keeps in Keeps:
+            for keeps in OFFERED:
                 for twice in (False, True):
                     yield _setting({r.candidate for r in rows}, keeps, twice)
         for row in best.rows:
-            for keeps in Keeps:
+            for keeps in OFFERED:
                 for twice in (False, True):
                     yield _setting({row.candidate}, keeps, twice)
 
@@ -188,7 +186,7 @@ class Chooser(Generic[V]):
         """More parts, while the rows are above the limit."""
         if best.over_bytes:
             for group in self.candidates.groups():
-                for keeps in (Keeps.NOTHING, Keeps.RESULT):
+                for keeps in reversed(OFFERED):
                     yield _merging(group, keeps, True)
                     yield from (_merging([c], keeps, True) for c in group if len(group) > 1)
 
