@@ -73,7 +73,7 @@ def adopt(model, plan, *kinds):
     """
     marked = {kind.__qualname__: kind for kind in kinds}
     for module in model.modules():
-        kind = marked.get(type(module).__qualname__)
+        kind = marked.get(type(module).__qualname__) if type(module).__module__ == type(model).__module__ else None
         if kind is not None and "forward" not in vars(module):
             module.forward = InstanceForward(module, kind=kind)
     model.forward = InstanceForward(model, vars(model).get("forward"), plan)
@@ -259,7 +259,10 @@ class Part:
         step = self.step
         self.run, self.settings, self.counts = _frozen(run, self), [get() for get, _ in SETTINGS], dict(step.counts)
         self.states, self.versions = step.states(), _versions(self.entry)
-        self.inputs = _mapped(lambda tensor: Held(step.place_of(tensor), tensor), inputs, torch.Tensor)
+        held = {}  # one for each tensor: code asks whether `query is key`
+        self.inputs = _mapped(
+            lambda tensor: held.setdefault(id(tensor), Held(step.place_of(tensor), tensor)), inputs, torch.Tensor
+        )
 
     def first(self, run, inputs):
         """Its run in the forward pass."""
@@ -348,7 +351,16 @@ class Part:
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
         if self.inputs is None:
             raise self.error("cannot run again: it did, and let go of what it needs")
-        inputs = _mapped(functools.partial(self.take, itertools.count()), self.inputs, Held)
+        taken, numbers = {}, itertools.count()
+
+        def take(held):
+            number = next(numbers)
+            if id(held) not in taken:
+                taken[id(held)] = self.take(number, held)
+            return taken[id(held)]
+
+        inputs = _mapped(take, self.inputs, Held)
+        taken.clear()
         hooks = torch.autograd.graph.saved_tensors_hooks(replay.refill, lambda held: held)
         with step.running(replay), self.restored(), torch.enable_grad(), hooks:
             try:
@@ -357,9 +369,9 @@ class Part:
                 replay.stopped = True
                 return None
 
-    def take(self, numbers, held):
+    def take(self, number, held):
         """An input for another run. What that changes in place is nobody else's."""
-        place, changes = held.source, next(numbers) in self.changed
+        place, changes = held.source, number in self.changed
         if not held.view:
             value = self.unchanged(place, held.version)
             return value if isinstance(value, torch.nn.Parameter) else value.detach().requires_grad_(held.needs_grad)
