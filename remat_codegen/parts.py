@@ -256,7 +256,8 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again."""
         step = self.step
-        self.run, self.settings, self.counts = _frozen(run, self), _settings(), dict(step.counts)
+        self.captured, self.settings, self.counts = [], _settings(), dict(step.counts)
+        self.run = _frozen(run, self.captured, {})
         self.states, self.versions = step.states(), _versions(self.entry)
         self.inputs = _mapped(lambda tensor: Held(step.place_of(tensor), tensor), inputs, torch.Tensor)
 
@@ -274,7 +275,7 @@ class Part:
             step.rest()
         if self.outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
             self.lenders = [held.source for held in _all(self.inputs, Held) if held.view]
-            self.inputs = self.run = self.states = None
+            self.inputs = self.run = self.captured = self.states = None
         return result
 
     def learn(self, inputs):
@@ -333,7 +334,7 @@ class Part:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
-        self.inputs = self.run = self.states = None
+        self.inputs = self.run = self.captured = self.states = None
 
     def result_for(self, place):
         """Its result, for one reader: no place is filled, and it can run again."""
@@ -355,6 +356,8 @@ class Part:
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
         if self.inputs is None:
             raise self.error("cannot run again: it did, and let go of what it needs")
+        if any(tensor._version != version for tensor, version in self.captured):
+            raise self.error("cannot run again: a tensor that it captures was changed in place")
         inputs = _mapped(functools.partial(self.take, itertools.count(), replay.silent), self.inputs, Held)
         hooks = torch.autograd.graph.saved_tensors_hooks(replay.refill, lambda held: held)
         with step.running(replay), self.restored(), torch.enable_grad(), hooks:
@@ -684,34 +687,17 @@ def _mapped(function, thing, kind):
     return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
-def _frozen(run, part):
-    """run as it is now: variables that it captures may be bound anew, and tensors changed, before it runs again."""
-    if not isinstance(run, types.FunctionType) or not run.__closure__:
-        return run
-    tensors, known = [], {}
-
-    def copy(thing):
-        if isinstance(thing, torch.Tensor):
-            tensors.append((thing, thing._version))
-        if not isinstance(thing, types.FunctionType) or not thing.__closure__:
-            return thing
-        if id(thing) in known:
-            return known[id(thing)]
+def _frozen(thing, tensors, known):
+    """A function as it is now: variables that it captures may be bound anew before it runs again. Tensors are noted."""
+    if isinstance(thing, torch.Tensor):
+        tensors.append((thing, thing._version))
+    if not isinstance(thing, types.FunctionType) or not thing.__closure__:
+        return thing
+    if id(thing) not in known:
         cells = tuple(types.CellType() for _ in thing.__closure__)
-        new = known[id(thing)] = types.FunctionType(
-            thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells
-        )
-        new.__kwdefaults__ = thing.__kwdefaults__
+        new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
+        new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
             with contextlib.suppress(ValueError):  # not bound yet
-                cell.cell_contents = copy(old.cell_contents)
-        return new
-
-    again = copy(run)
-    return functools.partial(_checked, again, part.entry.name, tensors) if tensors else again
-
-
-def _checked(run, name, tensors, *inputs):
-    if any(tensor._version != version for tensor, version in tensors):
-        raise RuntimeError(f"a tensor that {name} captures was changed in place")
-    return run(*inputs)
+                cell.cell_contents = _frozen(old.cell_contents, tensors, known)
+    return known[id(thing)]

@@ -105,7 +105,7 @@ def test_a_captured_tensor_that_changes():
         bias.add_(1)
         return x
 
-    loud("a tensor that a captures was changed", Net(run, one=linear()).train(), "a/inside")
+    loud("a cannot run again: a tensor that it captures", Net(run, one=linear()).train(), "a/inside")
 
 
 def test_an_input_that_changes():
