@@ -35,16 +35,18 @@ SETTINGS = [  # of the process, which change what operations do: how they are re
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-]
-for kernel in ("flash", "mem_efficient", "math", "cudnn"):
-    cuda = torch.backends.cuda
-    SETTINGS.append((getattr(cuda, f"{kernel}_sdp_enabled"), getattr(cuda, f"enable_{kernel}_sdp")))
-for device in ("cpu", "cuda"):
-    for pair in [
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+] + [
+    (functools.partial(read, device), functools.partial(write, device))
+    for read, write in (
         (torch.is_autocast_enabled, torch.set_autocast_enabled),
         (torch.get_autocast_dtype, torch.set_autocast_dtype),
-    ]:
-        SETTINGS.append(tuple(functools.partial(function, device) for function in pair))
+    )
+    for device in ("cpu", "cuda")
+]
 
 
 # ---------------------------------------------------------------------------- what files call
@@ -203,26 +205,28 @@ PLAIN = Call(None, {}, 0)
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__", "like", "part", "truth", "value", "version"
+    __slots__ = "__weakref__", "like", "look", "part", "truth", "value", "version"
 
-    def __init__(self, part, tensor):
-        self.part, self.like, self.value = part, _like(tensor), None
+    def __init__(self, part, tensor, look):
+        self.part, self.look, self.like, self.value = part, look, look(tensor), None
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
-        """The value, once its part ran again. Parts that may run twice give a reader's input to nobody else."""
+        """The value, once its part ran again. One that may run twice does so for a reader alone at first."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
-            if self.value is None and reader and "twice" in part.entry.options:
+            if self.value is None and reader and part.spares:
                 return part.result_for(self)
-            if self.value is None:
-                part.again()
+            todo = [part] if self.value is None else []
+            while todo:
+                before = todo[-1].waits_for()
+                todo.append(before) if before else todo.pop().again()
             if self.value is None:
                 raise part.error("saved other things when it ran again")
             return part.unchanged(self.value, self.version)
 
     def put(self, tensor):
-        if self.like != _like(tensor):
+        if self.like != self.look(tensor):
             raise self.part.error("saved other things when it ran again")
         if self.truth is not None and not _same(self.truth, tensor):
             raise self.part.error("computed other values when it ran again")
@@ -232,8 +236,10 @@ class Place:
 class Held:
     """An input of a part: a tensor; or the place of another part's result, and which view of it is meant."""
 
+    __slots__ = "needs_grad", "source", "version", "view"
+
     def __init__(self, place, tensor):
-        self.source = place or (tensor if isinstance(tensor, torch.nn.Parameter) else tensor.detach())
+        self.source = place or (tensor if _parameter(tensor) else tensor.detach())
         self.view, self.version, self.needs_grad = place and _how(tensor), tensor._version, tensor.requires_grad
 
 
@@ -243,6 +249,7 @@ class Part:
     def __init__(self, step, entry):
         self.step, self.entry, self.outer, self.inputs = step, entry, step.part, None
         self.places, self.inners, self.results, self.changed = [], [], [], ()
+        self.spares = "twice" in entry.options and self.outer is None  # within an outer one it runs twice anyway
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
 
@@ -257,7 +264,8 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again."""
         step = self.step
-        self.run, self.settings, self.counts = _frozen(run, self), [get() for get, _ in SETTINGS], dict(step.counts)
+        self.captured, self.settings, self.counts = [], _settings(), dict(step.counts)
+        self.run = _frozen(run, self.captured, {})
         self.states, self.versions = step.states(), _versions(self.entry)
         held = {}  # one for each tensor: code asks whether `query is key`
         self.inputs = _mapped(
@@ -278,7 +286,7 @@ class Part:
             step.rest()
         if self.outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
             self.lenders = [held.source for held in _all(self.inputs, Held) if held.view]
-            self.inputs = self.run = self.states = None
+            self.inputs = self.run = self.captured = self.states = None
         return result
 
     def learn(self, inputs):
@@ -301,7 +309,7 @@ class Part:
             mine = _plain(tensor) and tensor.untyped_storage()._cdata not in passed and not step.is_kept(tensor)
             lender = step.place_of(tensor) if mine else None
             mine = mine and (lender is None or (lender.part is not self and self in lender.part.around()))
-            place = Place(self, tensor) if mine else None
+            place = Place(self, tensor, _whole) if mine else None
             self.results.append(place and weakref.ref(place))
             if mine:
                 step.lend(tensor, place)
@@ -324,8 +332,10 @@ class Part:
 
     def wanted(self, result):
         """The places of its results that anyone still refers to, and what belongs there."""
-        found = zip(self.results, _all(result, torch.Tensor), strict=True) if self.results else ()
-        return [(place, tensor) for ref, tensor in found if ref and (place := ref())]
+        tensors = _all(result, torch.Tensor) if self.results else []
+        if len(tensors) != len(self.results):
+            raise self.error("gave other results when it ran again")
+        return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
 
     def again(self):
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
@@ -335,28 +345,36 @@ class Part:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
-        self.inputs = self.run = self.states = None
+        self.inputs = self.run = self.captured = self.states = None
 
     def result_for(self, place):
         """Its result, for one reader: no place is filled, and it can run again."""
         result = self.repeat(Replay(self, silent=True))
+        self.spares = False  # next time it is for all
         return next(tensor.detach() for found, tensor in self.wanted(result) if found is place)
+
+    def waits_for(self):
+        """A part that has to run again before this one: the one around it, or one that lends it an input."""
+        if self.inputs is None:
+            return self.outer
+        places = (held.source for held in _all(self.inputs, Held) if held.view)
+        return next((p.part for p in places if p and p.value is None and not p.part.spares), None)
 
     def repeat(self, replay):
         """Runs it under what was around its first run."""
         step = self.step
-        if self.inputs is None and self.outer is not None:
-            self.outer.again()
         if step.part is not None and self in step.part.around():
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
         if self.inputs is None:
             raise self.error("cannot run again: it did, and let go of what it needs")
+        if any(tensor._version != version for tensor, version in self.captured):
+            raise self.error("cannot run again: a tensor that it captures was changed in place")
         taken, numbers = {}, itertools.count()
 
         def take(held):
             number = next(numbers)
             if id(held) not in taken:
-                taken[id(held)] = self.take(number, held)
+                taken[id(held)] = self.take(number, replay.silent, held)
             return taken[id(held)]
 
         inputs = _mapped(take, self.inputs, Held)
@@ -369,17 +387,16 @@ class Part:
                 replay.stopped = True
                 return None
 
-    def take(self, number, held):
+    def take(self, number, once_more, held):
         """An input for another run. What that changes in place is nobody else's."""
         place, changes = held.source, number in self.changed
         if not held.view:
             value = self.unchanged(place, held.version)
-            return value if isinstance(value, torch.nn.Parameter) else value.detach().requires_grad_(held.needs_grad)
+            return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
         value = _view(place.get(reader=True), held.view)
         if not changes:
             return value.detach().requires_grad_(held.needs_grad)
-        if "twice" not in self.entry.options:
-            held.source = None
+        held.source = place if once_more else None
         readers = weakref.ref(place)
         del place
         with torch.enable_grad():
@@ -388,10 +405,9 @@ class Part:
 
     @contextlib.contextmanager
     def restored(self):
-        """In here, settings, generators and buffers are those of the first run; what it moves there is not seen outside."""
-        step = self.step
-        present, states, counts = [get() for get, _ in SETTINGS], step.states() if self.states else (), step.counts
-        chance, cache = random.getstate() if step.by_chance else None, torch.is_autocast_cache_enabled()
+        """In here, settings, generators and buffers are those of the first run; nothing that moves is moved outside."""
+        step, present, chance = self.step, _settings(), self.step.by_chance and random.getstate()
+        states, counts, cache = step.states() if self.states else (), step.counts, torch.is_autocast_cache_enabled()
         for at, seen, found in zip(self.entry.buffers, self.versions, _versions(self.entry), strict=True):
             if seen != found and "running_mean" not in at[0]:
                 raise self.error(f"cannot run again: the buffer {at[1]} was changed in place")
@@ -399,7 +415,7 @@ class Part:
         try:
             for held, known in buffers:
                 held.update({name: buffer.clone() for name, buffer in known.items() if buffer is not None})
-            _set(self.settings)
+            _set(self.settings, present)
             torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
             step.set_states(self.states)
             step.counts = dict(self.counts)
@@ -407,12 +423,13 @@ class Part:
         finally:
             for held, known in buffers:
                 held.update(known)
-            _set(present)
+            _set(present, self.settings)
             torch.set_autocast_cache_enabled(cache)
             step.set_states(states)
             step.counts = counts
-        if step.by_chance and random.getstate() != chance:
-            raise self.error("draws from Python's random, which is not put back: take it out of the plan")
+        if chance and random.getstate() != chance:
+            random.setstate(chance)
+            raise self.error("draws from Python's random, which is not set back for it: take it out of the plan")
 
 
 class NoLeaf(torch.autograd.Function):
@@ -548,10 +565,11 @@ class Step:
         lent[key] = place, tensor._version, weakref.ref(storage, forget)
 
     def states(self):
-        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+        return [state.view(torch.int64) for state in [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]]
 
     def set_states(self, states):
         for device, state in zip([None, *self.devices], states, strict=False):
+            state = state.view(torch.uint8)
             torch.set_rng_state(state) if device is None else torch.cuda.set_rng_state(state, device)
 
     def place_of(self, tensor):
@@ -568,13 +586,13 @@ class Step:
             held = [*self.given, *(t for *_, t, _ in self.seen if not isinstance(t, torch.nn.Parameter))]
             self.kept = {t.untyped_storage()._cdata for t in held if _plain(t)}
         base = tensor if tensor._base is None else tensor._base
-        return (base.is_leaf and isinstance(base, torch.nn.Parameter)) or tensor.untyped_storage()._cdata in self.kept
+        return _parameter(base) or tensor.untyped_storage()._cdata in self.kept
 
     def pack(self, saved):
         """What autograd holds instead of something that it saves."""
         part, place = self.part, self.place_of(saved) if self.lent else None
         if part is not None and "result" not in part.entry.options:
-            own = Place(part, saved) if place is None and _plain(saved) and not self.is_kept(saved) else None
+            own = Place(part, saved, _shape) if place is None and _plain(saved) and not self.is_kept(saved) else None
             part.places.append(own and weakref.ref(own))
             if own:
                 return own, None
@@ -594,16 +612,18 @@ class Step:
         return source
 
     def compare(self):
-        """Refuses a model that was changed since forward; parameters that `functional_call` lent come back."""
+        """Refuses a model that was changed in place since forward. What was exchanged comes back while parts run again."""
         model = self.model()
-        if model is not None and self.modes != [module.training for module in _walk(model)]:
-            raise RuntimeError("the mode of the model, or of a module, was changed between forward and backward")
+        modules = _walk(model) if model else []
+        if model and self.table.modules != [*map(id, modules)]:
+            raise RuntimeError("modules were added or taken away between forward and backward")
         for held, name, tensor, version in self.seen:
             if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
                 paths = [path for path, m in model.named_modules() if m._parameters is held] if model else []
                 path = ".".join(filter(None, [*paths[:1], name]))
                 raise RuntimeError(f"{path} was changed in place between forward and backward")
-        self.exchanged = [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
+        modes = [(vars(m), "training", mode) for m, mode in zip(modules, self.modes, strict=False) if m.training != mode]
+        self.exchanged = modes + [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
 
 
 # ---------------------------------------------------------------------------- small things
@@ -611,22 +631,29 @@ class Step:
 
 def _walk(model):
     """All modules, in less time than `modules()` takes."""
-    found = {model: None}
-    for module in (todo := [model]):  # which grows
-        new = [child for child in module._modules.values() if child is not None and child not in found]
-        found.update(dict.fromkeys(new))
-        todo += new
-    return [*found]
+    found = [model]
+    for module in found:  # which grows
+        if module._modules:
+            found += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def _versions(entry):
     return [buffers[name]._version if buffers.get(name) is not None else None for buffers, name in entry.buffers]
 
 
-def _set(values):
-    for (get, put), value in zip(SETTINGS, values, strict=True):
-        if get() != value:
-            put(value)
+def _settings():
+    return [read() for read, _ in SETTINGS]
+
+
+def _set(values, present):
+    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+        if value != old:
+            write(value)
+
+
+def _parameter(tensor):
+    return tensor.is_leaf and isinstance(tensor, torch.nn.Parameter)  # the first is fast
 
 
 def _plain(tensor):
@@ -639,7 +666,11 @@ def _how(tensor):
     return tensor.dtype, where, tensor.is_conj(), tensor.is_neg()
 
 
-def _like(tensor):
+def _shape(tensor):
+    return tensor.dtype, tensor.size(), tensor.stride()
+
+
+def _whole(tensor):
     return _how(tensor), tensor.untyped_storage().nbytes()
 
 
@@ -676,34 +707,17 @@ def _mapped(function, thing, kind):
     return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
-def _frozen(run, part):
-    """run as it is now: variables that it captures may be bound anew, and tensors changed, before it runs again."""
-    if not isinstance(run, types.FunctionType) or not run.__closure__:
-        return run
-    tensors, known = [], {}
-
-    def copy(thing):
-        if isinstance(thing, torch.Tensor):
-            tensors.append((thing, thing._version))
-        if not isinstance(thing, types.FunctionType) or not thing.__closure__:
-            return thing
-        if id(thing) in known:
-            return known[id(thing)]
+def _frozen(thing, tensors, known):
+    """A function as it is now: variables that it captures may be bound anew before it runs again. Tensors are noted."""
+    if isinstance(thing, torch.Tensor):
+        tensors.append((thing, thing._version))
+    if not isinstance(thing, types.FunctionType) or not thing.__closure__:
+        return thing
+    if id(thing) not in known:
         cells = tuple(types.CellType() for _ in thing.__closure__)
-        new = known[id(thing)] = types.FunctionType(
-            thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells
-        )
-        new.__kwdefaults__ = thing.__kwdefaults__
+        new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
+        new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
             with contextlib.suppress(ValueError):  # not bound yet
-                cell.cell_contents = copy(old.cell_contents)
-        return new
-
-    again = copy(run)
-    return functools.partial(_checked, again, part.entry.name, tensors) if tensors else again
-
-
-def _checked(run, name, tensors, *inputs):
-    if any(tensor._version != version for tensor, version in tensors):
-        raise RuntimeError(f"a tensor that {name} captures was changed in place")
-    return run(*inputs)
+                cell.cell_contents = _frozen(old.cell_contents, tensors, known)
+    return known[id(thing)]

@@ -42,7 +42,7 @@ def test_chains_run_again_from_the_start():
         return self.two(x)
 
     net = Net(run, one=linear(), two=linear())
-    assert exact(net, "a b c", X)[:3] == ["c", "b", "a"]
+    assert exact(net, "a b c", X)[:3] == ["a", "b", "c"]
     exact(net, "a/twice b/twice c/twice", X)
     exact(net, "a/twice b/inside c/result/twice", X)
 

@@ -105,7 +105,7 @@ def test_a_captured_tensor_that_changes():
         bias.add_(1)
         return x
 
-    loud("a tensor that a captures was changed", Net(run, one=linear()).train(), "a/inside")
+    loud("a cannot run again: a tensor that it captures", Net(run, one=linear()).train(), "a/inside")
 
 
 def test_an_input_that_changes():
@@ -153,8 +153,32 @@ def test_parameters_changed():
     loud(r"one\.weight was changed in place", simple(), between=change_weight)
 
 
-def test_modes_changed():
-    loud("mode", simple(), between=lambda model: model.eval())
+def test_modes_changed_are_as_they_were():
+    net, ends = simple(lambda x: F.silu(x), drop=nn.Dropout()), []
+    net.run = lambda self, kept, x: self.two(kept.part("a", lambda x: self.drop(F.silu(x)), self.one(x)))
+    for model in (planned(net, "a"), net):
+        torch.manual_seed(0)
+        out = model(X)
+        model.eval()
+        out.sum().backward()
+        assert not any(m.training for m in model.modules())
+        ends.append([p.grad for p in model.parameters()])
+    same(*ends)
+
+
+def test_modules_changed():
+    other = linear()
+    loud("modules were added", simple(), between=lambda model: setattr(model, "two", other))
+
+
+def test_long_chains():
+    def run(self, kept, x):
+        x = self.one(x)
+        for _ in range(400):
+            x = kept.part("a", lambda x: x.sin(), x)
+        return x
+
+    assert len(exact(Net(run, one=linear()), "a", X)) == 2 * 399  # nobody needs the last one's result
 
 
 def test_parameters_replaced_are_as_they_were():
