@@ -79,6 +79,10 @@ class Tree:
         inside = {i for c in self.children(vertex) for i in range(c.begin, c.end)}
         return tuple(i for i in range(vertex.begin, vertex.end) if i not in inside)
 
+    def spans(self, file: str) -> frozenset[Span]:
+        """The expressions of a file that make operations."""
+        return frozenset(v.text.span for v in self.vertices if v.text is not None and v.text.function.file == file)
+
     def innermost(self, operation: int) -> Vertex:
         """The innermost vertex that makes an operation."""
         found = self.root
