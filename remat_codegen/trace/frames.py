@@ -211,7 +211,7 @@ def _is_within(code: CodeType, function: Function) -> bool:
 
 
 def _merged(outer: Call, inner: Call, known: bool) -> Call:
-    """A comprehension's frame as part of its function's: names of both. What had changed before is told once, if not `known`."""
+    """A comprehension's frame as part of its function's: names of both. What had changed before it is told once."""
     changed = (() if known else outer.changed, inner.changed)
     names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), changed)]
     module = (inner.module, inner.number) if outer.module is None else (outer.module, outer.number)

@@ -201,13 +201,32 @@ def test_a_loop_that_skips_parts_of_its_expression_is_told_apart():
     assert [(v.begin, v.end) for v in whole] == [(0, 1), (1, 2)]
 
 
-def test_methods_called_over_several_lines_are_found():
-    class Chain(nn.Module):
-        def forward(self, x):
-            return x.exp().sin().cos()
+class Chain(nn.Module):
+    def forward(self, x):
+        # fmt: off
+        return (x.exp()
+                .sin()
+                .cos())
+        # fmt: on
 
+
+def test_methods_called_over_several_lines_are_found():
+    """Python places these calls at the method's name."""
     tree = build(trace(Chain(), (torch.randn(2),), {}))
     assert [len(texts(v).split("\n")) for v in in_this_file(tree)] == [3, 2, 1]
+    assert all(v.markable for v in in_this_file(tree))
+
+
+def test_sums_of_generators_are_one_evaluation():
+    class Sums(nn.Module):
+        def forward(self, x):
+            for _ in range(2):
+                x = sum(p.exp() for p in (x, x))
+            return x
+
+    tree = build(trace(Sums(), (torch.randn(2),), {}))
+    sums = [v for v in in_this_file(tree) if texts(v).startswith("sum")]
+    assert [v.end - v.begin for v in sums] == [4, 4]
 
 
 def test_changes_in_place_are_statements_and_cannot_be_marked():
