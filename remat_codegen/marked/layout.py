@@ -28,7 +28,7 @@ def applied(source: bytes, edits: Iterable[Edit]) -> bytes:
 
 
 def first_lines(source: bytes, method: ast.FunctionDef) -> int:
-    """The line before which a method's first statement belongs, after its docstring; 0 where its body has no line of its own."""
+    """The line before which a method's first statement belongs, after its docstring; 0 where its body begins beside `def`."""
     lines = source.splitlines()
     first = method.body[0]
     if lines[first.lineno - 1][: first.col_offset].strip():

@@ -9,6 +9,7 @@ from remat_codegen.marked.syntax import Syntax, syntax_of
 from remat_codegen.trace.places import Span
 
 SCOPES = frozenset("locals vars dir eval exec globals breakpoint".split())  # what looks at the names of the function it is in
+LAZY = frozenset("map filter zip enumerate reversed iter".split())
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -26,15 +27,20 @@ def markable(source: str, span: Span) -> str:
 
 def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
     """The method that an expression stands in, however deep in functions of it."""
-    functions = [n for n in syntax.ancestors(node) if isinstance(n, DEFINED)]
-    outer = functions[-1] if functions else None
-    return outer if isinstance(outer, ast.FunctionDef) and isinstance(syntax.parents[outer], ast.ClassDef) else None
+    found = None
+    for outer in syntax.ancestors(node):
+        if isinstance(outer, ast.ClassDef):
+            break
+        found = outer if isinstance(outer, DEFINED) else found
+    return found if isinstance(found, ast.FunctionDef) and isinstance(syntax.parents[found], ast.ClassDef) else None
 
 
 def _place(syntax: Syntax, node: ast.AST) -> str:
     """What of the surroundings speaks against a mark."""
     if not isinstance(node, ast.expr) or isinstance(node, (ast.Starred, ast.Slice)):
         return "it is no expression"
+    if isinstance(node, ast.GeneratorExp) or (isinstance(node, ast.Call) and _names(node.func) & LAZY):
+        return "what is in it runs later"
     if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
         return "it is assigned to"
     method = method_of(syntax, node)
@@ -53,8 +59,6 @@ def _between(syntax: Syntax, node: ast.AST, method: ast.FunctionDef) -> str:
             found = _in_function(outer, inner, within)
             if found:
                 return found
-        if isinstance(outer, ast.ClassDef):
-            return "it is in the body of a class"
         if isinstance(outer, ast.pattern):
             return "it is in a pattern"
         if isinstance(outer, (ast.AnnAssign, ast.arg)) and outer.annotation is inner:

@@ -13,7 +13,7 @@ DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def free_names(node: ast.AST, without: Collection[ast.AST] = ()) -> tuple[str, ...]:
-    """The names that an expression reads and does not bind itself, in order; those in the expressions `without` do not count."""
+    """The names that an expression reads and does not bind itself, in order; not those in the expressions `without`."""
     return tuple(dict.fromkeys(n.id for n in _free(node, frozenset(), without)))
 
 
@@ -41,7 +41,6 @@ def _free(node: ast.AST, bound: frozenset[str], without: Collection[ast.AST]) ->
 def local_names(syntax: Syntax, node: ast.AST) -> frozenset[str]:
     """The names of values that the functions around an expression bind; not those of functions and modules."""
     found: set[str] = set()
-    inner = node
     for outer in syntax.ancestors(node):
         if isinstance(outer, COMPREHENSIONS):
             found |= {n.id for g in outer.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
@@ -50,7 +49,6 @@ def local_names(syntax: Syntax, node: ast.AST) -> frozenset[str]:
             found |= set(_bound(outer.body if isinstance(outer.body, list) else [outer.body]))
         elif isinstance(outer, ast.ClassDef):
             break
-        inner = outer
     return frozenset(found)
 
 
@@ -91,9 +89,9 @@ def name_for(syntax: Syntax, span: Span, taken: Collection[str] = (), children: 
     node = syntax.find(span)
     if not isinstance(node, ast.expr):
         return unused(["part"], {*taken, *children})
-    short = assigned(syntax, node) or said(node)
-    longer = [f"{said(node)}_{what}" for what in _operands(node) if what]
-    return unused([short, *longer, short], {*taken, *children})
+    last = said(node) or "part"
+    longer = [f"{last}_{what}" for what in _operands(node, local_names(syntax, node)) if what]
+    return unused([assigned(syntax, node) or last, last, *longer, last], {*taken, *children})
 
 
 def assigned(syntax: Syntax, node: ast.expr) -> str:
@@ -148,10 +146,12 @@ def _word(name: str) -> str:
     return f"{stripped}_" if keyword.iskeyword(stripped) else stripped
 
 
-def _operands(node: ast.expr) -> list[str]:
-    """Words for what an expression is applied to, those that say most first."""
+def _operands(node: ast.expr, local: Collection[str]) -> list[str]:
+    """Words for what an expression is applied to, those that say most first: calls, then variables."""
     if isinstance(node, ast.Call):
-        method = [node.func.value] if isinstance(node.func, ast.Attribute) and not is_dotted(node.func.value) else []
+        value = node.func.value if isinstance(node.func, ast.Attribute) else None
+        held = isinstance(value, ast.Name) and value.id in local and value.id != "self"
+        method = [value] if value is not None and (held or not is_dotted(value)) else []
         found: list[ast.expr] = [*method, *node.args]
     elif isinstance(node, ast.BinOp):
         found = [node.right, node.left]

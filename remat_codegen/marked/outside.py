@@ -22,8 +22,8 @@ CHANGING = frozenset(
 )
 CONSUMING = frozenset("next print input open setattr delattr iter".split())
 PURE = frozenset(
-    "len range min max int float bool str abs round sum isinstance issubclass hasattr getattr type tuple list dict set frozenset "
-    "slice zip enumerate reversed sorted any all divmod pow id repr callable map filter".split()
+    "len range min max int float bool str abs round sum isinstance issubclass hasattr getattr type tuple list dict set "
+    "frozenset slice zip enumerate reversed sorted any all divmod pow id repr callable map filter".split()
 )
 PURE_METHODS = frozenset("get keys values items index count join format startswith endswith lower upper strip".split())
 LIBRARIES = frozenset("torch F nn math functional operator".split())

@@ -3,8 +3,9 @@
     y = F.gelu(self.c_fc(x))          y = parts(self).part("gelu", F.gelu, self.c_fc(x))
     y = q @ k.transpose(-2, -1) * s   y = parts(self).part("y", lambda q, k: q @ k.transpose(-2, -1) * s, q, k)
 
-Expressions are found by the places that the syntax tree gives, and replaced in the bytes of the file, so that comments and layout
-stay as they are. A method with several marks begins with `kept = parts(self)`. A statement that gets too wide is laid out anew.
+Expressions are found by the places that the syntax tree gives, and replaced in the bytes of the file, so that comments and
+layout stay as they are. A method with several marks begins with `kept = parts(self)`. A statement that gets too wide is laid
+out anew.
 """
 
 from __future__ import annotations

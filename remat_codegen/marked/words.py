@@ -18,6 +18,7 @@ from remat_codegen.marked.syntax import COMPREHENSIONS, Syntax, bound_in, span_o
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.places import Call, Function, Span
 
+GATHERING = frozenset("sum max min sorted any all list tuple dict set reduce accumulate".split())
 Read = Callable[[str], str]  # a file's text by its name
 
 
@@ -78,6 +79,10 @@ class Tree:
         """The operations of a vertex that none of its children makes."""
         inside = {i for c in self.children(vertex) for i in range(c.begin, c.end)}
         return tuple(i for i in range(vertex.begin, vertex.end) if i not in inside)
+
+    def spans(self, file: str) -> frozenset[Span]:
+        """The expressions of a file that make operations."""
+        return frozenset(v.text.span for v in self.vertices if v.text is not None and v.text.function.file == file)
 
     def innermost(self, operation: int) -> Vertex:
         """The innermost vertex that makes an operation."""
@@ -235,6 +240,13 @@ def _shared(syntax: Syntax | None, before: _Level, level: _Level) -> int:
 
 
 def _inside_loop(common: Sequence[ast.AST], again: bool) -> int:
-    """The same where an expression begins anew, or a name of its own has changed: not what a comprehension does by element."""
-    loops = [i for i, node in enumerate(common) if isinstance(node, COMPREHENSIONS)]
+    """The same where an expression begins anew, or a name of its own has changed: not what a comprehension does by element,
+    nor `sum(...)`, which adds often."""
+    loops = [i for i, node in enumerate(common) if isinstance(node, COMPREHENSIONS) or _gathers(node)]
     return loops[-1] + 1 if loops else 0 if again else len(common)
+
+
+def _gathers(node: ast.AST) -> bool:
+    """Whether an expression calls a function of Python's that makes several operations, or has a generator make them."""
+    name = node.func if isinstance(node, ast.Call) else None
+    return (name.id if isinstance(name, ast.Name) else getattr(name, "attr", "")) in GATHERING

@@ -108,7 +108,7 @@ class _Observer:
         """The frames between the root's call and here."""
         chain = _frames_within(self.root)
         seen, found = dict[int, _Seen](), list[Call]()
-        entered, nested = list[tuple[str, int]](), dict[int, int]()
+        entered, nested, known = list[tuple[str, int]](), dict[int, int](), False
         for frame, inner in itertools.pairwise([*chain, None]):
             assert frame is not None
             if frame.f_code is CALLS_MODULE:
@@ -117,7 +117,8 @@ class _Observer:
                 call = self._call(frame, inner, tuple(entered), nested, seen)
                 entered.clear()
                 if found and _is_within(frame.f_code, found[-1].function):
-                    call = _merged(found.pop(), call)
+                    call = _merged(found.pop(), call, known)
+                known = self._is_known(frame, seen)
                 found.append(call)
         self.seen = seen
         return tuple(found)
@@ -132,6 +133,10 @@ class _Observer:
                 if node is not None and HELD in node.meta:
                     found[node.meta[HELD][0]] = None
         return next(self.numbers), tuple(found)
+
+    def _is_known(self, frame: FrameType, seen: dict[int, _Seen]) -> bool:
+        """Whether a frame is still at what it was at in the operation before."""
+        return id(frame) in self.seen and self.seen[id(frame)] is seen[id(frame)]
 
     def _entered(self, frame: FrameType, nested: dict[int, int]) -> list[tuple[str, int]]:
         """The call of a module that a frame of PyTorch's begins."""
@@ -163,7 +168,7 @@ class _Observer:
             number,
             entered if last is None else last.call.enters,
             tuple(name for name, value in held.items() if name.isidentifier() and _holds_tensors(value)),
-            () if last is None else tuple(n for n, v in held.items() if n not in last.held or last.held[n] is not v),
+            () if last is None else _changed(last.held, held),
         )
         seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
         return call
@@ -225,11 +230,16 @@ def _is_within(code: CodeType, function: Function) -> bool:
     return code.co_name in _COMPREHENSIONS and code.co_qualname == inside and code.co_filename == function.file
 
 
-def _merged(outer: Call, inner: Call) -> Call:
-    """A comprehension's frame as part of its function's: frames and names of both."""
-    names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), (outer.changed, inner.changed))]
+def _merged(outer: Call, inner: Call, known: bool) -> Call:
+    """A comprehension's frame as part of its function's: names of both. What had changed before it is told once."""
+    changed = (() if known else outer.changed, inner.changed)
+    names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), changed)]
     module = (inner.module, inner.number) if outer.module is None else (outer.module, outer.number)
     return Call(outer.function, inner.span, outer.frame, inner.evaluation, *module, outer.enters, names[0], names[1])
+
+
+def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(n for n, v in held.items() if n.isidentifier() and (n not in before or before[n] is not v))
 
 
 def _holds_tensors(value: Any) -> bool:
