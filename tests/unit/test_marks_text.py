@@ -304,8 +304,14 @@ MODELS = {
         lambda m: ((torch.randn(2, 3, 16, 16), torch.rand(2)), {}),
     ),
     "resnet": of_example("resnet", lambda m: m.ResNet((1, 1), 8, 5), lambda m: ((torch.randn(2, 3, 16, 16),), {})),
-    "vit": of_example("vit", lambda m: m.ViT(), lambda m: (m.example_inputs(), {})),
-    "encoder_decoder": of_example("encoder_decoder", lambda m: m.EncoderDecoder(), lambda m: (m.example_inputs(), {})),
+    "vit": of_example(
+        "vit", lambda m: m.ViT(image=16, width=24, layers=2, classes=5), lambda m: ((torch.randn(2, 3, 16, 16),), {})
+    ),
+    "encoder_decoder": of_example(
+        "encoder_decoder",
+        lambda m: m.EncoderDecoder(width=32, heads=2, layers=1, vocabulary=50, longest=16),
+        lambda m: ((torch.randint(50, (2, 7)), torch.randint(50, (2, 5))), {}),
+    ),
     **{f"zoo {name}": of_zoo(name) for name in "gpt2 vgg resnet unet lstm encoder odd".split()},
 }
 
