@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from remat_codegen.marked.names import name_for
-from remat_codegen.marked.syntax import Syntax, syntax_of
-from remat_codegen.marked.text import Mark, marked, refusal_of
+from remat_codegen.marked.syntax import syntax_of
+from remat_codegen.marked.text import Mark, refusal_of
 from remat_codegen.marked.words import Tree, Vertex, build
+from remat_codegen.torch_seam import pytree
 from remat_codegen.trace.tracing import trace
 
 
@@ -28,13 +29,13 @@ class Twice:
 
     def part(self, name: str, run: Callable[..., Any], *inputs: Any) -> Any:
         state = torch.get_rng_state()
-        run(*torch.utils._pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, inputs))
+        run(*pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, inputs))
         torch.set_rng_state(state)
         return run(*inputs)
 
 
-def tree_of(module: torch.nn.Module, args: tuple[Any, ...]) -> Tree:
-    return build(trace(module, args, {}))
+def tree_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
+    return build(trace(module, args, kwargs))
 
 
 def in_file(tree: Tree, file: str) -> list[Vertex]:
@@ -74,20 +75,20 @@ def marks_for(source: str, tree: Tree, vertices: Iterable[Vertex], module: torch
     return list(found.values())
 
 
-def loaded(source: str, file: str, parts: str | None = None, holder: Any = None) -> types.ModuleType:
+def loaded(source: str, file: str, parts: str | None = None, holder: Any = None, package: str = "") -> types.ModuleType:
     """A file's text as a module, in which `parts` gives `holder`."""
     module = types.ModuleType(Path(file).stem)
-    module.__file__ = file
+    module.__file__, module.__package__ = file, package
     if parts is not None:
         setattr(module, parts, lambda owner: holder)
     exec(compile(source, file, "exec"), vars(module))
     return module
 
 
-def results(module: torch.nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:
+def results(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """What a training step computes: outputs and gradients."""
     torch.manual_seed(3)
-    outputs = [o for o in torch.utils._pytree.tree_leaves(module(*args)) if isinstance(o, torch.Tensor)]
+    outputs = [o for o in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(o, torch.Tensor)]
     sum(o.sum() * (i + 1) for i, o in enumerate(outputs) if o.requires_grad).backward()
     return [*outputs, *(p.grad for p in module.parameters() if p.grad is not None)]
 

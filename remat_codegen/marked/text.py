@@ -11,6 +11,7 @@ out anew.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,8 @@ class _Writer:
         names: list[str] = []
         for n in outside:
             wanted = _held_in(n) or said(n) or "value"
-            names.append(unused([wanted if wanted.isidentifier() else "value"], {*taken, *names}))
+            fits = wanted.isidentifier() and wanted not in vars(builtins)
+            names.append(unused([wanted if fits else "value"], {*taken, *names}))
         return names
 
     def _segment(self, node: ast.AST) -> bytes:
