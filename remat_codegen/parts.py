@@ -9,7 +9,8 @@ it, and the states of the random generators if it draws.
 On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again
 (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
-it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again later.
+it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again
+later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one do not.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def running_again():
 
 
 def _planned(model, plan, forward, args, kwargs):
-    hooked = _hooks() is not None  # by save_on_cpu, or a checkpoint around it: these go first
-    if not plan or hooked or not model.training or not torch.is_grad_enabled():
+    """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
+    plain = not plan or not model.training or not torch.is_grad_enabled()
+    if plain or _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
     try:
@@ -368,6 +370,8 @@ class Part:
             except Enough:
                 replay.stopped = True
                 return None
+            finally:
+                replay.lent.clear()
 
     def take(self, numbers, once_more, held):
         """An input for another run. What that changes in place is nobody else's."""
@@ -488,13 +492,14 @@ class Step:
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
         seen = [(held, name, t, t._version) for held in holders for name, t in held.items() if t is not None]
         self.devices = sorted({t.device.index for t in [*self.given, *(t for *_, t, _ in seen)] if t.is_cuda})
-        self.seen, self.modes, self.exchanged = [] if self.sharded else seen, [m.training for m in modules], []
+        self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.modes, self.exchanged = [m.training for m in modules], []
 
     def end(self):
         """Forward is over: what nobody saved is not lent any more."""
         self.lent.clear()
-        self.rest()
         self.part, self.given, self.by_chance = None, (), random.getstate() != self.chance
+        self.rest()
 
     @contextlib.contextmanager
     def running(self, replay=None):
@@ -605,12 +610,12 @@ class Step:
     def compare(self):
         """Refuses what was changed in place since forward. What was exchanged comes back while parts run again."""
         model = self.model()
-        modules = _walk(model) if model else []
-        if model and self.table.modules != [*map(id, modules)]:
+        modules = [] if model is None else _walk(model)
+        if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward")
         for held, name, tensor, version in self.seen:
             if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
-                paths = [path for path, m in model.named_modules() if m._parameters is held] if model else []
+                paths = [path for path, m in model.named_modules() if m._parameters is held] if modules else []
                 path = ".".join(filter(None, [*paths[:1], name]))
                 raise RuntimeError(f"{path} was changed in place between forward and backward")
         modes = zip(modules, self.modes, strict=False)

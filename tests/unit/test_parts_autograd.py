@@ -168,6 +168,8 @@ def test_nested_models():
     net = Net(lambda self, kept, x: kept.part("a", lambda x: self.net(x).exp(), x), net=inner)
     exact(net, {"": "a/inside", "net": "b"}, X)
     exact(Net(lambda self, kept, x: self.net(x), net=inner), {}, X)
+    both = Net(lambda self, kept, x: self.net(kept.part("a", torch.sin, self.net(x))), net=inner)
+    exact(both, {"": "a"}, X)  # the plan of the outer one counts
 
 
 # ---------------------------------------------------------------------------- copies

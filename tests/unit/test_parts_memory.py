@@ -122,6 +122,22 @@ def test_nothing_is_left_after_an_exception():
     assert not [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
 
 
+def test_what_inner_parts_lend_each_other_goes():
+    def run(self, kept, x):
+        def outer(x):
+            y = kept.part("a", torch.exp, self.one(x))
+            return kept.part("b", torch.sin, y) + y, y
+
+        z, y = kept.part("outer", outer, x)
+        return self.two(z) * y
+
+    net = planned(Net(run, one=nn.Linear(256, 256), two=nn.Linear(256, 256)).train(), "outer a b")
+    out = net(X)
+    out.sum().backward(retain_graph=True)
+    del out
+    assert not [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
+
+
 def test_models_go_without_the_garbage_collector():
     net = planned(chain(2), "a one")
     net(X).backward()
