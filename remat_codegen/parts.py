@@ -7,9 +7,10 @@ part holds what it takes to run again: its inputs (or their places, where anothe
 it, and the states of the random generators if it draws.
 
 On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again
-(`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the order
-in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when it has
-run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again later.
+(`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
+order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
+it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again
+later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one do not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
-TABLES = weakref.WeakKeyDictionary()  # of the models that were used
+TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 
 SETTINGS = [  # of the process, which change what operations do: how they are read and set
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -89,8 +90,9 @@ def running_again():
 
 
 def _planned(model, plan, forward, args, kwargs):
-    hooked = _hooks() is not None  # by save_on_cpu, or a checkpoint around it: these go first
-    if not plan or hooked or not model.training or not torch.is_grad_enabled():
+    """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
+    plain = not plan or not model.training or not torch.is_grad_enabled()
+    if plain or _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
     try:
@@ -156,14 +158,15 @@ class Table:
         path, *options = text.split("/")
         path, _, number = path.partition("#")
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
-        module, known = named.get(owner), {*options} < {"inside", "result", "twice"} and {*options} != {"inside", "result"}
+        module, options = named.get(owner), frozenset(options)
+        known = options < {"inside", "result", "twice"} and options != {"inside", "result"}
         if module is None or not path or not known or (mark and mark not in _strings(module)):
             raise ValueError(f"PLAN names {text}, which this model does not have: generate the file again")
         if not mark and not isinstance(vars(module).get("forward"), InstanceForward):
             module.forward = InstanceForward(module, vars(module).get("forward"))
         buffers = tuple((m._buffers, name) for m in module.modules() for name in m._buffers)
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, int(number) if number else None] = Entry(path, frozenset(options), buffers)
+        found[mark, int(number) if number else None] = Entry(path, options, buffers)
 
 
 def _strings(module):
@@ -369,6 +372,7 @@ class Part:
             raise self.error("cannot run again: it did, and let go of what it needs")
         if any(tensor._version != version for tensor, version in self.captured):
             raise self.error("cannot run again: a tensor that it captures was changed in place")
+        step.gather(self.entry.name)
         taken, numbers = {}, itertools.count()
 
         def take(held):
@@ -386,6 +390,8 @@ class Part:
             except Enough:
                 replay.stopped = True
                 return None
+            finally:
+                replay.lent.clear()
 
     def take(self, number, once_more, held):
         """An input for another run. What that changes in place is nobody else's."""
@@ -492,7 +498,7 @@ class Replay:
 
 
 class Step:
-    """One training step: what runs, and what is lent. It belongs to autograd, and goes with the graph of its forward."""
+    """One training step: what runs, and what is lent. It belongs to autograd, and goes with forward's graph."""
 
     def __init__(self, model, plan, given):
         modules, table = _walk(model), TABLES.get(model)
@@ -502,17 +508,18 @@ class Step:
         self.part = self.replay = self.backward = self.kept = None
         self.lent, self.counts, self.by_chance = {}, {}, False
         self.given, self.chance = [*_all(given, torch.Tensor)], random.getstate()
-        sharded = any(hasattr(type(m), "_get_fsdp_state") for m in modules)  # these exchange parameters themselves
+        self.sharded = any(hasattr(type(m), "unshard") for m in modules)  # FSDP2 exchanges parameters by itself
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
         seen = [(held, name, t, t._version) for held in holders for name, t in held.items() if t is not None]
         self.devices = sorted({t.device.index for t in [*self.given, *(t for *_, t, _ in seen)] if t.is_cuda})
-        self.seen, self.modes, self.exchanged = [] if sharded else seen, [m.training for m in modules], []
+        self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.modes, self.exchanged = [m.training for m in modules], []
 
     def end(self):
         """Forward is over: what nobody saved is not lent any more."""
         self.lent.clear()
-        self.rest()
         self.part, self.given, self.by_chance = None, (), random.getstate() != self.chance
+        self.rest()
 
     @contextlib.contextmanager
     def running(self, replay=None):
@@ -564,8 +571,17 @@ class Step:
 
         lent[key] = place, tensor._version, weakref.ref(storage, forget)
 
+    def gather(self, path):
+        """Has the parameters there, if FSDP2 has them elsewhere because it is another module's turn."""
+        found = [self.model()] if self.sharded else []
+        for name in path.split(".") if found else ():
+            found += [child for child in [found[-1]._modules.get(name)] if child is not None]
+        for module in [m for m in found if hasattr(type(m), "unshard")][-1:]:
+            module.unshard()
+
     def states(self):
-        return [state.view(torch.int64) for state in [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]]
+        states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+        return [state.view(torch.int64) for state in states]  # in which they are compared faster
 
     def set_states(self, states):
         for device, state in zip([None, *self.devices], states, strict=False):
@@ -612,18 +628,19 @@ class Step:
         return source
 
     def compare(self):
-        """Refuses a model that was changed in place since forward. What was exchanged comes back while parts run again."""
+        """Refuses what was changed in place since forward. What was exchanged comes back while parts run again."""
         model = self.model()
-        modules = _walk(model) if model else []
-        if model and self.table.modules != [*map(id, modules)]:
+        modules = [] if model is None else _walk(model)
+        if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward")
         for held, name, tensor, version in self.seen:
             if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
-                paths = [path for path, m in model.named_modules() if m._parameters is held] if model else []
+                paths = [path for path, m in model.named_modules() if m._parameters is held] if modules else []
                 path = ".".join(filter(None, [*paths[:1], name]))
                 raise RuntimeError(f"{path} was changed in place between forward and backward")
-        modes = [(vars(m), "training", mode) for m, mode in zip(modules, self.modes, strict=False) if m.training != mode]
-        self.exchanged = modes + [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
+        modes = zip(modules, self.modes, strict=False)
+        self.exchanged = [(vars(m), "training", mode) for m, mode in modes if m.training != mode]
+        self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
 
 
 # ---------------------------------------------------------------------------- small things

@@ -6,11 +6,16 @@ import contextlib
 import copy
 import weakref
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen import parts as helpers
 from remat_codegen.parts import adopt
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 
 
 class Net(torch.nn.Module):
@@ -55,7 +60,7 @@ def planned(model, plan):
 
 
 def exact(model, plan, *inputs, **how):
-    """Runs both twice: the plan must not change anything, nor find anything in check mode. Returns how often parts ran again."""
+    """Runs both twice: the plan changes nothing, and check mode finds nothing. Returns which parts ran again."""
     model = model.train()
     other = planned(model, plan)
     ran = []
@@ -68,6 +73,33 @@ def exact(model, plan, *inputs, **how):
             helpers.CHECK = check
             same(step(other, inputs, **how), step(model, inputs, **how))
     return ran
+
+
+def linear():
+    return nn.Linear(8, 8)
+
+
+def simple(f=F.silu, **modules):
+    """One part `a`, whose result is read; one part `b`, whose input it is."""
+    one, two = linear(), linear()
+    return Net(
+        lambda self, kept, x: self.two(kept.part("b", torch.sin, kept.part("a", lambda x: f(x), self.one(x)))),
+        one=one,
+        two=two,
+        **modules,
+    ).train()
+
+
+def loud(text, net, plan="a b", between=lambda model: None, inputs=(X,)):
+    """Raises `text` in forward, or in backward after `between`; a step afterwards works as if nothing had been."""
+    model = planned(net, plan)
+    state = torch.get_rng_state()
+    with pytest.raises((RuntimeError, ValueError), match=text):
+        out = model(*inputs)
+        between(model)
+        out.square().mean().backward()
+    assert torch.equal(state, torch.get_rng_state())
+    assert helpers.RUNNING.get() is None
 
 
 class Memory(TorchDispatchMode):

@@ -24,6 +24,7 @@ ALLOWED = {
     "patched": (),
     "report": ("budget",),
     "runtime": (),
+    "parts": (),
     "training": (),
     "fresh_runner": (),
     "fresh": ("inputs", "target", "trace", "verify", "torch_seam"),
@@ -103,7 +104,7 @@ def test_imports_point_one_way(module):
     assert not wrong, f"{MODULES[module].relative_to(ROOT)} imports what its layer must not see: {wrong}"
 
 
-@pytest.mark.parametrize("module", ["runtime", "training", "fresh_runner"])
+@pytest.mark.parametrize("module", ["runtime", "parts", "training", "fresh_runner"])
 def test_what_runs_without_the_package_needs_nothing_but_torch(module):
     assert {name.split(".")[0] for _, name in imports(MODULES[module])} <= RUNTIME_PACKAGES
 

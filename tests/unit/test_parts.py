@@ -255,7 +255,9 @@ def test_settings_are_as_they_were():
 
     exact(Net(run, one=linear()), "a", X, around=around)
     exact(Net(run, one=linear()), "a", X, around=lambda: torch.autograd.set_detect_anomaly(False))
-    net = planned(Net(lambda self, kept, x: kept.part("a", lambda x: (x * torch.ones(())).exp(), x), one=linear()).train(), "a/inside")
+    net = planned(
+        Net(lambda self, kept, x: kept.part("a", lambda x: (x * torch.ones(())).exp(), x), one=linear()).train(), "a/inside"
+    )
     out = net(X.clone().requires_grad_())
     torch.set_default_dtype(torch.float64)
     try:

@@ -30,7 +30,11 @@ class Block(nn.Module):
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
-        self.wte, self.h, self.head = nn.Embedding(20, 8), nn.ModuleList(Block() for _ in range(3)), nn.Linear(8, 20, bias=False)
+        self.wte, self.h, self.head = (
+            nn.Embedding(20, 8),
+            nn.ModuleList(Block() for _ in range(3)),
+            nn.Linear(8, 20, bias=False),
+        )
         self.head.weight = self.wte.weight
 
     def forward(self, tokens):
@@ -56,7 +60,13 @@ def test_hooks_of_a_part_and_around_it_fire_once_and_those_inside_can_tell():
         module.register_full_backward_hook(lambda m, gi, go, n=name: fired.append(("back", n, helpers.running_again())))
     net(TOKENS).sum().backward()
     first = [(kind, name) for kind, name, again in fired if not again]
-    assert sorted(first) == sorted((kind, name) for name, m in net.named_modules() if len(name) != 1 for kind in ("pre", "post", "back") if not isinstance(m, nn.ModuleList))
+    assert sorted(first) == sorted(
+        (kind, name)
+        for name, m in net.named_modules()
+        if len(name) != 1
+        for kind in ("pre", "post", "back")
+        if not isinstance(m, nn.ModuleList)
+    )
     again = {name for kind, name, again in fired if again}
     assert again and all(name.startswith("h.0.") for name in again)
 
@@ -133,6 +143,7 @@ def _fsdp(rank):
 
 
 @pytest.mark.parametrize("run", [_ddp, _fsdp], ids=["ddp", "fsdp2"])
+@pytest.mark.slow
 def test_two_processes(run):
     assert in_two(run) == [True, True]
 
@@ -153,7 +164,6 @@ def test_nothing_of_the_process_is_left_changed():
     try:
         helpers._set(new, before)
         assert [read() for read, _ in helpers.SETTINGS] == new
-        helpers._set([False], [True]) if False else None
         torch.set_autocast_enabled("cpu", False)
         out = model(X)
     finally:
@@ -198,7 +208,10 @@ def test_other_sizes_and_named_inputs():
     for rows in (3, 6):
         for scale in (2.0, torch.ones(8, requires_grad=True)):
             a, b = other(X[:rows], scale=scale), net(X[:rows], scale=scale)
-            same([a, *torch.autograd.grad(a.sum(), [*other.parameters()])], [b, *torch.autograd.grad(b.sum(), [*net.parameters()])])
+            same(
+                [a, *torch.autograd.grad(a.sum(), [*other.parameters()])],
+                [b, *torch.autograd.grad(b.sum(), [*net.parameters()])],
+            )
 
 
 def test_forward_that_an_instance_has_of_its_own():
