@@ -606,9 +606,11 @@ class Step:
 
     def pack(self, saved):
         """What autograd holds instead of something that it saves."""
-        part, place = self.part, self.place_of(saved) if self.lent else None
+        leaf = saved.is_leaf and saved.requires_grad  # such as a parameter: known at once, which saves time
+        part, place = self.part, None if leaf else self.place_of(saved)
         if part is not None and "result" not in part.entry.options:
-            own = Place(part, saved, _shape) if place is None and _plain(saved) and not self.is_kept(saved) else None
+            mine = not leaf and place is None and _plain(saved) and not self.is_kept(saved)
+            own = Place(part, saved, _shape) if mine else None
             part.places.append(own and weakref.ref(own))
             if own:
                 return own, None
