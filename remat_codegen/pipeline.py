@@ -21,6 +21,7 @@ from remat_codegen.graph.allocator import UNSPLIT_BYTES
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.graph.unplannable import check_place
 from remat_codegen.patched import is_patched
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.milp import solver
@@ -115,6 +116,7 @@ def trace_target(request: Request, progress: Progress) -> Traced:
     with progress.stage("graph"):
         try:
             recorded = record(traced)
+            check_place(traced, request.device)
             traced = with_least(target.module, target.args, target.kwargs, traced, recorded, asked) if asked else traced
             model = simplify(traced, recorded)
         except ValueError as error:
