@@ -14,7 +14,7 @@ from torch import nn
 
 from remat_codegen import lifecycle, planfile, planline
 from remat_codegen.errors import TargetError, UnsupportedError
-from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes
+from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes, unsplit_bytes
 from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.record import record
@@ -40,6 +40,21 @@ MIB = 2**20
 def test_a_gpu_takes_whole_blocks_and_segments(asked, taken):
     assert allocated_bytes(asked, "cuda:0") == taken < asked + UNSPLIT_BYTES + 512
     assert allocated_bytes(asked, "") == asked
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kept"),
+    [
+        ([], 0),
+        ([400, 800], 200),
+        ([3 * MIB, 6 * MIB], MIB),
+        ([3 * MIB, 6 * MIB, 6 * MIB + 4096] + 20 * [6 * MIB], MIB + 4096),  # the same size fits
+        ([2 * MIB + n * MIB // 2 for n in range(20)] * 10, 21 * MIB // 2),
+        ([2 * MIB + n * MIB // 2 for n in range(20)], 135 * MIB // 50),  # 2 % of all
+    ],
+)
+def test_room_for_blocks_that_are_not_split_grows_with_sizes_that_differ_by_little(pieces, kept):
+    assert unsplit_bytes(pieces) == kept
 
 
 class Choosing(nn.Module):
