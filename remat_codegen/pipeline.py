@@ -17,10 +17,11 @@ from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable, write_atomically
-from remat_codegen.graph.allocator import UNSPLIT_BYTES
+from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.graph.unplannable import check_place
 from remat_codegen.patched import is_patched
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.milp import solver
@@ -120,6 +121,7 @@ def trace_target(request: Request, progress: Progress) -> Traced:
     with progress.stage("graph"):
         try:
             recorded = record(traced)
+            check_place(traced, request.device)
             traced = with_least(target.module, target.args, target.kwargs, traced, recorded, asked) if asked else traced
             model = simplify(traced, recorded)
         except ValueError as error:
@@ -159,7 +161,7 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
     budget = parse_budget(request.budget)
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
+    limit = budget.resolve(plain.peak_bytes + reserve_of(traced).slack_bytes)
     note_solver(progress)
     with progress.stage("plan"):
         plan = _plan_within(request, traced, profile, limit, progress)
@@ -253,8 +255,9 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
         return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    unmodified = plain.peak_bytes + SLACK_BYTES
-    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve_of(traced))
+    reserve = reserve_of(traced)
+    unmodified = plain.peak_bytes + reserve.slack_bytes
+    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve)
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if plan.schedule is None:
@@ -283,8 +286,7 @@ def reserve_of(traced: Traced) -> Reserve:
     fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes
     if not traced.model.trace.accelerator:
         return Reserve(fixed, frozenset(random))
-    largest = max((d.nbytes for d in traced.graph.data), default=0)
-    return Reserve(fixed + min(UNSPLIT_BYTES, largest // 4))
+    return Reserve(fixed, unsplit_bytes=unsplit_bytes(d.nbytes for d in traced.graph.data))
 
 
 def _is_random(traced: Traced, node: int) -> bool:
