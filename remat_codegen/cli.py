@@ -222,9 +222,14 @@ def generate(
     request = Request(budget=budget, output=output, plan=plan, cache=not no_cache, **options)
     _check_files(request)
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen import pipeline, report, second
+        from remat_codegen import pipeline, report
 
-        result = (pipeline if request.edition == 1 else second).generate(request, progress)
+        if request.edition == 1:
+            result = pipeline.generate(request, progress)
+        else:
+            from remat_codegen import second
+
+            result = second.generate(request, progress)
         tables = [report.report_table(result)]
         if result.verify is not None:
             tables.append(report.verification_table(result.verify))

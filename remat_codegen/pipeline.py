@@ -320,7 +320,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
     return planline.seal(render(original, traced.model, schedule, facts))
 
 
-def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[str, float]) -> Facts:
+def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[int, float]) -> Facts:
     """What a file's header says."""
     target = traced.target
     return Facts(

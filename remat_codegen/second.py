@@ -60,7 +60,9 @@ def _brought(request: Request, traced: Traced, profile: Profile, plan: SavedPlan
         brought = brought_to_parts(traced, profile, plan.budget_bytes, schedules, True)
         if not brought.over_bytes:
             return brought
-        tighter = PLANNERS[request.planner](traced.graph, profile, int(share * plan.budget_bytes) - reserve_of(traced).most_bytes)
+        tighter = PLANNERS[request.planner](
+            traced.graph, profile, int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
+        )
         if tighter.schedule is None:
             break
         schedules = [tighter.schedule]

@@ -57,7 +57,8 @@ class Candidates(Generic[V]):
 
 
 def nested(candidates: Sequence[Candidate[V]]) -> list[tuple[Candidate[V], int | None]]:
-    """Candidates in the order of parts, each with the index of the one that it stands in. Raises ValueError where two overlap."""
+    """Candidates in the order of parts, each with the index of the one that it stands in. Raises ValueError where
+    two overlap."""
     ordered = sorted(candidates, key=lambda c: (c.first, -c.last))
     found: list[tuple[Candidate[V], int | None]] = []
     open_: list[int] = []

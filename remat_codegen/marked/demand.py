@@ -16,7 +16,6 @@ from enum import StrEnum
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Schedule, with_forgets
 
-
 Held = Mapping[int, Collection[int]]
 
 
@@ -42,8 +41,8 @@ class Part:
     twice: bool = False
     outer: int | None = None
 
-    def __contains__(self, node: int) -> bool:
-        return self.first <= node <= self.last
+    def __contains__(self, node: int | None) -> bool:
+        return node is not None and self.first <= node <= self.last
 
 
 def check(graph: Graph, parts: Sequence[Part]) -> None:

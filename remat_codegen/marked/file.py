@@ -118,7 +118,9 @@ def _is_import(statement: cst.CSTNode) -> bool:
 def _helper_names() -> frozenset[str]:
     tree = ast.parse(Path(parts.__file__).read_text(encoding="utf-8"))
     defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    return frozenset(defined | {t.id for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)})
+    return frozenset(
+        defined | {t.id for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    )
 
 
 def _other(name: str, taken: frozenset[str]) -> str:

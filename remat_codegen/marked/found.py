@@ -127,7 +127,9 @@ class Found:
             if vertex is None:
                 return ()
             found[vertex.id] = vertex
-        return tuple(v for v in found.values() if not any(o.begin <= v.begin and v.end <= o.end for o in found.values() if o is not v))
+        return tuple(
+            v for v in found.values() if not any(o.begin <= v.begin and v.end <= o.end for o in found.values() if o is not v)
+        )
 
     # ------------------------------------------------------------------ names
 

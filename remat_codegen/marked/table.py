@@ -22,7 +22,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One part, or all calls of one. `path` is a module's, `mark` the name of a mark in its forward, empty for the module's call.
+    """One part, or all calls of one. `path` is a module's, `mark` the name of a mark in its forward, empty for its calls.
 
     `call` is which call of the module it is in a step, None for all of them. `freed_bytes` are not held between forward and
     backward; `order` is what entries are sorted by.

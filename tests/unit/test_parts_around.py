@@ -13,7 +13,7 @@ from parted import Net, exact, planned, same, step
 from torch import nn
 
 import remat_codegen.parts as helpers
-from remat_codegen.parts import parts, adopt
+from remat_codegen.parts import adopt, parts
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 

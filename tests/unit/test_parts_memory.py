@@ -14,7 +14,7 @@ from parted import Net, held, peak, planned, same, step
 from torch import nn
 
 import remat_codegen.parts as helpers
-from remat_codegen.parts import parts, adopt, training_step
+from remat_codegen.parts import adopt, parts, training_step
 
 SIZE = 256 * 256 * 4
 X = torch.randn(256, 256)

@@ -106,7 +106,7 @@ def test_a_row_that_names_nothing_is_refused(generated):
     output, _ = generated("60%")
     output.write_text(output.read_text().replace('PLAN = {\n    "', 'PLAN = {\n    "steps.9": "a",\n    "', 1))
     module = load_generated(output)
-    with pytest.raises(ValueError, match="PLAN names steps.9"):
+    with pytest.raises(ValueError, match=r"PLAN names steps\.9"):
         module.Net()(module.torch.randn(64, 32))
 
 
