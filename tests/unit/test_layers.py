@@ -42,7 +42,10 @@ ALLOWED = {
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
-    "marked": (*("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "parts", "marked", "torch_seam"),),
+    "marked": (
+        "emit",
+        *("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "parts", "marked", "torch_seam"),
+    ),
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile", "torch_seam"),
     "readback": (
         *("errors", "budget", "report", "trace", "sizes", "graph", "profile.costs", "schedule", "emit", "readback"),
@@ -55,7 +58,7 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture "
+    "__main__ second cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture "
     "report_graphs".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
