@@ -369,6 +369,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
+    words += ["--edition", str(request.edition)] if request.edition != 1 else []
     words += ["-o", request.output_path.name]
     return planline.join_words(words)
 
