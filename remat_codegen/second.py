@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen import planfile, planline
 from remat_codegen.budget import format_bytes
-from remat_codegen.errors import BudgetError
+from remat_codegen.emit.render import calls_operations_of_others
+from remat_codegen.emit.usersource import carry
+from remat_codegen.errors import BudgetError, PlanFileError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.marked import file as writing
-from remat_codegen.marked.choose import Chooser, Priced, Row, parts_of
+from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.marks import Marks, write_marks
@@ -35,39 +36,7 @@ from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, with_forgets
 
-TIGHTER = (0.96, 0.92, 0.87, 0.8)  # of the limit: what schedules that the search starts from are planned for
-
-
-def generate(request: Request, progress: Progress) -> Report:
-    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
-    assert request.budget is not None
-    check_writable(request.output_path)
-    traced = trace_target(request, progress)
-    plan = make_plan(request, traced, progress)
-    profile = measured_costs(request, traced, progress)
-    with progress.stage("table"):
-        brought = _brought(request, traced, profile, plan)
-        plan = as_planned(plan, traced, profile, brought)
-    with progress.stage("emit"):
-        write_atomically(request.output_path, emit(traced, plan, request, brought))
-    return finished(request, plan, traced, progress)
-
-
-def _brought(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
-    """The plan brought to parts; plans for less where what it leads to is above the budget."""
-    schedules = [with_forgets(traced.graph, plan.order)]
-    for share in TIGHTER:
-        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedules, True)
-        if not brought.over_bytes:
-            return brought
-        tighter = PLANNERS[request.planner](
-            traced.graph, profile, int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
-        )
-        if tighter.schedule is None:
-            break
-        schedules = [tighter.schedule]
-    what = f"no table keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
-    raise BudgetError(what, hint=f"{format_bytes(plan.budget_bytes + brought.over_bytes, up=True)} works")
+TIGHTER = (0.96, 0.92, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +49,64 @@ class Brought:
     over_bytes: int
 
 
-def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedules: Sequence[Schedule], carries: bool) -> Brought:
-    """The best table that the search finds from any of these schedules."""
+def generate(request: Request, progress: Progress) -> Report:
+    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
+    _check_options(request)
+    check_writable(request.output_path)
+    traced = trace_target(request, progress)
+    plan = make_plan(request, traced, progress)
+    profile = measured_costs(request, traced, progress)
+    with progress.stage("table"):
+        brought = _within_budget(request, traced, profile, plan)
+        plan = as_planned(plan, traced, profile, brought)
+    with progress.stage("emit"):
+        write_atomically(request.output_path, emit(traced, plan, request, brought))
+    return finished(request, plan, traced, progress)
+
+
+def _check_options(request: Request) -> None:
+    """Raises PlanFileError for what this edition does not know yet."""
+    given = {"--plan": request.plan, "--save-plan": request.save_plan, "--dynamic": request.dynamic}
+    for option, value in given.items():
+        if value:
+            raise PlanFileError(
+                "files of the second edition do not know this yet", where=option, hint="leave it or --edition out"
+            )
+
+
+def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
+    """The plan brought to parts; plans for less where what it leads to is above the budget. Raises BudgetError."""
+    schedule: Schedule | None = with_forgets(traced.graph, plan.order)
+    for share in (*TIGHTER, None):
+        if schedule is None:
+            break
+        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule)
+        if not brought.over_bytes:
+            return brought
+        if share is not None:
+            limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
+            schedule = PLANNERS[request.planner](traced.graph, profile, limit).schedule
+    what = f"no table was found that keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
+    raise BudgetError(what, hint="raise --budget, or leave --edition out")
+
+
+def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule) -> Brought:
+    """The best table that the search finds from a schedule. It may be above the limit."""
     reserve, graph = reserve_of(traced), traced.graph
-    source = own_source(traced.target) if carries else None
-    sources = {} if source is None else {str(traced.target.path.resolve()): source}
-    found = Found(traced.model, build(traced.model.trace), sources)
-    tried: list[Priced[Vertex]] = []
-    for schedule in schedules:
-        chooser = Chooser(graph, profile, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
-        tried.append(chooser.search(schedule))
-    best = min(tried, key=lambda p: (p.over_bytes, p.cost_ns))
+    found = Found(traced.model, build(traced.model.trace), carried_sources(traced))
+    chooser = Chooser(graph, profile, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
+    best = chooser.search(schedule)
     parts = [part for _, part in parts_of(best.rows)]
     return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes)
+
+
+def carried_sources(traced: Traced) -> dict[str, str]:
+    """The user's file and its text, if the generated file carries the class; else there is no text to mark."""
+    target = traced.target
+    source = None if calls_operations_of_others(traced.model) else own_source(target)
+    if source is None or carry(source, target.class_name, None) is None:
+        return {}
+    return {str(target.path.resolve()): source}
 
 
 def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Brought) -> SavedPlan:

@@ -41,9 +41,7 @@ def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 def found_in(traced: Traced, carries: bool = True) -> Found:
     """What can be a part."""
-    source = second.own_source(traced.target) if carries else None
-    sources = {} if source is None else {str(traced.target.path.resolve()): source}
-    return Found(traced.model, build(traced.model.trace), sources)
+    return Found(traced.model, build(traced.model.trace), second.carried_sources(traced) if carries else {})
 
 
 def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Vertex], ...]:

@@ -111,7 +111,7 @@ class _Renderer:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
         self.environment = templates()
-        self.source = "" if _calls_operations_of_others(model) else original.source or ""
+        self.source = "" if calls_operations_of_others(model) else original.source or ""
         self.carries = usersource.carry(self.source, original.class_name, "pass") is not None
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
@@ -358,7 +358,7 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _calls_operations_of_others(model: Model) -> bool:
+def calls_operations_of_others(model: Model) -> bool:
     """Whether a model calls operations that something else than PyTorch defines: the original brings them, and only it may."""
     targets = [without_kernels(op.target) for op in model.trace.operations if function_call(op.target) is None]
     return any(schema(t).name.partition("::")[0] not in OPERATIONS_OF_TORCH for t in targets)

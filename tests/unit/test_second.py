@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import zoo
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
 
 from remat_codegen import lifecycle, second
-from remat_codegen.errors import VerifyError
+from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.marked.choose import Row
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -93,8 +95,15 @@ def test_a_file_within_its_budget_differs_in_what_is_marked(generated):
     assert report.verify is not None and report.verify.ok, report.verify
     text = output.read_text()
     assert "PLAN = {" in text and "# the comment stays" in text
-    added = [line for line in text.split("\n") if ".part(" in line and not line.startswith("#")]
-    assert len(added) <= 2  # one expression of Step, and the helpers' own line
+    model = text.partition("\nPLAN = {")[0]
+    added = [line for line in model.split("\n") if ".part(" in line and not line.startswith("#")]
+    assert len(added) == 1 and "F.gelu" in added[0]
+
+
+def test_a_file_that_cannot_be_carried_is_wrapped(generated):
+    output, report = generated("60%", NET + "\n\nglobals()\n")
+    assert report.verify is not None and report.verify.ok, report.verify
+    assert "class Net" not in output.read_text() and ".part(" not in output.read_text().partition("the helpers")[0]
 
 
 def test_the_same_model_and_plan_give_the_same_bytes(traced):
@@ -117,6 +126,13 @@ def test_verbs_that_cannot_read_it_say_so(generated, verb):
     assert "--edition 2" in output.read_text()
     with pytest.raises(VerifyError, match="second edition, which check, update and explain cannot read yet"):
         verb(output, Progress(None))
+
+
+@pytest.mark.parametrize("given", [{"plan": Path("a.json"), "budget": None}, {"save_plan": Path("a.json")}, {"dynamic": "x.0"}])
+def test_options_that_it_does_not_know_are_refused(given):
+    request = replace(Request("model.py:Net", "50%", edition=2), **given)
+    with pytest.raises(RematError, match=r"^--[\w-]+: files of the second edition do not know this yet"):
+        second.generate(request, Progress(None))
 
 
 def test_other_sizes_are_exact(generated):
