@@ -94,7 +94,8 @@ def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Sch
     """The best table that the search finds from a schedule. It may be above the limit."""
     reserve, graph = reserve_of(traced), traced.graph
     found = Found(traced.model, build(traced.model.trace), carried_sources(traced))
-    chooser = Chooser(graph, profile, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
+    costs = found.with_held(profile)
+    chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
     best = chooser.search(schedule)
     parts = [part for _, part in parts_of(best.rows)]
     return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes)
@@ -111,7 +112,7 @@ def carried_sources(traced: Traced) -> dict[str, str]:
 
 def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Brought) -> SavedPlan:
     """A plan's figures, as its table takes them."""
-    timeline = simulate(traced.graph, profile, brought.schedule)
+    timeline = simulate(traced.graph, brought.found.with_held(profile), brought.schedule)
     order = planfile.order_of(brought.schedule)
     plain = sum(profile.time_ns)
     return replace(

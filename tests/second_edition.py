@@ -80,7 +80,7 @@ def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
 
 def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:
     """What the simulator says of a table, with workspaces as they are."""
-    profile = measure(traced.model, "cpu", Cache("cpu", enabled=False))
+    profile = found.with_held(measure(traced.model, "cpu", Cache("cpu", enabled=False)))
     return simulate(traced.graph, profile, schedule_from(traced.graph, found, rows)).peak_bytes
 
 

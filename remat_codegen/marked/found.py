@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from remat_codegen.graph.ir import Node
@@ -13,6 +14,8 @@ from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.demand import Held
 from remat_codegen.marked.text import Mark, refusal_of
 from remat_codegen.marked.words import Text, Tree, Vertex
+from remat_codegen.profile.costs import Profile
+from remat_codegen.trace import Operation, refs
 from remat_codegen.trace.places import Span
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -51,6 +54,28 @@ class Found:
 
     def _made_before(self, data: set[int], node: int) -> Iterator[int]:
         return (d for d in data if self.model.graph.producers[d][0] < node)
+
+    def with_held(self, profile: Profile) -> Profile:
+        """The costs of nodes, with what variables of the model's code hold while they run and no data node is: results that
+        only the node uses which made them. (A part that begins behind that node does not have them when it runs again; it is
+        counted as if it had.)"""
+        held = [0] * len(profile.workspace_bytes)
+        for operation in self.trace.operations:
+            node = self.node_of.get(operation.id)
+            if node is not None:
+                held[node] = max(held[node], sum(self.record.storages[s].nbytes for s in self._held_within(operation, node)))
+        workspaces = tuple(a + b for a, b in zip(profile.workspace_bytes, held, strict=True))
+        return replace(profile, workspace_bytes=workspaces)
+
+    def _held_within(self, operation: Operation, node: int) -> set[int]:
+        """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""
+        variables = {v for op in operation.held for v in self.trace.operations[op].results if v is not None}
+        storages = {self.record.of_variable[v] for v in variables if self.model.data_of[v] is None}
+        makers = {s: self.record.storages[s].operation for s in storages}
+        own = [self.trace.operations[op] for op in self.model.bodies[node].operations if op >= operation.id]
+        read = {self.record.of_variable[v] for op in own for v in refs((op.args, dict(op.kwargs)))}
+        made = {s: self.node_of.get(op) for s, op in makers.items() if op is not None}
+        return {s for s, maker in made.items() if maker is not None and (maker != node or s not in read)}
 
     def is_module(self, vertex: Vertex) -> bool:
         """Whether a vertex is a module's call, which a row can name."""
