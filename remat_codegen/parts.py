@@ -145,7 +145,7 @@ class Entry:
 
 
 class Table:
-    """For each module, by its id: {(mark, or "" for its own calls; number of the call, or None for all): entry}."""
+    """For each module, by its id: {(mark, or "" for its own calls; which time in a step, or None for all): entry}."""
 
     def __init__(self, model, plan, modules):
         self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
@@ -189,20 +189,24 @@ def _strings(module):
 class Call:
     """One call of a module that the table has."""
 
-    def __init__(self, step, entries, number):
-        self.step, self.entries, self.number = step, entries, number
+    def __init__(self, step, entries):
+        self.step, self.entries = step, entries
 
     def part(self, name, run, *inputs):
         """run(*inputs). Where the plan has the name, autograd keeps less of it."""
-        entry = self.entries.get((name, None)) or self.entries.get((name, self.number))
-        if entry is None or not self.step.listens():
+        entry = self.entries and (self.entries.get((name, None)) or self.numbered(name))
+        if not entry or not self.step.listens():
             return run(*inputs)
         if self.step.replay is not None:
             return self.step.replay.inner(entry, run, inputs)
         return Part(self.step, entry).first(run, inputs)
 
+    def numbered(self, name):
+        """The entry for this time in a step."""
+        return self.entries.get((name, self.step.count(self.entries, name)))
 
-PLAIN = Call(None, {}, 0)
+
+PLAIN = Call(None, {})
 
 
 class Place:
@@ -538,11 +542,13 @@ class Step:
             RUNNING.reset(token)
 
     def call(self, entries):
-        """The next call of a module with these entries."""
-        if not entries:
-            return PLAIN
-        self.counts[id(entries)] = number = self.counts.get(id(entries), -1) + 1
-        return Call(self, entries, number)
+        """A call of a module with these entries."""
+        return Call(self, entries) if entries else PLAIN
+
+    def count(self, entries, name):
+        """How often this part of a module was come to before in this step."""
+        self.counts[id(entries), name] = number = self.counts.get((id(entries), name), -1) + 1
+        return number
 
     def listens(self):
         """Whether what autograd saves comes here: not under no_grad, in a checkpoint, or in other hooks."""

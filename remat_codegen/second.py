@@ -162,17 +162,17 @@ def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entr
         handed = Keeps.NOTHING if row.keeps is Keeps.RESULT else row.keeps  # what is only handed on to the last is not kept
         found += [_entry(brought.found, replace(row, keeps=handed), vertex, marks, 0) for vertex in before]
         found.append(_entry(brought.found, row, last, marks, freed))
-    return united(found, brought.found.calls)
+    return united(found)
 
 
 def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks | None, freed: int) -> Entry:
+    number, times = found.numbers[vertex.id], found.times[found.code(vertex)]
     if found.is_module(vertex):
         assert vertex.called is not None
-        path, number = vertex.called
-        return Entry(path, "", number, row.keeps, row.twice, freed, vertex.begin)
+        return Entry(vertex.called[0], "", number, times, row.keeps, row.twice, freed, vertex.begin)
     assert vertex.text is not None and vertex.text.module is not None and marks is not None
     name = marks.names[vertex.text.function, vertex.text.span]
-    return Entry(vertex.text.module, name, vertex.text.number, row.keeps, row.twice, freed, vertex.begin)
+    return Entry(vertex.text.module, name, number, times, row.keeps, row.twice, freed, vertex.begin)
 
 
 def _described(traced: Traced) -> str:

@@ -29,15 +29,20 @@ class Found:
         self.record, self.trace = model.record, model.trace
         self.node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
         self.working = [self._working(node) for node in model.graph.forward_nodes]
-        self.calls = self._counted()
+        self.numbers, self.times = self._counted()
         self.refused: dict[tuple[str, Span], bool] = {}
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
         """All candidates, of single vertices and of several that make one node."""
-        single = [self._candidate((v,)) for v in self.tree.vertices if self._can_run_again(v)]
-        several = [self._candidate(self._covering(n)) for n in range(len(self.working))]
-        return Candidates(c for c in (*single, *several) if c is not None)
+        single = [self.candidate((v,)) for v in self.tree.vertices]
+        return Candidates(c for c in (*single, *self.several) if c is not None)
+
+    @cached_property
+    def several(self) -> tuple[Candidate[Vertex], ...]:
+        """For each node, what the smallest vertices hold that make it."""
+        found = [self.candidate(self._covering(n)) for n in range(len(self.working))]
+        return tuple(c for c in found if c is not None)
 
     @property
     def held(self) -> Held:
@@ -119,8 +124,10 @@ class Found:
             return False
         return vertex.end > vertex.begin
 
-    def _candidate(self, vertices: tuple[Vertex, ...]) -> Candidate[Vertex] | None:
+    def candidate(self, vertices: tuple[Vertex, ...]) -> Candidate[Vertex] | None:
         """What vertices hold, if that is whole nodes that can run again."""
+        if not all(map(self._can_run_again, vertices)):
+            return None
         operations = {op for v in vertices for op in range(v.begin, v.end)}
         nodes = sorted({self.node_of[op] for op in operations if op in self.node_of and self._works(op)})
         if not nodes or nodes != list(range(nodes[0], nodes[-1] + 1)):
@@ -158,15 +165,30 @@ class Found:
 
     # ------------------------------------------------------------------ names
 
-    def _counted(self) -> Counter[str]:
-        """How often each module is called in a step."""
-        return Counter(v.called[0] for v in self.tree.vertices if v.called is not None)
+    def _counted(self) -> tuple[dict[int, int], Counter[Hashable]]:
+        """By vertex: how often that call or expression of the same module was evaluated before; and how often each is in a
+        step."""
+        times: Counter[Hashable] = Counter()
+        numbers = {}
+        for vertex in self.tree.vertices:
+            code = self.code(vertex)
+            numbers[vertex.id] = times[code]
+            times[code] += 1
+        return numbers, times
+
+    def code(self, vertex: Vertex) -> Hashable:
+        """What the table names: a module, or an expression in its forward. Evaluations of the same are told apart by number."""
+        if self.is_module(vertex):
+            assert vertex.called is not None
+            return vertex.called[0]
+        text = vertex.text
+        return None if text is None else (text.module, text.function, text.span)
 
     def key(self, vertex: Vertex) -> tuple[Hashable, ...]:
         """Equal for the same code, of any layer."""
         if self.is_module(vertex):
             assert vertex.called is not None
             path, number = vertex.called
-            return "module", _LAYER.sub("*", path), number if self.calls[path] > 1 else 0
+            return "module", _LAYER.sub("*", path), number if self.times[path] > 1 else 0
         assert vertex.text is not None
         return "text", vertex.text.function, vertex.text.span

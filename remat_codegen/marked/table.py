@@ -11,7 +11,7 @@ A key is a module's path up to the first number in it, so that a layer is a row;
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen.marked.demand import Keeps
@@ -22,15 +22,16 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One part, or all calls of one. `path` is a module's, `mark` the name of a mark in its forward, empty for its calls.
+    """One part, or all of one name. `path` is a module's, `mark` the name of a mark in its forward, empty for its calls.
 
-    `call` is which call of the module it is in a step, None for all of them. `freed_bytes` are not held between forward and
+    `number` says which evaluation of them this is in a step, None for all `times`. `freed_bytes` are not held between forward and
     backward; `order` is what entries are sorted by.
     """
 
     path: str
     mark: str
-    call: int | None
+    number: int | None
+    times: int
     keeps: Keeps
     twice: bool
     freed_bytes: int
@@ -44,34 +45,24 @@ class Entry:
     @property
     def options(self) -> str:
         """What stands behind its name."""
-        number = "" if self.call is None else f"#{self.call}"
+        number = "" if self.number is None else f"#{self.number}"
         return number + (f"/{self.keeps}" if self.keeps else "") + ("/twice" if self.twice else "")
 
 
-def united(entries: Iterable[Entry], calls: Mapping[str, int]) -> list[Entry]:
-    """Entries without numbers where all calls of a module are alike. `calls` says how often each module is called."""
+def united(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries without numbers where all evaluations of one name are alike."""
     groups: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
         groups[entry.path, entry.mark].append(entry)
     found = []
-    for (path, _), group in groups.items():
+    for group in groups.values():
         alike = len({(e.keeps, e.twice) for e in group}) == 1
-        if alike and {e.call for e in group} == set(range(calls.get(path, 1))):
+        if alike and len({e.number for e in group}) == group[0].times:
             order, freed = min(e.order for e in group), sum(e.freed_bytes for e in group)
-            found.append(replace(group[0], call=None, order=order, freed_bytes=freed))
+            found.append(replace(group[0], number=None, order=order, freed_bytes=freed))
         else:
-            found += _by_call(group)
+            found += group
     return sorted(found, key=lambda e: (e.order, e.name))
-
-
-def _by_call(group: Sequence[Entry]) -> list[Entry]:
-    """One entry for each call: marks in a loop have one name and one row."""
-    found: dict[tuple[int | None, Keeps, bool], Entry] = {}
-    for entry in group:
-        known = found.get((entry.call, entry.keeps, entry.twice))
-        more = entry if known is None else replace(known, freed_bytes=known.freed_bytes + entry.freed_bytes)
-        found[entry.call, entry.keeps, entry.twice] = more
-    return list(found.values())
 
 
 def key_of(path: str) -> str:

@@ -1,0 +1,199 @@
+"""What a marked file says, read from its text alone: the entries of its table, and where its marks stand in the user's source.
+
+A mark is found by walking through the file's classes and the user's side by side. Where a call of `.part` stands instead of an
+expression, that expression is what it marks; all else has to be the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.syntax import span_of
+from remat_codegen.readback.values import Problem
+from remat_codegen.trace.places import Span
+
+PART = "part"
+_ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+))?(?P<options>(/\w+)*)")
+_Names = Mapping[str, tuple[ast.expr, Any]]  # what lambdas call what they are given, each with the names around the lambda
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An entry of the table, as the helpers read it: `name` is the whole path, `number` which of its evaluations it is."""
+
+    name: str
+    number: int | None  # None for all
+    keeps: Keeps
+    twice: bool
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark in the file: in which function, under which name, and the expression of the user's source that it stands for."""
+
+    function: str
+    name: str
+    span: Span
+    line: int
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was read, and what is wrong with it."""
+
+    said: list[Said] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def wrong(self, node: Any, text: str) -> None:
+        """Notes a problem in the line of a node."""
+        self.problems.append(Problem(getattr(node, "lineno", 1), text))
+
+
+def read(text: str, source: str | None) -> Reading:
+    """The table and the marks of a file. `source` is the user's file where the generated one carries its classes."""
+    found = Reading()
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        found.problems.append(Problem(getattr(error, "lineno", None) or 1, f"is not Python: {error}"))
+        return found
+    _read_table(tree, found)
+    if source is not None:
+        _read_marks(tree, ast.parse(source), found)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+
+def _read_table(tree: ast.Module, found: Reading) -> None:
+    tables = [s for s in tree.body if isinstance(s, ast.Assign) and [*map(ast.unparse, s.targets)] == ["PLAN"]]
+    if len(tables) != 1:
+        found.wrong(tables[1] if tables else None, "has no table PLAN" if not tables else "has a second table PLAN")
+        return
+    value = tables[0].value
+    if not isinstance(value, ast.Dict):
+        found.wrong(value, "PLAN is no table of rows")
+        return
+    seen = set()
+    for key, row in zip(value.keys, value.values, strict=True):
+        if not (_is_text(key) and _is_text(row)):
+            found.wrong(row, "a row of PLAN is not two texts")
+        elif key.value in seen:  # type: ignore[union-attr]
+            found.wrong(key, f"PLAN has two rows for {key.value!r}, of which the first is not read")  # type: ignore[union-attr]
+        else:
+            seen.add(key.value)  # type: ignore[union-attr]
+            found.said += _entries(key, row, found)
+
+
+def _is_text(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
+    for word in row.value.split():
+        entry = _ENTRY.fullmatch(word)
+        options = entry["options"].split("/")[1:] if entry else []
+        keeps = [o for o in options if o in ("inside", "result")]
+        if entry is None or len(keeps) > 1 or set(options) - {*keeps, "twice"}:
+            found.wrong(row, f"{word} is no entry of a plan")
+            continue
+        name = f"{key.value}.{entry['name']}".strip(".")
+        number = None if entry["number"] is None else int(entry["number"])
+        yield Said(name, number, Keeps(keeps[0]) if keeps else Keeps.NOTHING, "twice" in options, row.lineno)
+
+
+# ---------------------------------------------------------------------------------------------- the marks
+
+
+def _read_marks(tree: ast.Module, source: ast.Module, found: Reading) -> None:
+    theirs = dict(_functions(source))
+    for name, function in _functions(tree):
+        if name in theirs:
+            _Walk(name, found).bodies(theirs[name], function)
+
+
+def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The methods of classes, and of classes within them, by name."""
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{prefix}{node.name}.")
+        elif prefix and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield f"{prefix}{node.name}", node
+
+
+class _Walk:
+    """Through one function of the user's and the file's."""
+
+    def __init__(self, function: str, found: Reading) -> None:
+        self.function, self.found = function, found
+        self.holders: set[str] = set()
+
+    def bodies(self, theirs: Any, ours: Any) -> None:
+        """Both functions, less the statement by which ours takes hold of its parts."""
+        body = list(ours.body)
+        begun = next((i for i, s in enumerate(body) if self._holds(s)), None)
+        if begun is not None and len(body) == len(theirs.body) + 1:
+            self.holders.add(body.pop(begun).targets[0].id)
+        self.walk(theirs.args, ours.args, {})
+        self.walk(theirs.body, body, {})
+
+    def _holds(self, statement: ast.stmt) -> bool:
+        """Whether a statement is `kept = parts(self)`."""
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
+            return False
+        call = statement.value
+        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and [*map(ast.unparse, call.args)] == ["self"]
+
+    def walk(self, theirs: Any, ours: Any, names: _Names) -> None:
+        """Compares two trees; `names` are what lambdas of marks call what they are given."""
+        if isinstance(ours, ast.Name) and ours.id in names:
+            return self.walk(theirs, *names[ours.id])
+        if self._is_mark(theirs, ours):
+            return self._marked(theirs, ours, names)
+        if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+            for a, b in zip(theirs, ours, strict=True):
+                self.walk(a, b, names)
+        elif isinstance(theirs, ast.AST) and type(theirs) is type(ours):
+            for name in theirs._fields:
+                if name not in ("ctx", "type_comment", "kind"):
+                    self.walk(getattr(theirs, name, None), getattr(ours, name, None), names)
+        elif isinstance(theirs, (ast.AST, list)) or isinstance(ours, (ast.AST, list)) or theirs != ours:
+            self.found.wrong(ours, f"{self.function} is not the model's: {_shown(ours)} stands for {_shown(theirs)}")
+
+    def _is_mark(self, theirs: Any, ours: Any) -> bool:
+        if not (isinstance(ours, ast.Call) and isinstance(ours.func, ast.Attribute) and ours.func.attr == PART):
+            return False
+        holder = ours.func.value
+        known = isinstance(holder, ast.Name) and holder.id in self.holders
+        own = isinstance(theirs, ast.Call) and isinstance(theirs.func, ast.Attribute) and theirs.func.attr == PART
+        calls = isinstance(holder, ast.Call) and [*map(ast.unparse, holder.args)] == ["self"]
+        return (known or (calls and not own)) and len(ours.args) > 1 and _is_text(ours.args[0])
+
+    def _marked(self, theirs: Any, ours: ast.Call, names: _Names) -> None:
+        name, run, *given = ours.args
+        assert isinstance(name, ast.Constant)
+        self.found.marks.append(Mark(self.function, name.value, span_of(theirs), ours.lineno))
+        if isinstance(run, ast.Lambda):
+            taken = [a.arg for a in run.args.args]
+            if len(taken) != len(given):
+                return self.found.wrong(ours, f"{name.value} takes {len(taken)} inputs and is given {len(given)}")
+            inner = {name: (g, names) for name, g in zip(taken, given, strict=True)}
+            return self.walk(theirs, run.body, {**names, **inner})
+        call = ast.Call(func=run, args=given, keywords=[])
+        self.walk(theirs, ast.copy_location(call, ours), names)
+
+
+def _shown(node: Any) -> str:
+    if isinstance(node, list):
+        return f"{len(node)} statements" if node and isinstance(node[0], ast.stmt) else f"{len(node)} of them"
+    text = ast.unparse(node) if isinstance(node, ast.AST) else repr(node)
+    line = " ".join(text.split())
+    return f"`{line if len(line) <= 100 else line[:97] + '...'}`"

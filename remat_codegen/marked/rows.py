@@ -1,0 +1,74 @@
+"""The rows of a table that was read, as the search knows them: which candidates of the model they name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat_codegen.marked.candidates import Candidate
+from remat_codegen.marked.choose import Row, parts_of
+from remat_codegen.marked.found import Found
+from remat_codegen.marked.reading import Mark, Reading, Said
+from remat_codegen.marked.words import Vertex
+from remat_codegen.readback.values import Problem
+
+Rows = tuple[Row[Vertex], ...]
+
+
+def rows_of(reading: Reading, found: Found) -> tuple[Rows, list[Problem]]:
+    """The rows that a table has, and what is wrong with those that cannot be told."""
+    problems: list[Problem] = []
+    said: dict[int, Said] = {}
+    for entry in reading.said:
+        vertices = _named(entry, reading.marks, found)
+        if not vertices:
+            problems.append(Problem(entry.line, f"PLAN names {_spelled(entry)}, which this model does not have"))
+        said |= {v.id: entry for v in vertices}
+    rows = _rows(said, found, problems)
+    return _that_nest(rows, said, problems), problems
+
+
+def _spelled(entry: Said) -> str:
+    return entry.name if entry.number is None else f"{entry.name}#{entry.number}"
+
+
+def _named(entry: Said, marks: Sequence[Mark], found: Found) -> list[Vertex]:
+    """The evaluations that an entry names: a module's calls; or those of a mark in a module's forward."""
+    owner, _, name = entry.name.rpartition(".")
+    places = {(m.function, m.span) for m in marks if m.name == name}
+    calls = [v for v in found.tree.vertices if found.is_module(v) and found.code(v) == entry.name]
+    texts = (v for v in found.tree.vertices if v.text is not None and v.text.module == owner and found.is_marked(v))
+    marked = [v for v in texts if v.text is not None and (v.text.function.name, v.text.span) in places]
+    return [v for v in calls or marked if entry.number in (None, found.numbers[v.id])]
+
+
+def _rows(said: dict[int, Said], found: Found, problems: list[Problem]) -> list[Row[Vertex]]:
+    """A row for each evaluation that holds whole nodes, and one for those that do so together."""
+    single: dict[Candidate[Vertex], Said] = {}
+    left: dict[int, Said] = {}
+    for number, entry in said.items():
+        candidate = found.candidate((found.tree.vertices[number],))
+        if candidate is None:
+            left[number] = entry
+        else:
+            single[candidate] = entry
+    used: set[int] = set()
+    for candidate in found.several if left else ():
+        numbers = [v.id for v in candidate.vertices]
+        if not set(numbers) & set(left) or not set(numbers) <= set(said):
+            continue
+        used.update(numbers)
+        single[candidate] = said[numbers[-1]]
+    for entry in {id(e): e for number, e in left.items() if number not in used}.values():
+        problems.append(Problem(entry.line, f"PLAN has {_spelled(entry)} run again, of which no more is known than that"))
+    return [Row(candidate, entry.keeps, entry.twice) for candidate, entry in single.items()]
+
+
+def _that_nest(rows: list[Row[Vertex]], said: dict[int, Said], problems: list[Problem]) -> Rows:
+    """The rows, if a step can be planned by them; else none, and why."""
+    line = min((e.line for e in said.values()), default=1)
+    try:
+        parts_of(rows)
+    except ValueError as error:
+        problems.append(Problem(line, f"PLAN cannot be followed: {error}"))
+        return ()
+    return tuple(rows)
