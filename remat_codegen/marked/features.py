@@ -165,17 +165,22 @@ ROOTS = frozenset({"parts", "training_step", "adopt", "running_again"})
 
 def _reachable(module: cst.Module) -> cst.Module:
     """Without functions, classes, constants and methods that nothing else mentions."""
+    known: dict[cst.CSTNode, Counter[str]] = {}  # as long as a statement is in here, its own are not counted anew
     while True:
-        mentions = _mentions(module)
-        body = [_pruned(s, mentions) for s in module.body if _stays(s, mentions)]
+        reads = [known.get(s) or known.setdefault(s, _mentions(s)) for s in module.body]
+        mentions = Counter[str]()
+        for read in reads:
+            mentions.update(read)
+        stay = [s for s, read in zip(module.body, reads, strict=True) if _stays(s, mentions, read)]
+        body = [_pruned(s, mentions, known) for s in stay]
         if len(body) == len(module.body) and all(a is b for a, b in zip(body, module.body, strict=True)):
             return module
         module = module.with_changes(body=body)
 
 
-def _stays(statement: cst.CSTNode, mentions: Counter[str]) -> bool:
+def _stays(statement: cst.CSTNode, mentions: Counter[str], own: Counter[str]) -> bool:
     name = _name(statement)
-    return name is None or name in ROOTS or mentions[name] > _mentions(statement)[name]
+    return name is None or name in ROOTS or mentions[name] > own[name]
 
 
 def _name(statement: cst.CSTNode) -> str | None:
@@ -195,15 +200,16 @@ def _mentions(node: cst.CSTNode) -> Counter[str]:
     return Counter(names + [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)])
 
 
-def _pruned(statement: cst.CSTNode, mentions: Counter[str]) -> cst.CSTNode:
+def _pruned(statement: cst.CSTNode, mentions: Counter[str], known: dict[cst.CSTNode, Counter[str]]) -> cst.CSTNode:
     if not isinstance(statement, cst.ClassDef) or statement.bases:  # what PyTorch calls stays
         return statement
-    body = [s for s in statement.body.body if not isinstance(s, cst.FunctionDef) or _is_called(s, mentions)]
+    body = []
+    for member in statement.body.body:
+        if isinstance(member, cst.FunctionDef) and not member.name.value.startswith("__"):
+            own = known.get(member) or known.setdefault(member, _mentions(member))
+            if mentions[member.name.value] <= own[member.name.value]:
+                continue
+        body.append(member)
     if len(body) == len(statement.body.body):
         return statement
     return statement.with_changes(body=statement.body.with_changes(body=body))
-
-
-def _is_called(method: cst.FunctionDef, mentions: Counter[str]) -> bool:
-    name = method.name.value
-    return name.startswith("__") or mentions[name] > _mentions(method)[name]

@@ -48,7 +48,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
     renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
-    helpers = usersource.rename_names(_helpers(given.features), renamed)
+    helpers = usersource.rename_names(helpers_of(given.features), renamed)
     text = (
         templates()
         .get_template("marked.py.jinja")
@@ -63,7 +63,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             numbers=(2, 3) if carried is not None else (1, 2),
             plan=table(entries),
             uses=_uses(entries),
-            imports=_imports(helpers, carried),
+            imports=imports_of(helpers, carried),
             helpers=helpers,
             names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts")},
             kinds=", ".join(given.kinds),
@@ -79,7 +79,7 @@ def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
     return found | {"twice": any(e.twice for e in entries), "numbered": any(e.call is not None for e in entries)}
 
 
-def _imports(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:
+def imports_of(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:
     lines = [line for line in _own_imports() if line.removeprefix("import ") in names_in(helpers) | {"torch"}]
     return sections([*lines, *(carried.imports if carried is not None else ())])
 
@@ -90,7 +90,7 @@ def _module() -> cst.Module:
 
 
 @cache
-def _helpers(features: Features) -> str:
+def helpers_of(features: Features) -> str:
     """The helpers' code that a file needs, with what the module's docstring says as a comment."""
     statements = [s for s in settled(_module(), features).body if not _is_import(s)]
     docstring, *rest = statements
