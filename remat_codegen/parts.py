@@ -14,7 +14,6 @@ later. Hooks of modules inside of a part fire then, too (`running_again()` tells
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
@@ -40,19 +39,19 @@ RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 OTHER = "which this file is not made for: generate it again"
 
-CUDA, DEVICES, PARTIAL = torch.backends.cuda, ("cpu", "cuda"), functools.partial
-SETTINGS = [  # of the process, which change what operations do: how they are read and set
+CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
+SETTINGS = [  # of the process, which change what operations do: how they are read, at once, and set
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (C._get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (CUDA.flash_sdp_enabled, CUDA.enable_flash_sdp),
-    (CUDA.mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp),
-    (CUDA.math_sdp_enabled, CUDA.enable_math_sdp),
-    (CUDA.cudnn_sdp_enabled, CUDA.enable_cudnn_sdp),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (C._get_flash_sdp_enabled, CUDA.enable_flash_sdp),
+    (C._get_mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp),
+    (C._get_math_sdp_enabled, CUDA.enable_math_sdp),
+    (C._get_cudnn_sdp_enabled, CUDA.enable_cudnn_sdp),
     *((PARTIAL(torch.is_autocast_enabled, d), PARTIAL(torch.set_autocast_enabled, d)) for d in DEVICES),
     *((PARTIAL(torch.get_autocast_dtype, d), PARTIAL(torch.set_autocast_dtype, d)) for d in DEVICES),
 ]
+READS = [read for read, _ in SETTINGS]
 
 
 # ---------------------------------------------------------------------------- what files call
@@ -105,7 +104,7 @@ def _planned(model, plan, forward, args, kwargs):
 
 def _hooks():
     """Who is asked first when autograd saves something."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return C._autograd._top_saved_tensors_default_hooks(True)
 
 
 class InstanceForward:
@@ -414,8 +413,13 @@ class Part:
         taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
         taken.clear()
-        with self.restored(replay):
-            return self.run(*inputs)
+        if RANDOM:
+            chance = step.by_chance and random.getstate()
+        result = self.as_before(replay, inputs)
+        if RANDOM and chance and random.getstate() != chance:
+            random.setstate(chance)
+            raise self.error("draws from Python's random, which is not set back for it: take it out of the plan")
+        return result
 
     def take(self, number, held, replay):
         """An input for another run. What that changes in place is nobody else's."""
@@ -432,15 +436,14 @@ class Part:
                 return NoLeaf.apply(value, torch.empty(0, requires_grad=held.needs_grad))
         return value.detach().requires_grad_(held.needs_grad)
 
-    @contextlib.contextmanager
-    def restored(self, replay):
-        """In here, settings, generators, modules are as in the first run, and nothing that moves is moved outside."""
+    def as_before(self, replay, inputs):
+        """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others = step.exchanged
+        others, grad = step.exchanged, torch.is_grad_enabled()
         if BUFFERS:
             others = others + self.clones()
         if RANDOM:
-            states, chance = self.states and step.states(), step.by_chance and random.getstate()
+            states = self.states and step.states()
         if NUMBERED:
             counts, step.counts = step.counts, dict(self.counts)
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
@@ -449,11 +452,16 @@ class Part:
             torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
             if RANDOM:
                 step.set_states(self.states)
-            with torch.autograd.graph.saved_tensors_hooks(replay.refill, lambda held: held):
-                yield
+            C._set_grad_enabled(True)
+            C._autograd._push_saved_tensors_default_hooks(replay.refill, replay.nothing)
+            try:
+                return self.run(*inputs)
+            finally:
+                C._autograd._pop_saved_tensors_default_hooks()
         except Enough:
             replay.stopped = True
         finally:
+            C._set_grad_enabled(grad)
             RUNNING.reset(token)
             _exchange(others)
             _set(settings, self.settings)
@@ -465,9 +473,6 @@ class Part:
                 step.counts = counts
             if NESTED:
                 replay.lent.clear()
-        if RANDOM and chance and random.getstate() != chance:
-            random.setstate(chance)
-            raise self.error("draws from Python's random, which is not set back for it: take it out of the plan")
 
     def moved(self, before):
         """The name of the first buffer that has another version than before."""
@@ -520,6 +525,9 @@ class Replay:
             if self.was_last():
                 raise Enough
 
+    def nothing(self, held):
+        raise self.part.error("holds nothing for autograd while it runs again")
+
     def check_end(self):
         if next(self.places, self) is not self or (NESTED and next(self.inners, self) is not self):
             raise self.part.error("saved less when it ran again")
@@ -553,10 +561,11 @@ class Step:
         self.model, self.table, self.lock = weakref.ref(model), table, threading.RLock()
         self.part = self.replay = self.backward = self.kept = None
         self.lent, self.exchanged, self.given = {}, [], _all(given, torch.Tensor)
-        self.sharded = any(hasattr(type(m), "unshard") for m in modules)  # FSDP2 exchanges parameters by itself
+        self.sharded = any(hasattr(kind, "unshard") for kind in {*map(type, modules)})  # FSDP2 exchanges parameters by itself
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
         seen = [(held, name, t, t._version) for held in holders for name, t in held.items() if t is not None]
-        self.devices = sorted({t.device.index for t in [*self.given, *(t for *_, t, _ in seen)] if t.is_cuda})
+        tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
+        self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         if RANDOM:
@@ -600,14 +609,14 @@ class Step:
             return False
         hooks = _hooks()
         if hooks is None and self.replay is None:
-            torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+            C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
             return True
         return hooks is not None and getattr(hooks[0], "__self__", None) is (self.replay or self)
 
     def rest(self):
         """Outside of parts, and while nothing is lent, autograd saves as it always does: that costs no time."""
         if self.part is None and not self.lent and getattr((_hooks() or [None])[0], "__self__", None) is self:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+            C._autograd._pop_saved_tensors_default_hooks()
 
     def lend(self, tensor, place):
         """From now on, who saves this tensor or a view of it gets the place, until the tensor's memory is gone."""
@@ -631,11 +640,11 @@ class Step:
             module.unshard()
 
     def states(self):
-        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+        return [torch.default_generator.get_state(), *map(torch.cuda.get_rng_state, self.devices)]
 
     def set_states(self, states):
         for device, state in zip([None, *self.devices], states, strict=False):
-            torch.set_rng_state(state) if device is None else torch.cuda.set_rng_state(state, device)
+            torch.default_generator.set_state(state) if device is None else torch.cuda.set_rng_state(state, device)
 
     def place_of(self, tensor):
         """The place of a part's result, if this is one, or a view of it, and was not changed in place since."""
@@ -667,7 +676,7 @@ class Step:
 
     def unpack(self, held):
         """What autograd saved."""
-        task = torch._C._current_graph_task_id()
+        task = C._current_graph_task_id()
         if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
             self.compare()
             self.backward = task
@@ -723,7 +732,7 @@ def _versions(entry):
 
 
 def _settings():
-    return [read() for read, _ in SETTINGS]
+    return [read() for read in READS]
 
 
 def _set(values, present):
@@ -792,6 +801,8 @@ def _frozen(thing, tensors, known):
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
         new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
-            with contextlib.suppress(ValueError):  # not bound yet
+            try:
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)
+            except ValueError:  # not bound yet
+                pass
     return known[id(thing)]

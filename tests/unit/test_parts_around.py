@@ -160,7 +160,7 @@ def test_nothing_of_the_process_is_left_changed():
         return (x * torch.tensor(2.0)).sin().to(torch.float32)
 
     model = planned(Net(lambda self, kept, x: kept.part("a", f, self.one(x)).exp(), one=nn.Linear(8, 8)).train(), "a")
-    new = [torch.float64, "high", 2, False, False, True, False, True, True, False, torch.float16, torch.bfloat16]
+    new = [torch.float64, "high", 2, False, False, True, False, True, False, torch.float16, torch.bfloat16]
     try:
         helpers._set(new, before)
         assert [read() for read, _ in helpers.SETTINGS] == new
