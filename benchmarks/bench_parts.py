@@ -10,7 +10,6 @@ Times are those of the process, in steps by turns, and of each kind the median.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -28,45 +27,50 @@ Run = Callable[..., torch.Tensor]
 
 
 class Block(nn.Module):
-    """`around` says how the activation is computed: by default as a part."""
+    """Others have another way to the activation."""
 
-    def __init__(self, around: Callable[[Block, Run, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.norm, self.fc, self.proj, self.drop = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16), nn.Dropout(0.1)
-        self.around = around
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.proj(self.around(self, lambda x: self.drop(F.gelu(x)), self.fc(self.norm(x))))
+        return x + self.proj(self.activation(lambda x: self.drop(F.gelu(x)), self.fc(self.norm(x))))
+
+    def activation(self, run: Run, x: torch.Tensor) -> torch.Tensor:
+        return run(x)
+
+
+class Parted(Block):
+    def activation(self, run: Run, x: torch.Tensor) -> torch.Tensor:
+        found = parts(self).part("gelu", run, x)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+class Twice(Block):
+    def activation(self, run: Run, x: torch.Tensor) -> torch.Tensor:
+        run(x)
+        return run(x)
+
+
+class Checkpointed(Block):
+    def activation(self, run: Run, x: torch.Tensor) -> torch.Tensor:
+        found = checkpoint(run, x, use_reentrant=False)
+        assert isinstance(found, torch.Tensor)
+        return found
 
 
 class Net(nn.Module):
-    def __init__(self, around: Callable[[Block, Run, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, kind: type[Block]) -> None:
         super().__init__()
-        self.h, self.head = nn.ModuleList(Block(around) for _ in range(LAYERS)), nn.Linear(16, 4)
+        self.h, self.head = nn.ModuleList(kind() for _ in range(LAYERS)), nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.h:
             x = block(x)
-        return self.head(x)
-
-
-def plainly(block: Block, run: Run, x: torch.Tensor) -> torch.Tensor:
-    return run(x)
-
-
-def as_part(block: Block, run: Run, x: torch.Tensor) -> torch.Tensor:
-    return parts(block).part("gelu", run, x)
-
-
-def twice(block: Block, run: Run, x: torch.Tensor) -> torch.Tensor:
-    run(x)
-    return run(x)
-
-
-def checkpointed(block: Block, run: Run, x: torch.Tensor) -> torch.Tensor:
-    found = checkpoint(run, x, use_reentrant=False)
-    assert isinstance(found, torch.Tensor)
-    return found
+        found = self.head(x)
+        assert isinstance(found, torch.Tensor)
+        return found
 
 
 def rows(entries: str, every: int = 1) -> dict[str, str]:
@@ -81,17 +85,17 @@ TABLES: Mapping[str, dict[str, str]] = {
     f"{LAYERS} activations and {LAYERS} norms": rows("norm gelu"),
 }
 OTHERS = {
-    f"{LAYERS} activations computed twice": twice,
-    f"{LAYERS} activations by torch.utils.checkpoint": checkpointed,
+    f"{LAYERS} activations computed twice": Twice,
+    f"{LAYERS} activations by torch.utils.checkpoint": Checkpointed,
 }
 
 
 def models() -> dict[str, nn.Module]:
     """By what a row says."""
-    found: dict[str, nn.Module] = {"the model": Net(plainly).train()}
+    found: dict[str, nn.Module] = {"the model": Net(Block).train()}
     for name, plan in TABLES.items():
-        found[name] = adopt(Net(as_part).train(), copy.deepcopy(plan))
-    return found | {name: Net(around).train() for name, around in OTHERS.items()}
+        found[name] = adopt(Net(Parted).train(), plan)
+    return found | {name: Net(kind).train() for name, kind in OTHERS.items()}
 
 
 def step_us(model: nn.Module, x: torch.Tensor) -> float:

@@ -801,8 +801,6 @@ def _frozen(thing, tensors, known):
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
         new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
-            try:
+            if old != types.CellType():  # which would not be bound yet
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)
-            except ValueError:  # not bound yet
-                pass
     return known[id(thing)]
