@@ -3,8 +3,7 @@
 How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds
 what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets an
 empty `Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result. The
-part holds what it takes to run again: its inputs (or their places, where another part lends them), the settings around
-it, and the states of the random generators if it draws.
+part holds what it takes to run again: its inputs (or their places, where another part lends them), and what was around.
 
 On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again
 (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
@@ -15,11 +14,9 @@ later. Hooks of modules inside of a part fire then, too (`running_again()` tells
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-import dataclasses
 import functools
-import itertools
+import inspect
 import os
 import random
 import threading
@@ -28,26 +25,33 @@ import weakref
 
 import torch
 
+# What a model and its table can meet. `marked/features.py` settles these for a file: what it does not need is not there.
+RANDOM = True  # the model draws random numbers from torch's generators
+BUFFERS = True  # it moves buffers in its forward, as batch norm does
+IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
+MARKS = True  # its text has marks
+NESTED = True  # the table has parts within parts
+TWICE = True  # it has entries with /twice
+NUMBERED = True  # it has entries for one call of several, such as relu#1
+
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+OTHER = "which this file is not made for: generate it again"
 
-SETTINGS = [  # of the process, which change what operations do: how they are read and set
+CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
+SETTINGS = [  # of the process, which change what operations do: how they are read, at once, and set
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (C._get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
-    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
-    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-] + [
-    (functools.partial(read, device), functools.partial(write, device))
-    for read, write in (
-        (torch.is_autocast_enabled, torch.set_autocast_enabled),
-        (torch.get_autocast_dtype, torch.set_autocast_dtype),
-    )
-    for device in ("cpu", "cuda")
+    (C._get_flash_sdp_enabled, CUDA.enable_flash_sdp),
+    (C._get_mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp),
+    (C._get_math_sdp_enabled, CUDA.enable_math_sdp),
+    (C._get_cudnn_sdp_enabled, CUDA.enable_cudnn_sdp),
+    *((PARTIAL(torch.is_autocast_enabled, d), PARTIAL(torch.set_autocast_enabled, d)) for d in DEVICES),
+    *((PARTIAL(torch.get_autocast_dtype, d), PARTIAL(torch.set_autocast_dtype, d)) for d in DEVICES),
 ]
+READS = [read for read, _ in SETTINGS]
 
 
 # ---------------------------------------------------------------------------- what files call
@@ -74,11 +78,12 @@ def adopt(model, plan, *kinds):
 
     `kinds` are classes whose forward is marked: modules of a class of that name take it over.
     """
-    marked = {kind.__qualname__: kind for kind in kinds}
-    for module in model.modules():
-        kind = marked.get(type(module).__qualname__) if type(module).__module__ == type(model).__module__ else None
-        if kind is not None and "forward" not in vars(module):
-            module.forward = InstanceForward(module, kind=kind)
+    if MARKS:
+        marked = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}
+        for module in model.modules():
+            kind = marked.get((type(module).__module__, type(module).__qualname__))
+            if kind is not None and "forward" not in vars(module):
+                module.forward = InstanceForward(module, kind=kind)
     model.forward = InstanceForward(model, vars(model).get("forward"), plan)
     return model
 
@@ -94,17 +99,12 @@ def _planned(model, plan, forward, args, kwargs):
     plain = not plan or not model.training or not torch.is_grad_enabled()
     if plain or _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
-    step = Step(model, plan, (args, kwargs))
-    try:
-        with step.running():
-            return forward(*args, **kwargs)
-    finally:
-        step.end()
+    return Step(model, plan, (args, kwargs)).first(forward, args, kwargs)
 
 
 def _hooks():
     """Who is asked first when autograd saves something."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return C._autograd._top_saved_tensors_default_hooks(True)
 
 
 class InstanceForward:
@@ -135,13 +135,22 @@ def _call(forward, args, kwargs):
 # ---------------------------------------------------------------------------- the plan, for one model
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """What the plan says of a mark, or of a module's calls; and the buffers in reach: (the dict that has it, name)."""
+    """What the plan says of a mark, or of a module's calls; and the buffers in reach: (the dict that has it, name).
 
-    name: str
-    options: frozenset
-    buffers: tuple
+    Those of batch norms move, by which not all get another version; others may not.
+    """
+
+    def __init__(self, name, options, module):
+        self.name, self.inside, self.result = name, "inside" in options, "result" in options
+        if TWICE:
+            self.twice = "twice" in options
+        if RANDOM:
+            self.draws = False  # as far as is known
+        if BUFFERS:
+            dicts = [m._buffers for m in module.modules()]
+            self.moving = [(held, name) for held in dicts if "running_mean" in held for name in held]
+            self.buffers = [(held, name) for held in dicts if "running_mean" not in held for name in held]
 
 
 class Table:
@@ -155,32 +164,33 @@ class Table:
                 self.add(named, f"{row}.{text}".strip("."))
 
     def add(self, named, text):
-        path, *options = text.split("/")
-        path, _, number = path.partition("#")
+        (path, _, options), number = text.partition("/"), None
+        if NUMBERED and "#" in path:
+            path, _, digits = path.partition("#")
+            number = int(digits)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
-        module, options = named.get(owner), frozenset(options)
-        known = options < {"inside", "result", "twice"} and options != {"inside", "result"}
-        if module is None or not path or not known or (mark and mark not in _strings(module)):
-            raise ValueError(f"PLAN names {text}, which this model does not have: generate the file again")
+        module = named.get(owner) if path and options in OPTIONS else None
+        if module is None or (mark and not (MARKS and mark in _strings(module))):
+            raise ValueError(f"PLAN names {text}, which this model or its helpers do not know: generate the file again")
         if not mark and not isinstance(vars(module).get("forward"), InstanceForward):
             module.forward = InstanceForward(module, vars(module).get("forward"))
-        buffers = tuple((m._buffers, name) for m in module.modules() for name in m._buffers)
-        found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, int(number) if number else None] = Entry(path, options, buffers)
+        found = (self.marks if MARKS and mark else self.calls).setdefault(id(module), {})
+        found[mark, number] = Entry(path, options.split("/"), module)
+
+
+OPTIONS = ["", "inside", "result"]
+if TWICE:
+    OPTIONS += ["twice", "inside/twice", "result/twice"]
 
 
 def _strings(module):
     """The strings in the code of a module's class: its marks are among them."""
-    kinds = [vars(kind) for kind in type(module).__mro__ if kind is not torch.nn.Module]
-    todo, found = [*(f for kind in kinds for f in kind.values()), vars(module).get("forward")], set()
-    for thing in todo:  # which grows
-        while hasattr(thing, "__wrapped__") or hasattr(thing, "__func__"):
-            thing = getattr(thing, "__wrapped__", None) or thing.__func__
-        code = getattr(thing, "__code__", thing)
-        if isinstance(code, types.CodeType):
-            todo += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-            found |= {c for c in code.co_consts if isinstance(c, str)}
-    return found
+    found = [vars(module).get("forward")]
+    found += [f for kind in type(module).__mro__ if kind is not torch.nn.Module for f in vars(kind).values()]
+    codes = [getattr(inspect.unwrap(getattr(f, "__func__", f)), "__code__", None) for f in found]
+    for code in codes:  # which grows
+        codes += [c for c in getattr(code, "co_consts", ()) if isinstance(c, types.CodeType)]
+    return {c for code in codes for c in getattr(code, "co_consts", ()) if isinstance(c, str)}
 
 
 # ---------------------------------------------------------------------------- parts and places
@@ -194,16 +204,14 @@ class Call:
 
     def part(self, name, run, *inputs):
         """run(*inputs). Where the plan has the name, autograd keeps less of it."""
-        entry = self.entries and (self.entries.get((name, None)) or self.numbered(name))
-        if not entry or not self.step.listens():
+        entry = self.entries.get((name, None))
+        if NUMBERED and entry is None and self.entries:
+            entry = self.entries.get((name, self.step.count(self.entries, name)))
+        if entry is None or not self.step.listens():
             return run(*inputs)
         if self.step.replay is not None:
             return self.step.replay.inner(entry, run, inputs)
         return Part(self.step, entry).first(run, inputs)
-
-    def numbered(self, name):
-        """The entry for this time in a step."""
-        return self.entries.get((name, self.step.count(self.entries, name)))
 
 
 PLAIN = Call(None, {})
@@ -222,21 +230,21 @@ class Place:
         """The value, once its part ran again. One that may run twice does so for a reader alone at first."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
-            if self.value is None and reader and part.spares:
+            if TWICE and self.value is None and reader and part.spares:
                 return part.result_for(self)
             todo = [part] if self.value is None else []
             while todo:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
-                raise part.error("saved other things when it ran again")
-            return part.unchanged(self.value, self.version)
+                raise part.error("saved less when it ran again")
+            return part.unchanged(self.value, self.version, "what it gave")
 
     def put(self, tensor):
         if self.like != self.look(tensor):
-            raise self.part.error("saved other things when it ran again")
-        if self.truth is not None and not _same(self.truth, tensor):
-            raise self.part.error("computed other values when it ran again")
+            raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
+        if CHECK and not (torch.equal(self.truth, tensor) or torch.allclose(self.truth, tensor, 0, 0, True)):
+            raise self.part.error(f"computed other values when it ran again: of {self.like}")
         self.value, self.version = tensor.detach(), tensor._version
 
 
@@ -254,82 +262,104 @@ class Part:
     """A part of the forward pass that runs again on the way back."""
 
     def __init__(self, step, entry):
-        self.step, self.entry, self.outer, self.inputs = step, entry, step.part, None
-        self.places, self.inners, self.results, self.changed = [], [], [], ()
-        self.spares = "twice" in entry.options and self.outer is None  # within an outer one it runs twice anyway
-        if self.outer is not None:
-            self.outer.inners.append((entry, weakref.ref(self)))
+        self.step, self.entry, self.inputs, self.places, self.results = step, entry, None, [], []
+        if NESTED:
+            self.outer, self.inners = step.part, []
+            if self.outer is not None:
+                self.outer.inners.append((entry, weakref.ref(self)))
+        elif step.part is not None:
+            raise self.error(f"runs within {step.part.entry.name}, {OTHER}")
+        if TWICE:
+            self.spares = entry.twice and step.part is None  # within an outer one it runs twice anyway
+        if IN_PLACE:
+            self.changed = ()
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
 
-    def unchanged(self, tensor, version):
+    def unchanged(self, tensor, version, what):
         if tensor._version != version:
-            raise self.error("cannot run again: what it needs, or gave, was changed in place")
+            raise self.error(f"cannot run again: {what} was changed in place")
         return tensor
 
     def hold(self, run, inputs):
-        """Takes what it needs to run again."""
-        step = self.step
-        self.captured, self.settings, self.counts = [], _settings(), dict(step.counts)
+        """Takes what it needs to run again. Returns the tensors that are given."""
+        step, self.captured, self.settings = self.step, [], _settings()
         self.run = _frozen(run, self.captured, {})
-        self.states, self.versions = step.states(), _versions(self.entry)
-        held = {}  # one for each tensor: code asks whether `query is key`
-        self.inputs = _mapped(
-            lambda tensor: held.setdefault(id(tensor), Held(step.place_of(tensor), tensor)), inputs, torch.Tensor
-        )
+        if RANDOM:
+            self.states = step.states()
+        if NUMBERED:
+            self.counts = dict(step.counts)
+        given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
+        held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
+        self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
+        return [*given.values()]
+
+    def let_go(self, but=()):
+        self.inputs = self.run = self.captured = self.states = None
+        self.held = but
 
     def first(self, run, inputs):
         """Its run in the forward pass."""
-        step = self.step
-        self.hold(run, inputs)
+        step, outer, given = self.step, self.step.part, self.hold(run, inputs)
+        if BUFFERS:
+            self.versions = _versions(self.entry)
         step.part = self
         try:
             result = run(*inputs)
-            self.learn(inputs)
-            self.lend(result, inputs)
+            self.learn(given)
+            if not self.entry.inside:
+                self.lend(_all(result, torch.Tensor), given)
         finally:
-            step.part = self.outer
+            step.part = outer
             step.rest()
-        if self.outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
-            self.lenders = [held.source for held in _all(self.inputs, Held) if held.view]
-            self.inputs = self.run = self.captured = self.states = None
+        if NESTED and outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
+            self.let_go([held for held in self.held if held.view])
         return result
 
-    def learn(self, inputs):
+    def learn(self, given):
         """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
-        self.draws = not all(map(torch.equal, self.states, self.step.states()))
-        self.states, before, self.versions = self.states if self.draws else (), self.versions, _versions(self.entry)
-        self.moved = [at for at, a, b in zip(self.entry.buffers, before, self.versions, strict=True) if a != b]
-        found = [*zip(_all(inputs, torch.Tensor), _all(self.inputs, Held), strict=True)]
-        self.changed = [i for i, (tensor, held) in enumerate(found) if tensor._version != held.version]
-        if any(found[i][1].view is None for i in self.changed):
-            raise self.error("changes an input in place that is no part's result: take it out of the plan")
-        if any("running_mean" not in buffers for buffers, _ in self.moved):
-            raise self.error(f"changes the buffer {self.moved[0][1]} in place: take it out of the plan")
+        if RANDOM:
+            self.draws = self.entry.draws or not all(map(torch.equal, self.states, self.step.states()))
+            self.entry.draws, self.states = self.draws, self.states if self.draws else ()
+        if BUFFERS:
+            before, self.versions = self.versions, _versions(self.entry)
+            if before != self.versions:
+                raise self.error(f"changes the buffer {self.moved(before)} in place: take it out of the plan")
+        changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
+        if changed and not (IN_PLACE and all(self.held[i].view for i in changed)):
+            raise self.error(f"changes an input in place, its tensor {changed[0]}: take it out of the plan")
+        if IN_PLACE:
+            self.changed = changed
 
-    def lend(self, result, inputs):
+    def lend(self, results, given):
         """From now on, what saves its result gets the result's place, if that was made in here."""
-        step, inputs = self.step, enumerate(_all(inputs, torch.Tensor))
-        passed = {tensor.untyped_storage()._cdata for i, tensor in inputs if i not in self.changed}
-        for tensor in _all(result, torch.Tensor) if "inside" not in self.entry.options else ():
-            mine = _plain(tensor) and tensor.untyped_storage()._cdata not in passed and not step.is_kept(tensor)
-            lender = step.place_of(tensor) if mine else None
-            mine = mine and (lender is None or (lender.part is not self and self in lender.part.around()))
-            place = Place(self, tensor, _whole) if mine else None
+        if IN_PLACE:
+            given = [tensor for i, tensor in enumerate(given) if i not in self.changed]
+        passed = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        for tensor in results:
+            place = Place(self, tensor, _whole) if self.made(tensor, passed) else None
             self.results.append(place and weakref.ref(place))
-            if mine:
-                step.lend(tensor, place)
+            if place:
+                self.step.lend(tensor, place)
+
+    def made(self, tensor, passed):
+        """Whether a result was made in here, by it or by a part within it."""
+        if not _plain(tensor) or tensor.untyped_storage()._cdata in passed or self.step.is_kept(tensor):
+            return False
+        place = self.step.place_of(tensor)
+        return place is None or (NESTED and place.part is not self and self in place.part.around())
 
     def around(self):
         """The part itself, the part around it, and so on."""
         return [self, *(self.outer.around() if self.outer is not None else ())]
 
-    def inside(self, run, inputs, replay):
+    def again_within(self, run, inputs, replay):
         """The part around it runs again, which it was waiting for. Others in there are lent its result."""
         self.outer = None
         self.hold(run, inputs)
-        self.states = self.states if self.draws else ()
+        if RANDOM and not self.draws:
+            self.states = ()
         if replay.was_last():
             raise Enough
         result = run(*inputs)
@@ -341,7 +371,7 @@ class Part:
         """The places of its results that anyone still refers to, and what belongs there."""
         tensors = _all(result, torch.Tensor) if self.results else []
         if len(tensors) != len(self.results):
-            raise self.error("gave other results when it ran again")
+            raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}")
         return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
 
     def again(self):
@@ -352,7 +382,7 @@ class Part:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
-        self.inputs = self.run = self.captured = self.states = None
+        self.let_go()
 
     def result_for(self, place):
         """Its result, for one reader: no place is filled, and it can run again."""
@@ -362,84 +392,98 @@ class Part:
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
-        if self.inputs is None:
+        if NESTED and self.inputs is None:
             return self.outer
-        places = (held.source for held in _all(self.inputs, Held) if held.view)
-        return next((p.part for p in places if p and p.value is None and not p.part.spares), None)
+        places = (held.source for held in self.held if held.view)
+        empty = [place.part for place in places if place and place.value is None]
+        if TWICE:
+            empty = [part for part in empty if not part.spares]
+        return empty[0] if empty else None
 
     def repeat(self, replay):
-        """Runs it under what was around its first run."""
+        """Runs it as in the first run."""
         step = self.step
-        if step.part is not None and self in step.part.around():
+        if step.part is self or (NESTED and step.part is not None and self in step.part.around()):
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
         if self.inputs is None:
             raise self.error("cannot run again: it did, and let go of what it needs")
-        if any(tensor._version != version for tensor, version in self.captured):
-            raise self.error("cannot run again: a tensor that it captures was changed in place")
+        for tensor, version in self.captured:
+            self.unchanged(tensor, version, "a tensor that it captures")
         step.gather(self.entry.name)
-        taken, numbers = {}, itertools.count()
-
-        def take(held):
-            number = next(numbers)
-            if id(held) not in taken:
-                taken[id(held)] = self.take(number, replay.silent, held)
-            return taken[id(held)]
-
-        inputs = _mapped(take, self.inputs, Held)
+        taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
+        inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
         taken.clear()
-        hooks = torch.autograd.graph.saved_tensors_hooks(replay.refill, lambda held: held)
-        with step.running(replay), self.restored(), torch.enable_grad(), hooks:
-            try:
-                return self.run(*inputs)
-            except Enough:
-                replay.stopped = True
-                return None
-            finally:
-                replay.lent.clear()
-
-    def take(self, number, once_more, held):
-        """An input for another run. What that changes in place is nobody else's."""
-        place, changes = held.source, number in self.changed
-        if not held.view:
-            value = self.unchanged(place, held.version)
-            return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
-        value = _view(place.get(reader=True), held.view)
-        if not changes:
-            return value.detach().requires_grad_(held.needs_grad)
-        held.source = place if once_more else None
-        readers = weakref.ref(place)
-        del place
-        with torch.enable_grad():
-            value = value.clone() if readers() else value.detach()
-            return NoLeaf.apply(value, torch.empty(0, requires_grad=held.needs_grad))
-
-    @contextlib.contextmanager
-    def restored(self):
-        """In here, settings, generators and buffers are those of the first run; nothing that moves is moved outside."""
-        step, present, chance = self.step, _settings(), self.step.by_chance and random.getstate()
-        states, counts, cache = step.states() if self.states else (), step.counts, torch.is_autocast_cache_enabled()
-        for at, seen, found in zip(self.entry.buffers, self.versions, _versions(self.entry), strict=True):
-            if seen != found and "running_mean" not in at[0]:
-                raise self.error(f"cannot run again: the buffer {at[1]} was changed in place")
-        buffers = [(held, dict(held)) for held, _ in self.moved]
-        try:
-            for held, known in buffers:
-                held.update({name: buffer.clone() for name, buffer in known.items() if buffer is not None})
-            _set(self.settings, present)
-            torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
-            step.set_states(self.states)
-            step.counts = dict(self.counts)
-            yield
-        finally:
-            for held, known in buffers:
-                held.update(known)
-            _set(present, self.settings)
-            torch.set_autocast_cache_enabled(cache)
-            step.set_states(states)
-            step.counts = counts
-        if chance and random.getstate() != chance:
+        if RANDOM:
+            chance = step.by_chance and random.getstate()
+        result = self.as_before(replay, inputs)
+        if RANDOM and chance and random.getstate() != chance:
             random.setstate(chance)
             raise self.error("draws from Python's random, which is not set back for it: take it out of the plan")
+        return result
+
+    def take(self, number, held, replay):
+        """An input for another run. What that changes in place is nobody else's."""
+        place = held.source
+        if not held.view:
+            value = self.unchanged(place, held.version, f"its input, tensor {number},")
+            return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
+        value = _view(place.get(reader=True), held.view)
+        if IN_PLACE and number in self.changed:
+            held.source, readers = place if replay.silent else None, weakref.ref(place)
+            del place
+            with torch.enable_grad():
+                value = value.clone() if readers() else value.detach()
+                return NoLeaf.apply(value, torch.empty(0, requires_grad=held.needs_grad))
+        return value.detach().requires_grad_(held.needs_grad)
+
+    def as_before(self, replay, inputs):
+        """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
+        step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
+        others, grad = step.exchanged, torch.is_grad_enabled()
+        if BUFFERS:
+            others = others + self.clones()
+        if RANDOM:
+            states = self.states and step.states()
+        if NUMBERED:
+            counts, step.counts = step.counts, dict(self.counts)
+        token, others, step.replay = RUNNING.set(step), _exchange(others), replay
+        try:
+            _set(self.settings, settings)
+            torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
+            if RANDOM:
+                step.set_states(self.states)
+            C._set_grad_enabled(True)
+            C._autograd._push_saved_tensors_default_hooks(replay.refill, replay.nothing)
+            try:
+                return self.run(*inputs)
+            finally:
+                C._autograd._pop_saved_tensors_default_hooks()
+        except Enough:
+            replay.stopped = True
+        finally:
+            C._set_grad_enabled(grad)
+            RUNNING.reset(token)
+            _exchange(others)
+            _set(settings, self.settings)
+            torch.set_autocast_cache_enabled(cache)
+            step.replay = before
+            if RANDOM:
+                step.set_states(states)
+            if NUMBERED:
+                step.counts = counts
+            if NESTED:
+                replay.lent.clear()
+
+    def moved(self, before):
+        """The name of the first buffer that has another version than before."""
+        found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
+        return next(name for (_, name), seen, version in found if seen != version)
+
+    def clones(self):
+        """Buffers for its next run to move: (the dict that has it, name, buffer)."""
+        if self.versions != _versions(self.entry):
+            raise self.error(f"cannot run again: the buffer {self.moved(self.versions)} was changed in place")
+        return [(held, name, held[name].clone()) for held, name in self.entry.moving if held[name] is not None]
 
 
 class NoLeaf(torch.autograd.Function):
@@ -458,10 +502,11 @@ class Replay:
     """What happens while a part runs again: what it saves goes to its places, in the order of its first run."""
 
     def __init__(self, part, silent=False):
-        self.part, self.silent, self.stopped, self.lent = part, silent, False, {}
-        self.places, self.inners = iter(part.places), iter(part.inners)
-        empty = sum(bool(ref and (place := ref()) and place.value is None) for ref in part.places + part.results)
-        self.left = empty + sum(bool((inner := ref()) and inner.outer) for _, ref in part.inners)
+        self.part, self.silent, self.stopped, self.places = part, silent, False, iter(part.places)
+        self.left = sum(bool(ref and (place := ref()) and place.value is None) for ref in part.places + part.results)
+        if NESTED:
+            self.lent, self.inners = {}, iter(part.inners)
+            self.left += sum(bool((inner := ref()) and inner.outer) for _, ref in part.inners)
 
     def was_last(self):
         self.left -= 1
@@ -469,23 +514,28 @@ class Replay:
 
     def refill(self, saved):
         """What autograd saves now. It holds nothing itself: nobody goes back through this run."""
-        if self.silent or "result" in self.part.entry.options:
+        if self.silent or self.part.entry.result:
             return
         ref = next(self.places, self)
         if ref is self:
-            raise self.part.error("saved more when it ran again")
+            raise self.part.error(f"saved more when it ran again: {_shape(saved)}")
         place = ref and ref()
         if place and place.value is None:
             place.put(saved)
             if self.was_last():
                 raise Enough
 
+    def nothing(self, held):
+        raise self.part.error("holds nothing for autograd while it runs again")
+
     def check_end(self):
-        if next(self.places, self) is not self or next(self.inners, self) is not self:
+        if next(self.places, self) is not self or (NESTED and next(self.inners, self) is not self):
             raise self.part.error("saved less when it ran again")
 
     def inner(self, entry, run, inputs):
         """A part within this one runs plainly, and gets its inputs if anyone may ask for it later."""
+        if not NESTED:
+            raise self.part.error(f"did not come to {entry.name} in its first run")
         if self.silent:
             return run(*inputs)
         known, ref = next(self.inners, (None, None))
@@ -493,7 +543,7 @@ class Replay:
             raise self.part.error(f"did not come to {entry.name} in its first run")
         self.silent, part = True, ref()
         try:
-            return part.inside(run, inputs, self) if part and part.outer else run(*inputs)
+            return part.again_within(run, inputs, self) if part and part.outer else run(*inputs)
         finally:
             self.silent = False
 
@@ -510,36 +560,39 @@ class Step:
             table = TABLES[model] = Table(model, plan, modules)
         self.model, self.table, self.lock = weakref.ref(model), table, threading.RLock()
         self.part = self.replay = self.backward = self.kept = None
-        self.lent, self.counts, self.by_chance = {}, {}, False
-        self.given, self.chance = [*_all(given, torch.Tensor)], random.getstate()
-        self.sharded = any(hasattr(type(m), "unshard") for m in modules)  # FSDP2 exchanges parameters by itself
+        self.lent, self.exchanged, self.given = {}, [], _all(given, torch.Tensor)
+        self.sharded = any(hasattr(kind, "unshard") for kind in {*map(type, modules)})  # FSDP2 exchanges parameters by itself
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
         seen = [(held, name, t, t._version) for held in holders for name, t in held.items() if t is not None]
-        self.devices = sorted({t.device.index for t in [*self.given, *(t for *_, t, _ in seen)] if t.is_cuda})
+        tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
+        self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
-        self.modes, self.exchanged = [m.training for m in modules], []
+        self.modes, self.chance = [m.training for m in modules], random.getstate()
+        if RANDOM:
+            self.by_chance = False
+        else:
+            self.before = self.states()
+        if NUMBERED:
+            self.counts = {}
 
-    def end(self):
-        """Forward is over: what nobody saved is not lent any more."""
-        self.lent.clear()
-        self.part, self.given, self.by_chance = None, (), random.getstate() != self.chance
-        self.rest()
-
-    @contextlib.contextmanager
-    def running(self, replay=None):
-        """In here, `parts` finds this step; when a part runs again, with the parameters that forward had."""
-        token, before = RUNNING.set(self), self.replay
-        present = [(held, name, held.get(name)) for held, name, _ in self.exchanged]
-        self.replay = replay
+    def first(self, forward, args, kwargs):
+        """The forward pass."""
+        token = RUNNING.set(self)
         try:
-            for held, name, tensor in self.exchanged:
-                held[name] = tensor
-            yield
+            result = forward(*args, **kwargs)
         finally:
-            for held, name, tensor in present:
-                held[name] = tensor
-            self.replay = before
             RUNNING.reset(token)
+            self.lent.clear()  # what nobody saved is not lent any more
+            self.part, self.given = None, ()
+            self.rest()
+        drawn = random.getstate() != self.chance
+        if RANDOM:
+            self.by_chance = drawn
+        elif drawn or not all(map(torch.equal, self.before, self.states())):
+            raise RuntimeError(f"the model draws random numbers, {OTHER}")
+        if not BUFFERS:
+            self.compare_versions(f"by the model, {OTHER}")
+        return result
 
     def call(self, entries):
         """A call of a module with these entries."""
@@ -556,18 +609,19 @@ class Step:
             return False
         hooks = _hooks()
         if hooks is None and self.replay is None:
-            torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+            C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
             return True
         return hooks is not None and getattr(hooks[0], "__self__", None) is (self.replay or self)
 
     def rest(self):
         """Outside of parts, and while nothing is lent, autograd saves as it always does: that costs no time."""
         if self.part is None and not self.lent and getattr((_hooks() or [None])[0], "__self__", None) is self:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+            C._autograd._pop_saved_tensors_default_hooks()
 
     def lend(self, tensor, place):
         """From now on, who saves this tensor or a view of it gets the place, until the tensor's memory is gone."""
-        storage, lent, this = tensor.untyped_storage(), (self.replay or self).lent, weakref.ref(self)
+        lent = (self.replay or self).lent if NESTED else self.lent
+        storage, this = tensor.untyped_storage(), weakref.ref(self)
         key = storage._cdata
 
         def forget(_):  # before another storage can have that number
@@ -586,17 +640,15 @@ class Step:
             module.unshard()
 
     def states(self):
-        states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
-        return [state.view(torch.int64) for state in states]  # in which they are compared faster
+        return [torch.default_generator.get_state(), *map(torch.cuda.get_rng_state, self.devices)]
 
     def set_states(self, states):
         for device, state in zip([None, *self.devices], states, strict=False):
-            state = state.view(torch.uint8)
-            torch.set_rng_state(state) if device is None else torch.cuda.set_rng_state(state, device)
+            torch.default_generator.set_state(state) if device is None else torch.cuda.set_rng_state(state, device)
 
     def place_of(self, tensor):
         """The place of a part's result, if this is one, or a view of it, and was not changed in place since."""
-        lent = (self.replay or self).lent
+        lent = (self.replay or self).lent if NESTED else self.lent
         if not lent or not _plain(tensor):
             return None
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
@@ -614,7 +666,7 @@ class Step:
         """What autograd holds instead of something that it saves."""
         leaf = saved.is_leaf and saved.requires_grad  # such as a parameter: known at once, which saves time
         part, place = self.part, None if leaf else self.place_of(saved)
-        if part is not None and "result" not in part.entry.options:
+        if part is not None and not part.entry.result:
             mine = not leaf and place is None and _plain(saved) and not self.is_kept(saved)
             own = Place(part, saved, _shape) if mine else None
             part.places.append(own and weakref.ref(own))
@@ -624,7 +676,7 @@ class Step:
 
     def unpack(self, held):
         """What autograd saved."""
-        task = torch._C._current_graph_task_id()
+        task = C._current_graph_task_id()
         if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
             self.compare()
             self.backward = task
@@ -641,14 +693,18 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward")
-        for held, name, tensor, version in self.seen:
-            if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
-                paths = [path for path, m in model.named_modules() if m._parameters is held] if modules else []
-                path = ".".join(filter(None, [*paths[:1], name]))
-                raise RuntimeError(f"{path} was changed in place between forward and backward")
+        self.compare_versions("between forward and backward")
         modes = zip(modules, self.modes, strict=False)
         self.exchanged = [(vars(m), "training", mode) for m, mode in modes if m.training != mode]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
+
+    def compare_versions(self, when):
+        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
+        for held, name, tensor, version in self.seen:
+            if tensor._version != version and (not BUFFERS or isinstance(tensor, torch.nn.Parameter)):
+                named = self.model().named_modules() if self.model() else ()
+                paths = [path for path, m in named if held is m._parameters or held is m._buffers]
+                raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")
 
 
 # ---------------------------------------------------------------------------- small things
@@ -663,18 +719,27 @@ def _walk(model):
     return found
 
 
+def _exchange(things):
+    """Gives dicts other values, (dict, name, value). Returns the ones before."""
+    before = [(held, name, held.get(name)) for held, name, _ in things]
+    for held, name, value in things:
+        held[name] = value
+    return before
+
+
 def _versions(entry):
     return [buffers[name]._version if buffers.get(name) is not None else None for buffers, name in entry.buffers]
 
 
 def _settings():
-    return [read() for read, _ in SETTINGS]
+    return [read() for read in READS]
 
 
 def _set(values, present):
-    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
-        if value != old:
-            write(value)
+    if values != present:
+        for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+            if value != old:
+                write(value)
 
 
 def _parameter(tensor):
@@ -682,34 +747,27 @@ def _parameter(tensor):
 
 
 def _plain(tensor):
-    return type(tensor) is torch.Tensor and tensor.layout is torch.strided
-
-
-def _how(tensor):
-    """Which view of its storage a tensor is."""
-    where = tensor.storage_offset(), tensor.size(), tensor.stride()
-    return tensor.dtype, where, tensor.is_conj(), tensor.is_neg()
+    """Whether its memory can be found again."""
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _shape(tensor):
     return tensor.dtype, tensor.size(), tensor.stride()
 
 
+def _how(tensor):
+    """Which view of its storage a tensor is."""
+    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
 def _whole(tensor):
-    return _how(tensor), tensor.untyped_storage().nbytes()
+    return (*_how(tensor), tensor.untyped_storage().nbytes())
 
 
 def _view(value, how):
-    dtype, where, conj, neg = how
     if how == _how(value):
         return value
-    view = value.new_empty(0, dtype=dtype).set_(value.untyped_storage(), *where)
-    view = view.conj() if conj else view
-    return torch._neg_view(view) if neg else view
-
-
-def _same(a, b):
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+    return value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
 
 
 def _all(thing, kind):
@@ -743,6 +801,6 @@ def _frozen(thing, tensors, known):
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
         new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
-            with contextlib.suppress(ValueError):  # not bound yet
+            if old != types.CellType():  # which would not be bound yet
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)
     return known[id(thing)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen import planfile, planline
@@ -14,6 +15,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.marked import file as writing
 from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
+from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers, nest
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.table import Entry, united
@@ -126,6 +128,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
 def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:
     """The file's text."""
     marks = _marks(traced, brought)
+    entries = entries_of(traced.graph, brought, marks)
     given = writing.Given(
         target=portable(request.target),
         class_name=traced.target.class_name,
@@ -134,9 +137,24 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         source=None if marks is None else marks.text,
         parts="" if marks is None or not marks.names else marks.parts,
         kinds=() if marks is None else marks.classes,
+        features=features_of(traced, brought, entries, marks is not None and bool(marks.names)),
     )
-    facts = facts_of(traced, plan, request, {})
-    return planline.seal(writing.write(given, entries_of(traced.graph, brought, marks), facts))
+    return planline.seal(writing.write(given, entries, facts_of(traced, plan, request, {})))
+
+
+def features_of(traced: Traced, brought: Brought, entries: Sequence[Entry], marks: bool) -> Features:
+    """What the helpers have to know for this model and this table."""
+    record = brought.found.record
+    vertices = [vertex for row in brought.rows for vertex in row.candidate.vertices]
+    return Features(
+        random=draws(traced.model.trace),
+        buffers=moves_buffers(traced.target.module, record),
+        in_place=changes_in_place(record),
+        marks=marks,
+        nested=nest(brought.found, vertices),
+        twice=any(entry.twice for entry in entries),
+        numbered=any(entry.number is not None for entry in entries),
+    )
 
 
 def _marks(traced: Traced, brought: Brought) -> Marks | None:

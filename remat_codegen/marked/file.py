@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.render import Facts, on_one_line, templates
+from remat_codegen.marked.features import Features, settled
 from remat_codegen.marked.table import Entry, table
 
 MIB = 2**20
@@ -29,7 +30,7 @@ _BLANK = re.compile(r"\n{4,}")
 class Given:
     """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
     the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some. `described` are the
-    inputs that were planned for, in words."""
+    inputs that were planned for, in words; `features` what the helpers have to know."""
 
     target: str
     class_name: str
@@ -38,6 +39,7 @@ class Given:
     source: str | None
     parts: str = ""
     kinds: tuple[str, ...] = ()
+    features: Features = field(default_factory=Features)
 
 
 def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
@@ -46,7 +48,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
     renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
-    helpers = usersource.rename_names(_helpers(), renamed)
+    helpers = usersource.rename_names(helpers_of(given.features), renamed)
     text = (
         templates()
         .get_template("marked.py.jinja")
@@ -61,7 +63,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             numbers=(2, 3) if carried is not None else (1, 2),
             plan=table(entries),
             uses=_uses(entries),
-            imports=_imports(helpers, carried),
+            imports=imports_of(helpers, carried),
             helpers=helpers,
             names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts")},
             kinds=", ".join(given.kinds),
@@ -77,7 +79,7 @@ def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
     return found | {"twice": any(e.twice for e in entries), "numbered": any(e.number is not None for e in entries)}
 
 
-def _imports(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:
+def imports_of(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:
     lines = [line for line in _own_imports() if line.removeprefix("import ") in names_in(helpers) | {"torch"}]
     return sections([*lines, *(carried.imports if carried is not None else ())])
 
@@ -88,9 +90,9 @@ def _module() -> cst.Module:
 
 
 @cache
-def _helpers() -> str:
-    """The helpers' code, with what the module's docstring says as a comment."""
-    statements = [s for s in _module().body if not _is_import(s)]
+def helpers_of(features: Features) -> str:
+    """The helpers' code that a file needs, with what the module's docstring says as a comment."""
+    statements = [s for s in settled(_module(), features).body if not _is_import(s)]
     docstring, *rest = statements
     assert isinstance(docstring, cst.SimpleStatementLine)
     told = ast.literal_eval(_module().code_for_node(docstring).strip())

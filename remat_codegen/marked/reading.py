@@ -179,13 +179,13 @@ class _Walk:
 
     def _marked(self, theirs: Any, ours: ast.Call, names: _Names) -> None:
         name, run, *given = ours.args
-        assert isinstance(name, ast.Constant)
-        self.found.marks.append(Mark(self.function, name.value, span_of(theirs), ours.lineno))
+        word = str(name.value)  # type: ignore[attr-defined]
+        self.found.marks.append(Mark(self.function, word, span_of(theirs), ours.lineno))
         if isinstance(run, ast.Lambda):
             taken = [a.arg for a in run.args.args]
             if len(taken) != len(given):
-                return self.found.wrong(ours, f"{name.value} takes {len(taken)} inputs and is given {len(given)}")
-            inner = {name: (g, names) for name, g in zip(taken, given, strict=True)}
+                return self.found.wrong(ours, f"{word} takes {len(taken)} inputs and is given {len(given)}")
+            inner = {taking: (g, names) for taking, g in zip(taken, given, strict=True)}
             return self.walk(theirs, run.body, {**names, **inner})
         call = ast.Call(func=run, args=given, keywords=[])
         self.walk(theirs, ast.copy_location(call, ours), names)

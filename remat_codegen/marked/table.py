@@ -24,8 +24,8 @@ MIB = 2**20
 class Entry:
     """One part, or all of one name. `path` is a module's, `mark` the name of a mark in its forward, empty for its calls.
 
-    `number` says which evaluation of them this is in a step, None for all `times`. `freed_bytes` are not held between forward and
-    backward; `order` is what entries are sorted by.
+    `number` says which evaluation of them this is in a step, None for all `times`. `freed_bytes` are not held between forward
+    and backward; `order` is what entries are sorted by.
     """
 
     path: str

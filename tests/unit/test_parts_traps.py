@@ -82,7 +82,7 @@ def test_an_input_that_changes():
         x.add_(1)
         return y
 
-    loud("a cannot run again: what it needs, or gave, was changed", Net(run, one=linear()).train(), "a/inside")
+    loud("a cannot run again: its input, tensor 0, was changed", Net(run, one=linear()).train(), "a/inside")
 
 
 def test_a_list_that_changes_afterwards():
