@@ -3,8 +3,8 @@
     python benchmarks/bench_tables.py [--of compare-unet unet ...] [--budgets 80%,60%,40%,25%] [--planner best]
 
 Graphs of benchmarks/results/compare-*.graph.json know no source: there each node could be a part, and each block. Models of
-examples/ are traced, measured, and marked as `generate --edition 2` does. The one simulator judges both. Prints a table and writes
-it to benchmarks/results/tables.md; with --of, rows of all others stay as they were.
+examples/ are traced, measured, and marked as `generate --edition 2` does. The one simulator judges both. Prints a table and
+writes it to benchmarks/results/tables.md; with --of, rows of all others stay as they were.
 """
 
 from __future__ import annotations
