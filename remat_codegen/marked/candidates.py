@@ -50,6 +50,14 @@ class Candidates(Generic[V]):
         """The smallest candidate that holds a node."""
         return min((c for c in self.all if c.first <= node <= c.last), key=len, default=None)
 
+    def largest_within(self, outer: Candidate[V]) -> list[Candidate[V]]:
+        """The candidates within one that no other one within it holds, apart from each other."""
+        found: list[Candidate[V]] = []
+        for candidate in self.all:  # those that begin first, the longest first
+            if outer.holds(candidate) and (not found or candidate.first > found[-1].last):
+                found.append(candidate)
+        return found
+
     def groups(self, least: int = 1) -> list[list[Candidate[V]]]:
         """Candidates of the same code, those with the most nodes first; of at least so many nodes each."""
         found = [g for g in self.by_key.values() if max(map(len, g)) >= least]

@@ -23,9 +23,10 @@ from remat_codegen.schedule import Compute, Schedule, simulate
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
-MOST_TRIED = 4000  # tables that are priced
+MOST_TRIED = 4000  # tables that are priced from the first start
+MOST_NODES = 200_000  # nodes in the tables that are priced from each further one: seconds, however large the graph
 ROUNDS = 3
-OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: such files took up to 30 % more than the simulator said
+OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts can hold two copies where the simulator sees one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,20 @@ class Chooser(Generic[V]):
         self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
         self.step_ns = sum(profile.time_ns)
         self.tried = 0
+        self.known: dict[tuple[Part, ...], Priced[V]] = {}
 
     def price(self, rows: Rows[V]) -> Priced[V] | None:
         """What rows take; None where they overlap."""
-        self.tried += 1
         try:
-            parts = [part for _, part in parts_of(rows)]
+            parts = tuple(part for _, part in parts_of(rows))
         except ValueError:
             return None
+        if parts not in self.known:
+            self.tried += 1
+            self.known[parts] = self._priced(rows, parts)
+        return self.known[parts]
+
+    def _priced(self, rows: Rows[V], parts: Sequence[Part]) -> Priced[V]:
         schedule = schedule_of(self.graph, parts, self.held)
         order = [s.node for s in schedule.steps if isinstance(s, Compute)]
         timeline = simulate(self.graph, self.profile, schedule)
@@ -98,32 +105,47 @@ class Chooser(Generic[V]):
         return Priced(rows, max(0, timeline.peak_bytes - self.limit(order)), cost, timeline.time_ns, timeline.peak_bytes)
 
     def search(self, schedule: Schedule) -> Priced[V]:
-        """The best rows found, from those that a schedule leads to. They may be over the limit."""
-        best = self.price(self.first(schedule))
+        """The best rows found, from several that a schedule leads to. They may be over the limit."""
+        further = MOST_NODES // len(self.graph.nodes)
+        found = [self.searched(rows, further if i else MOST_TRIED) for i, rows in enumerate(self.starts(schedule))]
+        return min(found, key=lambda p: p.rank(math.inf))  # the first of equal ones
+
+    def searched(self, rows: Rows[V], tables: int) -> Priced[V]:
+        """The best rows found from these, once so many tables were priced."""
+        best = self.price(rows)
         assert best is not None
+        most = self.tried + tables
         price = 100 * A_PERCENT * self.step_ns / max(1, self.limit(()))
         for _ in range(ROUNDS):
             before = best
-            for moves in (self.other_options, self.larger, self.without):
-                best = self.improved(best, moves, price)
+            for moves in (self.other_options, self.larger, self.smaller, self.without):
+                best = self.improved(best, moves, price, most)
             if best.over_bytes:
-                best = self.improved(best, self.further, price)
-            if best.rank(price) == before.rank(price) or self.tried > MOST_TRIED:
+                best = self.improved(best, self.further, price, most)
+            if best.rank(price) == before.rank(price) or self.tried > most:
                 break
-        if best.over_bytes:
-            for moves in (self.other_options, self.further, self.larger):
-                best = self.improved(best, moves, math.inf)
+        return self.within(best, most)
+
+    def within(self, best: Priced[V], most: int) -> Priced[V]:
+        """Rows within the limit, whatever it takes; then with less of that."""
+        for _ in range(ROUNDS):
+            before = best
+            moves = (self.other_options, self.further, self.larger) if best.over_bytes else (self.without, self.smaller)
+            for kind in (*moves, self.other_options):
+                best = self.improved(best, kind, math.inf, most)
+            if best.rank(math.inf) == before.rank(math.inf):
+                break
         return best
 
     def improved(
-        self, best: Priced[V], moves: Callable[[Priced[V]], Iterator[Callable[[Rows[V]], Rows[V]]]], price: float
+        self, best: Priced[V], moves: Callable[[Priced[V]], Iterator[Callable[[Rows[V]], Rows[V]]]], price: float, most: int
     ) -> Priced[V]:
         """What is left once every move was tried that makes rows better."""
         for move in moves(best):
             rows = move(best.rows)
             if rows == best.rows:
                 continue
-            if self.tried > MOST_TRIED:
+            if self.tried > most:
                 break
             found = self.price(rows)
             if found is not None and found.rank(price) < best.rank(price):
@@ -132,7 +154,15 @@ class Chooser(Generic[V]):
 
     # ------------------------------------------------------------------ where it starts
 
-    def first(self, schedule: Schedule) -> Rows[V]:
+    def starts(self, schedule: Schedule) -> Iterator[Rows[V]]:
+        """Where the search begins: what the schedule runs again, as parts beside each other and within each other; nothing."""
+        first, nesting = self.first(schedule), self.first(schedule, nesting=True)
+        yield first
+        if nesting != first:
+            yield nesting
+        yield ()
+
+    def first(self, schedule: Schedule, nesting: bool = False) -> Rows[V]:
         """For each node that a schedule runs again, the smallest part there is for it."""
         runs = Counter(s.node for s in schedule.steps if isinstance(s, Compute))
         kept = _alive_at_loss(self.graph, schedule)
@@ -141,7 +171,7 @@ class Chooser(Generic[V]):
             candidate = self.candidates.smallest(node.id) if runs[node.id] > 1 else None
             if candidate is not None:
                 chosen[candidate] = None
-        outermost = [c for c in chosen if not any(o.holds(c) for o in chosen)]
+        outermost = [c for c in chosen if nesting or not any(o.holds(c) for o in chosen)]
         return tuple(self._row(c, kept, runs) for c in outermost)
 
     def _row(self, candidate: Candidate[V], kept: set[int], runs: Counter[int]) -> Row[V]:
@@ -174,6 +204,15 @@ class Chooser(Generic[V]):
             for keeps in OFFERED:
                 for twice in (False, True):
                     yield _setting({row.candidate}, keeps, twice)
+
+    def smaller(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+        """The largest parts within one for it: for all of the same code, then for each. And such parts within it."""
+        for rows in _by_key(best.rows):
+            for some in ([rows] if len(rows) == 1 else [rows, *([r] for r in rows)]):
+                within = [c for r in some for c in self.candidates.largest_within(r.candidate)]
+                for keeps in OFFERED if within else ():
+                    yield _splitting([r.candidate for r in some], within, keeps, False)
+                    yield _splitting([r.candidate for r in some], within, keeps, True)
 
     def without(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
         """Fewer parts."""
@@ -221,6 +260,20 @@ def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Callab
         )
         left = tuple(replace(r, twice=False) if any(c.holds(r.candidate) for c in group) else r for r in stay)
         return (*left, *(Row(c, keeps) for c in group))
+
+    return change
+
+
+def _splitting(
+    candidates: Sequence[Candidate[V]], within: Sequence[Candidate[V]], keeps: Keeps, nested: bool
+) -> Callable[[Rows[V]], Rows[V]]:
+    """Parts within those of some candidates: instead of them, or beside them."""
+
+    def change(rows: Rows[V]) -> Rows[V]:
+        if not {r.candidate for r in rows}.issuperset(candidates):  # another move took them
+            return rows
+        stay = tuple(r for r in rows if r.candidate not in within and (nested or r.candidate not in candidates))
+        return (*stay, *(Row(c, keeps) for c in within))
 
     return change
 

@@ -118,7 +118,14 @@ class _Step:
         for index, part in enumerate(self.parts):  # outer ones come first
             for node in self.graph.nodes[part.first : part.last + 1]:
                 found |= {d: index for d in node.writes if self._forgets(part, d)}
+                for data in node.writes if part.keeps is Keeps.SAVED else ():
+                    if self._saves(part, data):  # whatever a part around it says: who saves it holds it
+                        found.pop(data, None)
         return found
+
+    def _saves(self, part: Part, data: int) -> bool:
+        """Whether autograd saves a value within a part."""
+        return any(self.graph.nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
 
     def _forgets(self, part: Part, data: int) -> bool:
         if data in self.graph.outputs:  # whoever called has it
@@ -127,8 +134,7 @@ class _Step:
         leaves = any(r not in part for r in readers if r <= self.graph.loss)
         leaves = leaves or any(self.graph.nodes[r].forward not in part for r in readers if r > self.graph.loss)
         if part.keeps is Keeps.SAVED:
-            saved = any(self.graph.nodes[r].forward in part for r in readers if r > self.graph.loss)
-            return leaves and not saved
+            return leaves and not self._saves(part, data)
         return part.keeps is Keeps.NOTHING or not leaves
 
     def _inputs(self, part: Part) -> list[int]:
@@ -174,9 +180,15 @@ class _Step:
         here = set(self.inputs[index])
         for node in nodes:
             if self.graph.nodes[node].recomputable:
-                self.held_at[len(self.order)] = self.inputs[index] + [d for d in self.held.get(node, ()) if d in here]
+                variables = [d for d in self.held.get(node, ()) if d in here]
+                self.held_at[len(self.order)] = [*self.inputs[index], *variables, *self._still_there(index, node)]
                 self.order.append(node)
                 here.update(self.graph.nodes[node].writes)
+
+    def _still_there(self, index: int, node: int) -> list[int]:
+        """What a node makes once more though it was kept, or is another part's to bring back: its readers have that copy."""
+        written = (d for d in self.graph.nodes[node].writes if self._is_needed(d))
+        return [d for d in written if d not in self.owner or (d in self.made and self.owner[d] != index)]
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""

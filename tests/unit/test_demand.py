@@ -61,6 +61,23 @@ def test_only_the_result_is_rebuilt_where_what_is_saved_stays():
     assert forgotten(graph, [Part(1, 1)]) == {1, phantom}
 
 
+def test_what_is_made_once_more_takes_nothing_from_those_who_have_it():
+    """The first copy of what is kept lives until its readers have read it, though its node runs again before."""
+    graph, _ = training_graph([Op((), 4), Op((0,), 4, 8, (), 5), Op((1,), 4, 0, (1,), 1)])
+    phantom = graph.nodes[1].writes[1]
+    steps = schedule_of(graph, [Part(1, 1, Keeps.SAVED)]).steps
+    runs = [i for i, s in enumerate(steps) if getattr(s, "node", None) == 1]
+    assert len(runs) == 2
+    assert not any(getattr(s, "data", None) == phantom for s in steps[: runs[1]])
+
+
+def test_what_a_part_within_another_one_keeps_is_kept():
+    graph, _ = training_graph([Op((), 4), Op((0,), 4, 3, (), 5), Op((1,), 4, 0, (1,), 1), Op((2,), 4, 0, (2,), 1)])
+    phantom = graph.nodes[1].writes[1]
+    assert forgotten(graph, [Part(1, 2), Part(1, 1, Keeps.SAVED, outer=0)]) == {1, 2}
+    assert phantom in forgotten(graph, [Part(1, 2), Part(1, 1, outer=0)])
+
+
 def test_a_result_that_its_own_backward_reads_stays_with_what_is_saved():
     graph, _ = training_graph([Op((), 4), Op((0,), 4, 0, (1,), 5), Op((1,), 4, 0, (1,), 1)])
     assert forgotten(graph, [Part(1, 1, Keeps.SAVED)]) == frozenset()
