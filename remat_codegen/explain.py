@@ -1,4 +1,5 @@
-"""What a generated file does, read from its functions: its schedule block by block, and what is wrong with it.
+"""What a generated file does, read from its functions, or from its marks and its table: its schedule block by block, or row by
+row, and what is wrong with it.
 
 The plan in the file's header is not what is shown here. It is what the schedule found in the functions is compared with.
 """
@@ -11,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remat_codegen import lifecycle, pipeline, planfile
+from remat_codegen import lifecycle, pipeline, planfile, second
 from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
+from remat_codegen.marked.summary import RowSummary
 from remat_codegen.planfile import SavedPlan, order_of
 from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Reading, read_back
@@ -40,6 +42,7 @@ class Explanation:
     notes: tuple[str, ...]
     as_planned: bool | None
     blocks: tuple[BlockSummary, ...] = ()
+    rows: tuple[RowSummary, ...] = ()
     peak_bytes: int = 0
     peak_line: int = 0
     peak_block: int | None = None
@@ -62,12 +65,13 @@ class Explanation:
         """The object that `--json` prints."""
         rows: dict[str, Any] = {"file": str(self.file), "ok": self.ok, "as_planned": self.as_planned}
         rows |= {"problems": [p.to_json() for p in self.problems], "notes": list(self.notes)}
-        if not self.blocks:
+        if not self.blocks and self.unmodified_peak_bytes == 0:
             return rows | {"blocks": None}
         sizes = {
             n: getattr(self, n) for n in ("peak_bytes", "peak_line", "peak_block", "unmodified_peak_bytes", "budget_bytes")
         }
-        return rows | sizes | {"overhead": round(self.overhead, 6), "blocks": [b.to_json() for b in self.blocks]}
+        parts = {"blocks": [b.to_json() for b in self.blocks]} if self.blocks else {"rows": [r.to_json() for r in self.rows]}
+        return rows | sizes | {"overhead": round(self.overhead, 6)} | parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ def explain(
         raise VerifyError(f"{request.device} is not here, so its operations cannot be measured", where=str(file))
     with lifecycle._as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
+        if request.edition == 2:
+            return _explained_by_table(_Case(file, text, header, traced, _fitting(saved, traced)), request, progress)
         with progress.stage("read"):
             reading = read_back(text, traced.model)
             case = _Case(file, text, header, traced, _fitting(saved, traced))
@@ -209,6 +215,38 @@ def _how(case: _Case, found: Schedule, planned: Schedule) -> str:
             rows.append(f"{node.name} runs {runs} times instead of {times}")
     more = f", and {len(rows) - 3} more" if len(rows) > 3 else ""
     return "; ".join(rows[:3]) + more if rows else "the same operations run again, at other places"
+
+
+# ---------------------------------------------------------------------------------------------- the second edition
+
+
+def _explained_by_table(case: _Case, request: Request, progress: Progress) -> Explanation:
+    """A file of the second edition: the schedule that its table and its marks lead to."""
+    traced, notes = case.traced, _notes(case)
+    with progress.stage("read"):
+        brought, problems = second.read_back(case.text, traced)
+        order = order_of(brought.schedule)
+        as_planned = None if case.plan is None else order == case.plan.order
+        if as_planned is False and not problems:
+            problems.append(Problem(1, "its table is not the plan in its header"))
+        plan = replace(case.plan or case.header.plan or _no_plan(case.header, traced), order=order)
+        expected = second.emit(traced, plan, case.header.request, brought)
+        found = _with_differences(case, problems, notes, expected)
+    profile = pipeline.measured_costs(request, traced, progress)
+    timeline = simulate(traced.graph, brought.found.with_held(profile), brought.schedule)
+    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    return Explanation(
+        case.file,
+        tuple(sorted(found, key=lambda p: p.line)[:MOST_PROBLEMS]),
+        tuple(notes),
+        as_planned,
+        rows=second.summary(traced, profile, brought),
+        peak_bytes=timeline.peak_bytes + pipeline.generator_states(traced, brought.schedule),
+        unmodified_peak_bytes=plain.peak_bytes,
+        budget_bytes=None if case.plan is None else case.plan.budget_bytes,
+        overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
+        edited=case.header.sealed is False,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- what it costs

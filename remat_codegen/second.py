@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen import planfile, planline
@@ -15,9 +14,12 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.marked import file as writing
 from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
-from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers, nest
+from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.marks import Marks, write_marks
+from remat_codegen.marked.reading import read
+from remat_codegen.marked.rows import rows_of
+from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.marked.words import Vertex, build
 from remat_codegen.pipeline import (
@@ -34,6 +36,7 @@ from remat_codegen.pipeline import (
 from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.profile.costs import Profile
+from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, with_forgets
@@ -56,14 +59,37 @@ def generate(request: Request, progress: Progress) -> Report:
     _check_options(request)
     check_writable(request.output_path)
     traced = trace_target(request, progress)
+    plan, brought = planned(request, traced, progress)
+    with progress.stage("emit"):
+        write_atomically(request.output_path, emit(traced, plan, request, brought))
+    return finished(request, plan, traced, progress)
+
+
+def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, Brought]:
+    """A new plan, and the table that it is brought to. Raises BudgetError where nothing fits."""
     plan = make_plan(request, traced, progress)
     profile = measured_costs(request, traced, progress)
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, plan)
-        plan = as_planned(plan, traced, profile, brought)
-    with progress.stage("emit"):
-        write_atomically(request.output_path, emit(traced, plan, request, brought))
-    return finished(request, plan, traced, progress)
+        return as_planned(plan, traced, profile, brought), brought
+
+
+def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSummary, ...]:
+    """What each row of a table frees and costs."""
+    pairs = parts_of(brought.rows)
+    entries = entries_of(traced.graph, brought, _marks(traced, brought))
+    parts = [(brought.found.owner(row.candidate.vertices[-1]), part) for row, part in pairs]
+    return summarize(traced.graph, profile, brought.schedule, parts, entries)
+
+
+def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
+    """What the table of a file says of a model, and what is wrong with its table and its marks."""
+    sources = carried_sources(traced)
+    found = Found(traced.model, build(traced.model.trace), sources)
+    reading = read(text, next(iter(sources.values()), None))
+    rows, problems = rows_of(reading, found)
+    schedule = schedule_of(traced.graph, [part for _, part in parts_of(rows)], found.held)
+    return Brought(found, rows, schedule, 0), [*reading.problems, *problems]
 
 
 def _check_options(request: Request) -> None:
@@ -137,23 +163,20 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         source=None if marks is None else marks.text,
         parts="" if marks is None or not marks.names else marks.parts,
         kinds=() if marks is None else marks.classes,
-        features=features_of(traced, brought, entries, marks is not None and bool(marks.names)),
+        features=features_of(traced, marks is not None and bool(marks.names)),
     )
     return planline.seal(writing.write(given, entries, facts_of(traced, plan, request, {})))
 
 
-def features_of(traced: Traced, brought: Brought, entries: Sequence[Entry], marks: bool) -> Features:
-    """What the helpers have to know for this model and this table."""
-    record = brought.found.record
-    vertices = [vertex for row in brought.rows for vertex in row.candidate.vertices]
+def features_of(traced: Traced, marks: bool) -> Features:
+    """What the helpers have to know for this model. What depends on the table alone they always know, so that another budget
+    changes rows and not the helpers."""
+    record = traced.model.record
     return Features(
         random=draws(traced.model.trace),
         buffers=moves_buffers(traced.target.module, record),
         in_place=changes_in_place(record),
         marks=marks,
-        nested=nest(brought.found, vertices),
-        twice=any(entry.twice for entry in entries),
-        numbered=any(entry.number is not None for entry in entries),
     )
 
 

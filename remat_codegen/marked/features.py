@@ -1,20 +1,18 @@
 """What a file's helpers have to know. `parts.py` has a constant for each, which is settled here, and what is then out of reach
-goes: a file carries what its model and its table can meet, and refuses the rest by name."""
+goes: a file carries what its model can meet, and refuses the rest by name."""
 
 from __future__ import annotations
 
 import ast
 import textwrap
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import libcst as cst
 import torch
 
 from remat_codegen.graph.record import Record
-from remat_codegen.marked.found import Found
-from remat_codegen.marked.words import Vertex
 from remat_codegen.torch_seam import buffers_of
 from remat_codegen.trace.ir import Trace
 
@@ -51,20 +49,6 @@ def moves_buffers(module: torch.nn.Module, record: Record) -> bool:
 def changes_in_place(record: Record) -> bool:
     """Whether a forward pass changes in place what an operation gave."""
     return any(record.storages[s].operation is not None for changed in record.mutated for s in changed)
-
-
-def nest(found: Found, vertices: Sequence[Vertex]) -> bool:
-    """Whether one of these runs within another, or one does that the table calls the same."""
-    names = {_named(found, vertex) for vertex in vertices}
-    alike = [v for v in found.tree.vertices if _named(found, v) in names]
-    return any(a.begin <= b.begin and b.end <= a.end for a in alike for b in alike if a is not b)
-
-
-def _named(found: Found, vertex: Vertex) -> Hashable:
-    """What the table calls it by; None where it is nothing that can have a name."""
-    if vertex.called is not None and found.is_module(vertex):
-        return vertex.called[0]
-    return vertex.text and (vertex.text.module, vertex.text.function, vertex.text.span)
 
 
 # ---------------------------------------------------------------------------- helpers without what a file does not need

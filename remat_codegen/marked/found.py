@@ -184,6 +184,12 @@ class Found:
         text = vertex.text
         return None if text is None else (text.module, text.function, text.span)
 
+    def owner(self, vertex: Vertex) -> str:
+        """The path of the module that a call or an expression stands in."""
+        if vertex.called is not None and self.is_module(vertex):
+            return vertex.called[0].rpartition(".")[0]
+        return "" if vertex.text is None else vertex.text.module or ""
+
     def key(self, vertex: Vertex) -> tuple[Hashable, ...]:
         """Equal for the same code, of any layer."""
         if self.is_module(vertex):

@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from remat_codegen.budget import format_bytes
 from remat_codegen.marked.demand import Keeps
 
 COLUMNS = 120
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,16 @@ class Entry:
     def name(self) -> str:
         """What the helpers call it."""
         return f"{self.path}.{self.mark}".strip(".") if self.mark else self.path
+
+    @property
+    def key(self) -> str:
+        """The key of its row."""
+        return key_of(self.name.rpartition(".")[0])
+
+    @property
+    def said(self) -> str:
+        """What stands in its row."""
+        return (self.name.removeprefix(f"{self.key}.") if self.key else self.name) + self.options
 
     @property
     def options(self) -> str:
@@ -75,21 +85,17 @@ def table(entries: Sequence[Entry]) -> list[str]:
     """The lines between the braces of PLAN, each row with the bytes that it frees."""
     rows: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        rows[key_of(entry.name.rpartition(".")[0])].append(entry)
+        rows[entry.key].append(entry)
     return [line for key, row in rows.items() for line in _row(key, row)]
 
 
 def _row(key: str, row: Sequence[Entry]) -> list[str]:
-    words = [_from(key, entry) for entry in row]
-    freed = f"# {sum(e.freed_bytes for e in row) / MIB:,.1f} MiB"
+    words = [entry.said for entry in row]
+    freed = f"# {format_bytes(sum(e.freed_bytes for e in row))}"
     line = f'"{key}": "{" ".join(words)}",'
     if len(line) + len(freed) + 6 <= COLUMNS:
         return [f"{line}  {freed}"]
     return [f'"{key}": (  {freed}', *(f'    "{text}"' for text in _folded(words)), "),"]
-
-
-def _from(key: str, entry: Entry) -> str:
-    return (entry.name.removeprefix(f"{key}.") if key else entry.name) + entry.options
 
 
 def _folded(words: Sequence[str]) -> list[str]:

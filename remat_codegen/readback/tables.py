@@ -14,9 +14,11 @@ from remat_codegen.report import percent
 
 
 def shown(found: Any) -> Iterator[Table | Text]:
-    """A table of the blocks, and lines that are as they are, however long."""
+    """A table of the blocks, or of the rows, and lines that are as they are, however long."""
     if found.blocks:
         yield block_table(found.blocks)
+    if found.rows:
+        yield row_table(found.rows)
     for line in closing_lines(found):
         yield Text(line, no_wrap=True, overflow="ignore")
 
@@ -45,18 +47,32 @@ def block_table(blocks: Sequence[BlockSummary]) -> Table:
     return table
 
 
+def row_table(rows: Sequence[Any]) -> Table:
+    """A line for each row of a file's PLAN."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("row", no_wrap=True)
+    table.add_column("rebuilt", overflow="fold")
+    for title in ("frees", "operations", "overhead"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        freed = format_bytes(row.freed_bytes)
+        table.add_row(row.key or "-", " ".join(row.entries), freed, str(len(row.recomputed)), percent(row.overhead))
+    return table
+
+
 def closing_lines(found: Any) -> Iterator[str]:
     """The totals, and whether this is what was planned."""
-    if found.blocks:
+    if found.unmodified_peak_bytes:
         budget = "" if found.budget_bytes is None else f", budget {format_bytes(found.budget_bytes)}"
         line = f", line {found.peak_line}" if found.peak_line else ""
         yield ""
+        block = "" if found.peak_block is None else f" in block {found.peak_block}"
         yield (
-            f"peak {format_bytes(found.peak_bytes)} in block {found.peak_block}{line}; "
+            f"peak {format_bytes(found.peak_bytes)}{block}{line}; "
             f"PyTorch {format_bytes(found.unmodified_peak_bytes)}{budget}"
         )
         yield f"overhead {percent(found.overhead)} of the step without recomputation"
-    if found.as_planned is not None and found.blocks:
+    if found.as_planned is not None and found.unmodified_peak_bytes:
         same = "the schedule is the plan's" if found.ok else "it computes what was planned, in its order, but is wrong"
         yield same if found.as_planned else "the schedule is not the plan's"
     for note in found.notes:

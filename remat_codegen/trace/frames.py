@@ -207,12 +207,10 @@ def _is_words(path: str) -> bool:
     return not is_library(path)
 
 
-@cache
-def _function(code: CodeType) -> Function:
+def _function(code: CodeType) -> Function:  # not cached: code of two files is equal where their text is
     return Function(code.co_filename, code.co_qualname, code.co_firstlineno)
 
 
-@cache
 def _span(code: CodeType, instruction: int) -> Span:
     """What an instruction computes."""
     line, end_line, column, end_column = next(itertools.islice(code.co_positions(), instruction // 2, None))

@@ -44,7 +44,8 @@ ALLOWED = {
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
     "marked": (
         "emit",
-        *("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "parts", "marked", "torch_seam", "readback.values"),
+        *("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "parts", "marked", "torch_seam"),
+        *("readback.values", "budget"),
     ),
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile", "torch_seam"),
     "readback": (

@@ -10,8 +10,8 @@ import pytest
 import zoo
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
 
-from remat_codegen import lifecycle, second
-from remat_codegen.errors import RematError, VerifyError
+from remat_codegen import second
+from remat_codegen.errors import RematError
 from remat_codegen.marked.choose import Row
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -120,14 +120,6 @@ def test_a_row_that_names_nothing_is_refused(generated):
     module = load_generated(output)
     with pytest.raises(ValueError, match=r"PLAN names steps\.9"):
         module.Net()(module.torch.randn(64, 32))
-
-
-@pytest.mark.parametrize("verb", [lifecycle.check, lifecycle.update])
-def test_verbs_that_cannot_read_it_say_so(generated, verb):
-    output, _ = generated("60%")
-    assert "--edition 2" in output.read_text()
-    with pytest.raises(VerifyError, match="second edition, which check, update and explain cannot read yet"):
-        verb(output, Progress(None))
 
 
 @pytest.mark.parametrize("given", [{"plan": Path("a.json"), "budget": None}, {"save_plan": Path("a.json")}, {"dynamic": "x.0"}])
