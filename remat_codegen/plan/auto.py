@@ -1,16 +1,16 @@
 """The default to be: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
 
-    least peak known ---- ... ---- lo ---- middle ---- hi ---- ... ---- no recomputation
+    least peak known ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
 
-A budget is looked for by bisection between the least peak that is known and that of the plain step. At each middle, whatever
-budget was asked for, the same is done: the plan of `lo`, that of `hi` squeezed, and what the quick planners make of it are fitted,
-spent, and the best is improved by `moves.Search`. What comes out is the point of that middle, and two rules make points
-monotonic: it is at most as slow as `lo`, whose plan it may take, and it is never faster than `hi`, because what would be is turned
-down. So of two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as slow as that
-one, and the larger at most. The answer is the plan of `lo` once `lo` and `hi` are RESOLUTION apart, or take equally long.
+A budget is looked for by bisection between the least peak that is known and that of the plain step. At each middle the same is
+done, whatever budget was asked for: the plan of `low`, that of `high`, and what the quick planners make of it are fitted to the
+middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points* monotonic: one
+is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is turned down. So of
+two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as slow as that one, and
+the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take equally long.
 
-Starts: Rockmate's dynamic program (with the sequence as it comes, slots that are fine for tight budgets) where its blocks are few
-and small, Rotor, DTR with several scores, Chen's segments, and the plain step squeezed.
+Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
+kinds and small, Rotor, DTR with several scores and for several budgets, segments (Chen et al.), and the plain step squeezed.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import chain, chen, dtr, ends, rockmate, whole
+from remat_codegen.plan import chain, dtr, ends, rockmate, whole
 from remat_codegen.plan.ends import Progress, candidate
 from remat_codegen.plan.ledger import Ledger
 from remat_codegen.plan.lives import Board, Lives, Order
@@ -36,32 +36,44 @@ from remat_codegen.plan.segments import starting_orders
 from remat_codegen.profile.costs import Profile
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan
-WORK = 150_000  # of the search at each middle: some half a second
-HARD_WORK = 400_000  # where there is no dynamic program to start from
+WORK = 300_000  # of the search at each middle: some half a second
+HARD_WORK = 600_000  # where there is no dynamic program to start from
+WORK_PER_NODE = 600  # at most: small graphs need less
+SMALL = 300  # nodes, up to which each of DTR's scores is tried
+MOST_LEVELS, LEVEL_WORK = 32, 8000  # budgets that DTR is run for beforehand, and nodes of all these together
 LARGE = 2500  # nodes; beyond them DTR alone takes seconds
 DEEP = 8  # bisections after which the two plans beside a middle are as good a start as any
+SHALLOW = 3  # bisections up to which what costs more is tried as well
 SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
-LOWER = (0.9, 0.97, 0.99)  # of the least peak known: where a lower one is looked for
+LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
 FITTED = 60  # starts are given up after so many splits for each hundred nodes
+LOWERED = 2  # orders of little peak that are brought lower
 PROMISING = 3  # starts that are improved a little before one is chosen
 
 
-def plan(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
-    """The best plan found within the budget."""
+def plan(
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    work_per_node: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan found within the budget. `work_per_node` limits the search at each middle (None: WORK_PER_NODE)."""
     plain = candidate(graph, profile, range(len(graph.nodes)))
     if plain.peak_bytes <= budget_bytes:
         return ends.chosen("auto", [plain], profile, budget_bytes, ("the step fits the budget without recomputation",))
-    found = _frontier(graph, profile).at(budget_bytes, progress)
+    known = frontier(graph, profile, WORK_PER_NODE if work_per_node is None else work_per_node)
+    found = known.at(budget_bytes, progress)
     if found is None:
-        return _below(graph, profile, budget_bytes)
+        return _below(graph, profile, budget_bytes, known.least)
     judged = candidate(graph, profile, found.order)
     return ends.chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
 
 
-def _below(graph: Graph, profile: Profile, budget_bytes: int) -> Plan:
+def _below(graph: Graph, profile: Profile, budget_bytes: int, least: Point) -> Plan:
     """A budget below the least peak known: whoever else keeps to it."""
-    least = _frontier(graph, profile).least
     plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in ("dtr", "local")]
     fitting = [p for p in plans if p.schedule is not None]
     if not fitting:
@@ -80,20 +92,21 @@ class Point:
 
 
 @lru_cache(maxsize=8)
-def _frontier(graph: Graph, profile: Profile) -> Frontier:
-    return Frontier(graph, profile)
+def frontier(graph: Graph, profile: Profile, work_per_node: int) -> Frontier:
+    """What is known of a graph; a second plan of the same graph finds it here."""
+    return Frontier(graph, profile, work_per_node)
 
 
 class Frontier:
     """The points of a graph that were found so far."""
 
-    def __init__(self, graph: Graph, profile: Profile, work: int | None = None) -> None:
+    def __init__(self, graph: Graph, profile: Profile, work_per_node: int) -> None:
         self.graph, self.profile = graph, profile
         self.board = Board(graph, profile)
         self.ledger = Ledger(self.board)
         self.points: dict[int, Point] = {}
         self.sequences = _Sequences(graph, profile)
-        self.work = work or (WORK if self.sequences.worthwhile else HARD_WORK)
+        self.work = min(WORK if self.sequences.worthwhile else HARD_WORK, work_per_node * len(graph.nodes))
         self.rounds = FITTED * (len(graph.nodes) // 100 + 1)
         self.plain = Point(Lives(self.board, self.board.plain).peak, self.board.plain_ns, self.board.plain, "nothing")
 
@@ -119,13 +132,29 @@ class Frontier:
         return max(1, math.ceil(math.log2(max(ratio, 1))))
 
     @cached_property
+    def _segments(self) -> list[rockmate.Candidate]:
+        """Segments of the forward pass in growing numbers, those of Chen's among them."""
+        return [candidate(self.graph, self.profile, order) for order in starting_orders(self.board)]
+
+    @cached_property
+    def _evictions(self) -> list[rockmate.Candidate]:
+        """DTR's plans for some budgets: with more of it, its plan may be slower, and then that for less is taken."""
+        count = len(self.graph.nodes)
+        levels = min(MOST_LEVELS, LEVEL_WORK // count)
+        heuristics = dtr.HEURISTICS if count <= SMALL else ("dtr",)
+        limits = [self.plain.limit_bytes * level // (levels + 1) for level in range(1, levels + 1)]
+        limits = [limit for limit in limits if limit >= self.least.limit_bytes]
+        plans = [dtr.plan(self.graph, self.profile, limit, heuristic=h) for limit in limits for h in heuristics]
+        return [rockmate.Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
+
+    @cached_property
     def least(self) -> Point:
         """The plan of the least peak that was found, whatever the budget."""
         orders = [("everything rebuilt", order) for order in ends.least_orders(self.graph)]
-        orders += [("segments", order) for order in starting_orders(self.board)]
+        orders += [("segments", whole.order_of(c.schedule)) for c in self._segments]
         orders += [("rockmate", order) for order in self.sequences.tightest()]
         ranked = sorted((Lives(self.board, order).peak, i) for i, (_, order) in enumerate(orders))
-        found = [self._lowest(*orders[i]) for _, i in ranked[:PROMISING]]
+        found = [self._lowest(*orders[i]) for _, i in ranked[:LOWERED]]
         return min(found, key=lambda point: (point.limit_bytes, point.time_ns))
 
     def _lowest(self, start: str, order: Order) -> Point:
@@ -171,7 +200,12 @@ class Frontier:
             return
         for order in self.sequences.at(limit):
             yield "rockmate", order
-        yield "the plain step, squeezed", self.board.plain
+        if depth < SHALLOW:
+            yield "the plain step, squeezed", self.board.plain
+        if (segments := ends.fastest(self._segments, limit)) is not None:
+            yield "segments", whole.order_of(segments.schedule)
+        if (evicting := ends.fastest(self._evictions, limit)) is not None:
+            yield "dtr", whole.order_of(evicting.schedule)
         for name, run in self._quick(depth):
             found = run(self.graph, self.profile, limit)
             if found.schedule is not None:
@@ -179,12 +213,10 @@ class Frontier:
 
     def _quick(self, depth: int) -> Iterator[tuple[str, Callable[..., Plan]]]:
         large = len(self.graph.nodes) > LARGE
-        if not large or depth < 3:
-            yield "chen", chen.plan
         if rockmate.is_chain(self.graph) and not self.sequences.worthwhile:
             yield "rotor", chain.plan
-        for heuristic in ("local",) if large else ("dtr", "local", "msps"):
-            if not large or depth < 4:
+        for heuristic in ("local",) if large else ("dtr", "local", "msps") if depth < SHALLOW else ("dtr",):
+            if not large or depth < SHALLOW:
                 yield f"dtr-{heuristic}", lambda g, p, b, h=heuristic: dtr.plan(g, p, b, heuristic=h)
 
 

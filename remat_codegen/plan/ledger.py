@@ -34,7 +34,10 @@ class Ledger:
         self.maker = np.array(board.producer, dtype=np.int64)
         self.noise = np.random.default_rng(1)
         self.free = [board.early[d] and board.movable(d) and board.size[d] > 0 for d in range(len(board.size))]
-        self.touches = [tuple(d for d in {**dict.fromkeys(w), **dict.fromkeys(r)} if self.free[d]) for w, r in zip(board.writes, board.reads, strict=True)]
+        self.touches = [
+            tuple(d for d in {**dict.fromkeys(w), **dict.fromkeys(r)} if self.free[d])
+            for w, r in zip(board.writes, board.reads, strict=True)
+        ]
         self.written = [sum(board.size[d] for d in w) + board.workspace[n] for n, w in enumerate(board.writes)]
         self.reset(keys)
 
@@ -67,7 +70,9 @@ class Ledger:
 
     def keys_of(self, order: Sequence[int]) -> list[int]:
         """The repeats of an order, sorted into stages. Where a node runs twice in one stage, once is kept."""
-        found, pending, reached = [], [], -1
+        found: list[int] = []
+        pending: list[int] = []
+        reached = -1
         for node in order:
             if node > reached:
                 reached = node

@@ -4,9 +4,9 @@
     shake   a few things are dropped near each other, and the room is spent on runs that take longer
     later   a repeat moves to the stage of its first reader
 
-A trial is kept if the step takes no longer and keeps to the limit, else the log undoes it: it is ejection chains and large
-neighbourhood search on the order of `hierarchy`, with neither an order nor its memory counted anew. Deterministic: random choices
-are seeded, and the work is counted by the ledger.
+A trial is kept if the step takes hardly longer and keeps to the limit, else the log undoes it: ejection chains and large
+neighbourhood search on the orders of `hierarchy`, with neither an order nor its memory counted anew. Deterministic: random
+choices are seeded, and the work is counted by the ledger.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from remat_codegen.plan.ledger import Ledger
 MOST_FIXES = 24  # splits that one trial may need to fit again
 NEAR = 40  # positions around a change in which room is spent
 SPENT = 24  # runs that a trial tries to take out
+WARMTH = 0.01  # how much slower a trial may leave the step for a while, in parts of its overhead
 SLACK = 0.5  # of what taking a run out wins: by so much the step may take longer until what is then free is spent
 LOOKED_AT = 3  # of the most promising gaps, whose whole cost is looked at
 STUCK = 400  # more splits than this many times without getting below: the limit is given up
@@ -128,11 +129,12 @@ class Search:
         self.tried = [0, 0, 0]
         self.kept = [0, 0, 0]
 
-    def run(self, limit: int, work: int, fastest_ns: int = 0) -> None:
-        """Trials until the ledger's work has grown by so much, or there is nothing to gain. Nothing faster than `fastest_ns` is
-        taken."""
+    def run(self, limit: int, work: int, fastest_ns: int = 0, warmth: float = WARMTH) -> None:
+        """Trials until the ledger's work has grown by so much, or there is nothing to gain; leaves the fastest order that came
+        by. Nothing faster than `fastest_ns` is taken, and what is slower by `warmth` only for a while."""
         ledger, last = self.ledger, self.ledger.work + work
         fastest_ns = max(fastest_ns, ledger.board.plain_ns)
+        best, best_ns, first = ledger.repeats(), ledger.time, ledger.work
         while ledger.work < last and ledger.time > fastest_ns:
             ledger.log.clear()
             before = ledger.time
@@ -140,10 +142,15 @@ class Search:
             done = (self._swap, self._shake, self._later)[kind](limit, before)
             self.tried[kind] += 1
             ledger.work += 8 + len(ledger.keys) // 64
-            if done and fastest_ns <= ledger.time <= before and ledger.peak <= limit:
+            slower = warmth * (1 - (ledger.work - first) / work) * self.rng.random() ** 3 * (best_ns - ledger.board.plain_ns)
+            if done and fastest_ns <= ledger.time <= before + slower and ledger.peak <= limit:
                 self.kept[kind] += ledger.time < before
+                if ledger.time < best_ns:
+                    best, best_ns = ledger.repeats(), ledger.time
             else:
                 ledger.undo(0)
+        if ledger.time > best_ns:
+            ledger.reset(best)
 
     def _repeat(self) -> int | None:
         """A repeat: of three drawn, the one that takes the longest."""
@@ -224,4 +231,3 @@ class Search:
             return False
         ledger.remove(key)
         return ledger._run_at(later, limit)
-

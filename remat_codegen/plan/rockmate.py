@@ -56,12 +56,9 @@ def plan(
     slots: int = SLOTS,
     time_limit: float = 10.0,
     grid: Grid | None = None,
-    alike: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest schedule that Rockmate finds within the budget. `time_limit` is for one integer program, in seconds.
-
-    Unless `alike`, the fastest sequence is taken as it is, however differently it treats equal blocks.
 
     `progress(what, done, total)` is called as the work goes on. Same inputs, same plan, unless a program runs out of time
     (TIME_LIMIT).
@@ -71,7 +68,7 @@ def plan(
     if plain.peak_bytes <= budget_bytes:
         return _plan(Status.OPTIMAL, plain, ("the step fits the budget without recomputation",), profile)
     if is_chain(graph) and all(b.last - b.first < MOST_IN_BLOCK for b in graph.blocks):
-        return _plan_chain(graph, profile, budget_bytes, plain, slots, grid, alike, progress)
+        return _plan_chain(graph, profile, budget_bytes, plain, slots, grid, progress)
     return _plan_whole(graph, profile, budget_bytes, plain, grid, progress)
 
 
@@ -119,14 +116,7 @@ def _fastest(candidates: Sequence[Candidate], budget_bytes: int) -> Candidate | 
 
 
 def _plan_chain(
-    graph: Graph,
-    profile: Profile,
-    budget_bytes: int,
-    plain: Candidate,
-    slots: int,
-    grid: Grid,
-    alike: bool,
-    progress: Progress | None,
+    graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, slots: int, grid: Grid, progress: Progress | None
 ) -> Plan:
     chain = Chain(graph, profile, grid, progress)
     table = chain.table(plain.peak_bytes, slots)
@@ -153,8 +143,6 @@ def _plan_chain(
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
     small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
-    if fastest is not None and not alike:
-        return _plan(status, judge(graph, profile, fastest.schedule), notes, profile)
     if fastest is not None and small and (repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
         slots = next(m for m, c in tried.items() if c is fastest)
         # a search would gain little, and treat equal blocks differently
