@@ -4,7 +4,8 @@
 
 Works through PARTS, each of which takes at most 8 minutes. What is done is written down in build/gpu/state.json step by step,
 so that the same command takes up again where it was ended; failed steps are reported and not tried again, but for --again and
---part. Writes benchmarks/results/gpu-PART.md and .json; with --small, or on the null GPU (tests/nullgpu), to build/gpu.
+--part, and so are steps that all of a part's time was not enough for. Writes benchmarks/results/gpu-PART.md and .json; with
+--small, or on the null GPU (tests/nullgpu), to build/gpu.
 A budget that is too small is replaced by the smallest that works.
 
 Other packages than PyTorch that are missing are installed from the wheels in FOLDER into build/gpu/site. The product is run as
@@ -138,11 +139,12 @@ class Run:
             if key in done:
                 continue
             print(f"   {key} ...", flush=True)
+            late = time.monotonic() > limit - 0.9 * PART_S
             done[key] = work(limit)
             self._save()
             print(f"   {key}: {outcome(done[key])}", flush=True)
             if done[key].get("ended"):
-                if limit == self.end:  # it had less than a part's time
+                if late:  # it had less than a part's time: the next call begins with it
                     del done[key]
                     self._save()
                 break

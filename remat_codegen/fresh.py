@@ -21,7 +21,7 @@ import torch
 from remat_codegen.inputs import parse_init
 from remat_codegen.target import Target, TargetKind, split_spec
 from remat_codegen.trace import Autocast
-from remat_codegen.verify import said
+from remat_codegen.verify import is_out_of_memory, said
 
 RUNNER = Path(__file__).with_name("fresh_runner.py")
 LIMIT_S = 3600  # a process that hangs must end some day
@@ -39,6 +39,11 @@ class Found:
     def incomparable(self) -> bool:
         """Whether model or inputs could not be handed over: that is not the file's fault."""
         return self.stage in ("pickle", "unpickle")
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the process ended for want of memory."""
+        return self.stage != "" and is_out_of_memory(self.said)
 
 
 def carries(generated: Any, target: Target) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable, write_atomically
-from remat_codegen.graph.allocator import UNSPLIT_BYTES
+from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.graph.unplannable import check_place
 from remat_codegen.patched import is_patched
 from remat_codegen.plan.bound import bound
 from remat_codegen.plan.milp import solver
@@ -72,7 +73,12 @@ def generate(request: Request, progress: Progress) -> Report:
         write_atomically(output, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, plan.dumps())
-    graph, own, verified = traced.graph, aswritten.of_plan(plan, traced.model), None
+    return finished(request, plan, traced, progress)
+
+
+def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progress) -> Report:
+    """The report of a file that was written, verified where that was asked for."""
+    output, graph, own, verified = request.output_path, traced.graph, aswritten.of_plan(plan, traced.model), None
     if request.verify:
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"), deterministic_algorithms(request.deterministic):
@@ -115,6 +121,7 @@ def trace_target(request: Request, progress: Progress) -> Traced:
     with progress.stage("graph"):
         try:
             recorded = record(traced)
+            check_place(traced, request.device)
             traced = with_least(target.module, target.args, target.kwargs, traced, recorded, asked) if asked else traced
             model = simplify(traced, recorded)
         except ValueError as error:
@@ -154,7 +161,7 @@ def make_plan(request: Request, traced: Traced, progress: Progress, previous: Se
     budget = parse_budget(request.budget)
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    limit = budget.resolve(plain.peak_bytes + SLACK_BYTES)
+    limit = budget.resolve(plain.peak_bytes + reserve_of(traced).slack_bytes)
     note_solver(progress)
     with progress.stage("plan"):
         plan = _plan_within(request, traced, profile, limit, progress)
@@ -248,8 +255,9 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
         return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    unmodified = plain.peak_bytes + SLACK_BYTES
-    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve_of(traced))
+    reserve = reserve_of(traced)
+    unmodified = plain.peak_bytes + reserve.slack_bytes
+    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve)
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if plan.schedule is None:
@@ -278,8 +286,7 @@ def reserve_of(traced: Traced) -> Reserve:
     fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes
     if not traced.model.trace.accelerator:
         return Reserve(fixed, frozenset(random))
-    largest = max((d.nbytes for d in traced.graph.data), default=0)
-    return Reserve(fixed + min(UNSPLIT_BYTES, largest // 4))
+    return Reserve(fixed, unsplit_bytes=unsplit_bytes(d.nbytes for d in traced.graph.data))
 
 
 def _is_random(traced: Traced, node: int) -> bool:
@@ -298,7 +305,7 @@ def _load_plan(request: Request, traced: Traced) -> SavedPlan:
 def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) -> str:
     """The generated file's text: a pure function of the traced model, the plan and the request's words."""
     target = traced.target
-    source = _own_source(target)
+    source = own_source(target)
     original = Original(
         target=portable(request.target),
         class_name=target.class_name,
@@ -309,7 +316,14 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         objects=traced.model.trace.objects,
         source=source,
     )
-    facts = Facts(
+    facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
+    return planline.seal(render(original, traced.model, schedule, facts))
+
+
+def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[int, float]) -> Facts:
+    """What a file's header says."""
+    target = traced.target
+    return Facts(
         version=__version__,
         command=command(request, plan),
         source_digest=hashlib.sha256(target.source.encode()).hexdigest(),
@@ -321,13 +335,12 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         overhead=plan.overhead,
         bound=plan.bound,
         plan_lines=planline.plan_lines(plan),
-        growth=growth(traced.model, schedule) if traced.model.trace.sizes else {},
+        growth=grows,
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
     )
-    return planline.seal(render(original, traced.model, schedule, facts))
 
 
-def _own_source(target: Target) -> str | None:
+def own_source(target: Target) -> str | None:
     """The text of the file that was named, if the model's class comes from it and is what stands there."""
     try:
         file = inspect.getsourcefile(type(target.module))
@@ -356,6 +369,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
+    words += ["--edition", str(request.edition)] if request.edition != 1 else []
     words += ["-o", request.output_path.name]
     return planline.join_words(words)
 

@@ -112,7 +112,7 @@ def write_trace(request: Request, output: Path, progress: Progress) -> dict[str,
     found = priced_model(request, progress)
     profile = found.profile
     costs = (profile.time_ns, profile.workspace_bytes, profile.device)
-    reserve, drawing = found.reserve.fixed_bytes, tuple(sorted(found.reserve.drawing))
+    reserve, drawing = found.reserve.least_bytes, tuple(sorted(found.reserve.drawing))
     text = exchange.dumps(Exchange(found.graph, *costs, reserve_bytes=reserve, drawing=drawing))
     write_atomically(output, text)
     return _size(found) | {

@@ -39,6 +39,7 @@ class Request:
     autocast: str | None = None
     dynamic: str = ""
     deterministic: bool = False
+    edition: int = 1
 
     @property
     def output_path(self) -> Path:

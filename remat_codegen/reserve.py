@@ -27,21 +27,27 @@ Planner = Callable[[Graph, int], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes beside the planned tensors: `fixed_bytes` in any case, and a state for each of `drawing`, nodes by id, that runs
-    again."""
+    """Bytes beside the planned tensors: `fixed_bytes` where anything runs again, and a state for each of `drawing`, nodes by
+    id, that does; `unsplit_bytes`, which a GPU's allocator may take, in any case."""
 
     fixed_bytes: int = 0
     drawing: frozenset[int] = field(default_factory=frozenset)
+    unsplit_bytes: int = 0
 
     @property
     def slack_bytes(self) -> int:
         """What even a file that recomputes nothing needs."""
-        return min(SLACK_BYTES, self.fixed_bytes)
+        return min(SLACK_BYTES, self.fixed_bytes) + self.unsplit_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """What a plan that repeats no random node needs."""
+        return self.fixed_bytes + self.unsplit_bytes
 
     @property
     def most_bytes(self) -> int:
         """What a plan that repeats all random nodes needs."""
-        return self.fixed_bytes + _states(len(self.drawing))
+        return self.least_bytes + _states(len(self.drawing))
 
     def states_bytes(self, order: Sequence[int]) -> int:
         """The generator states that an order of node ids holds at most: one for each random node that runs again, and the
@@ -51,7 +57,7 @@ class Reserve:
 
     def needed_bytes(self, order: Sequence[int]) -> int:
         """What an order of node ids needs: next to nothing where no node runs again."""
-        return self.fixed_bytes + self.states_bytes(order) if repeats(order) else self.slack_bytes
+        return self.least_bytes + self.states_bytes(order) if repeats(order) else self.slack_bytes
 
 
 def _states(count: int) -> int:
@@ -87,7 +93,7 @@ def repeats(order: Sequence[int]) -> bool:
 
 def _of_all(plan: Plan, variant: _Variant, graph: Graph, reserve: Reserve) -> Plan:
     """A variant's plan as one of the graph: what was proved of the variant, and with all states reserved, need not hold."""
-    if variant == _Variant(graph, reserve.fixed_bytes):
+    if variant == _Variant(graph, reserve.least_bytes):
         return plan
     status = Status.FEASIBLE if plan.status is Status.OPTIMAL else plan.status
     return replace(plan, bound_ns=None, status=status)
@@ -104,7 +110,7 @@ class _Variant:
 def _variants(graph: Graph, reserve: Reserve, plain_bytes: int) -> list[_Variant]:
     """The graph as it is, and where states are not negligible, with ever fewer random nodes that may run again."""
     found = {reserve.drawing: _Variant(graph, reserve.most_bytes)}
-    if reserve.most_bytes - reserve.fixed_bytes > NEGLIGIBLE * plain_bytes:
+    if reserve.most_bytes - reserve.least_bytes > NEGLIGIBLE * plain_bytes:
         results = {n: sum(graph.data[d].nbytes for d in graph.nodes[n].writes) for n in reserve.drawing}
         for states in DRAWN_AGAIN:
             drawing = frozenset(n for n, nbytes in results.items() if nbytes > states * GENERATOR_STATE_BYTES)

@@ -6,7 +6,7 @@ them all. Nothing is freed unless a `Forget` says so, and `with_forgets` says so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Graph, Kind, Phase, total_bytes
@@ -117,23 +117,26 @@ def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
     return Timeline(max(during, default=0), time_ns, tuple(during), tuple(after))
 
 
-def with_forgets(graph: Graph, order: Sequence[int]) -> Schedule:
+def with_forgets(graph: Graph, order: Sequence[int], held: Mapping[int, Collection[int]] | None = None) -> Schedule:
     """The schedule that runs nodes in `order` and forgets each data node as soon as nothing reads that copy of it any more.
 
     A copy of a value or phantom ends where a node writes it again; further contributions to a gradient belong to the same copy.
-    An output is what the first run made: whoever called has it, and another copy ends at once.
+    An output is what the first run made: whoever called has it, and another copy ends at once. `held` are data, by position in
+    the order, that somebody else holds while that node runs: a variable of the program does.
     """
     outputs = set(graph.outputs)
     read_next: dict[int, bool] = {}  # walking backwards: whether the next step that touches a data node needs the present copy
     reversed_steps: list[Step] = []
-    for node_id in reversed(order):
+    for position in range(len(order) - 1, -1, -1):
+        node_id = order[position]
         node = graph.nodes[node_id]
-        touched = sorted({*node.reads, *node.writes}, reverse=True)
+        more = held.get(position, ()) if held else ()
+        touched = sorted({*node.reads, *node.writes, *more}, reverse=True)
         reversed_steps.extend(Forget(d) for d in touched if not read_next.get(d, d in outputs))
         reversed_steps.append(Compute(node_id))
         for data in node.writes:
             read_next[data] = data in outputs or graph.data[data].kind is Kind.GRADIENT
-        for data in node.reads:
+        for data in (*node.reads, *more):
             read_next[data] = True
     return Schedule(tuple(reversed(reversed_steps)))
 

@@ -25,7 +25,7 @@ class StepCosts:
 
 
 def step_costs(made: Callable[[], Run], rematerialized: Callable[[], Run], device: str) -> StepCosts:
-    """Measures steps of new models."""
+    """Measures steps of new models: of the original alone, then of both by turns where there is room for both."""
 
     def twice() -> None:  # in the second step Python may still hold what it kept of the first
         original.step()

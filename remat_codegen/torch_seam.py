@@ -3,8 +3,10 @@
 All other modules take such names from here, and `NAMES` lists them: what each is for, and what happens without it. A version
 that lacks one is refused in a sentence, when this module is imported; a newer version than was tried is used with a warning.
 What runs where this package is not cannot take them from here: `runtime.py`, which is copied into generated files, uses
-`UntypedStorage._cdata`, `Tensor._version` and `torch._neg_view`; `training.py`, by which a fresh process trains such a file,
-uses `torch.utils._pytree`.
+`UntypedStorage._cdata`, `Tensor._version` and `torch._neg_view`; `parts.py`, which is copied, too, uses these, `Tensor._base`,
+`Module._modules`, `_parameters` and `_buffers`, `torch._C._current_graph_task_id` and the stack of hooks on what autograd saves
+(`torch._C._autograd`: `_top_`, `_push_` and `_pop_saved_tensors_default_hooks`); `training.py`, by which a fresh process trains
+such a file, uses `torch.utils._pytree`.
 """
 
 from __future__ import annotations
@@ -209,6 +211,37 @@ def checkpoint_generator(make: Callable[[Any], Any]) -> Iterator[None]:
         for module in held:
             around.enter_context(mock.patch.object(module, name, make(own)))
         yield
+
+
+def trace_in_progress() -> Any:
+    """What makes the nodes of the trace in progress, None where there is none. Not to be asked for while one is made."""
+    mode = proxy_tensor.get_proxy_mode()
+    return None if mode is None else mode.tracer
+
+
+def made_by(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
+    """The node of a trace whose result a tensor is."""
+    slot = None if tracer is None else proxy_tensor.get_proxy_slot(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+CALLS_MODULE = _take("torch.nn.Module._call_impl", "which calls a module's forward", "no call of one is known").__code__
+HANDS_OVER = _take(
+    "torch.overrides.handle_torch_function", "by which a function runs once more, under a mode", "it is found twice"
+).__code__
+
+
+@contextlib.contextmanager
+def counted_calls(begins: Callable[[torch.nn.Module], None], ends: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """In here, `begins` is called with each module before its forward runs, and `ends` after it, also where that raises."""
+    hooks = torch.nn.modules.module
+    first = hooks.register_module_forward_pre_hook(lambda module, _: begins(module))
+    last = hooks.register_module_forward_hook(lambda module, *_: ends(module), always_call=True)
+    try:
+        yield
+    finally:
+        first.remove()
+        last.remove()
 
 
 # --- autograd --------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from remat_codegen.trace import Autocast
 from remat_codegen.training import Run, digests
 
 Left = list[tuple[str, str, Any]]  # kind, name and value of what a step leaves behind
+OUT_OF_MEMORY = "OutOfMemoryError", "MemoryError", "can't allocate memory", "ALLOC_FAILED"  # the last: cuBLAS's and cuDNN's own
 ROUNDING = 1e-9  # the largest relative difference in float64 that is put down to rounding
 
 
@@ -147,6 +148,11 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"[:300]
 
 
+def is_out_of_memory(text: str) -> bool:
+    """Whether what `said` gives of an error tells of too little memory: not each of them has a type of its own."""
+    return any(words in text for words in OUT_OF_MEMORY)
+
+
 @contextlib.contextmanager
 def file_does(what: str) -> Iterator[None]:
     """In here, what a generated file raises is a FileFailure; out of memory is not its own."""
@@ -155,6 +161,8 @@ def file_does(what: str) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if is_out_of_memory(said(error)):
+            raise MemoryError(said(error)) from error
         raise FileFailure(what, error) from error
 
 
@@ -209,7 +217,7 @@ def compare(
             theirs = _train_original(Run(own(), args, kwargs, autocast), steps, seed, told, traced)
         except (MemoryError, torch.OutOfMemoryError) as error:
             result.alone, theirs = f"the original does not fit ({said(error)})", _Trained()
-    _collect(device)
+    collect(device)
     copied = own()
     with file_does("rematerialize()"):
         generated = Run(rematerialize(copied), args, kwargs, autocast)
@@ -222,7 +230,7 @@ def compare(
         with file_does(f"step {index + 1}"):
             if index == steps - 1:
                 generated.outputs = None  # of the step before: not a part of what this one holds
-                _collect(device)  # nor may what nobody holds any longer go away in the middle of it
+                collect(device)  # nor may what nobody holds any longer go away in the middle of it
                 result.peak = peak(generated.step, device)
             else:
                 generated.step()
@@ -276,7 +284,7 @@ def _on_host(left: Iterable[tuple[str, str, Any]]) -> Left:
     return [(what, name, held(value)) for what, name, value in left]
 
 
-def _collect(device: str) -> None:
+def collect(device: str) -> None:
     """Frees what nobody holds any longer, on a device where little room may be."""
     if torch.device(device).type == "cuda":
         gc.collect()
@@ -306,6 +314,8 @@ def _step_of_original(run: Run, index: int) -> None:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the user's code raises
+        if is_out_of_memory(said(error)):
+            raise MemoryError(said(error)) from error
         hint = "verify with a model and inputs that it can be trained with"
         raise VerifyError(f"the original itself fails in step {index + 1}: {said(error)}", hint=hint) from error
 

@@ -94,7 +94,7 @@ def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -
     return _Renderer(original, model, schedule, facts).render()
 
 
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     here = Path(__file__).resolve().parent.parent
     folders = [here / "templates", here.parent / "templates"]
     return jinja2.Environment(
@@ -110,8 +110,8 @@ class _Renderer:
     def __init__(self, original: Original, model: Model, schedule: Schedule, facts: Facts) -> None:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
-        self.environment = _templates()
-        self.source = "" if _calls_operations_of_others(model) else original.source or ""
+        self.environment = templates()
+        self.source = "" if calls_operations_of_others(model) else original.source or ""
         self.carries = usersource.carry(self.source, original.class_name, "pass") is not None
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
@@ -358,7 +358,7 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _calls_operations_of_others(model: Model) -> bool:
+def calls_operations_of_others(model: Model) -> bool:
     """Whether a model calls operations that something else than PyTorch defines: the original brings them, and only it may."""
     targets = [without_kernels(op.target) for op in model.trace.operations if function_call(op.target) is None]
     return any(schema(t).name.partition("::")[0] not in OPERATIONS_OF_TORCH for t in targets)

@@ -58,8 +58,9 @@ class Carried:
     names: frozenset[str]
 
 
-def carry(source: str, class_name: str, new_forward: str) -> Carried | None:
-    """The statements that `class_name` needs, with `forward` renamed to `plain_forward` and `new_forward` beside it.
+def carry(source: str, class_name: str, new_forward: str | None) -> Carried | None:
+    """The statements that `class_name` needs, with `forward` renamed to `plain_forward` and `new_forward` beside it; None for
+    `new_forward` leaves them as they are.
 
     None where the class is not defined at the top of the file; where something it needs comes from another package, depends
     on the place of the file, looks names up at run time, or sets a forward; where loading the file does what must not be done
@@ -81,14 +82,18 @@ def _deeper() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def _carry(source: str, class_name: str, new_forward: str) -> Carried | None:
+def _carry(source: str, class_name: str, new_forward: str | None) -> Carried | None:
     found = _chosen(source, class_name)
     if found is None:
         return None
     module, target, needed, names = found
     future = [s.node for s in needed if s.is_future]
     imports = [s for s in needed if s.is_import and not s.is_future]
-    rest = [_with_forward(module, s.node, new_forward) if s is target else s.bare() for s in needed if not s.is_import]
+    rest = [
+        _with_forward(module, s.node, new_forward) if s is target and new_forward is not None else s.bare()
+        for s in needed
+        if not s.is_import
+    ]
     lines = [line for s in imports for line in s.import_lines(_mentioned(needed))]
     return Carried(import_lines_of(future), tuple(lines), _code(module, rest), names)
 

@@ -18,10 +18,11 @@ from remat_codegen.trace import Operation, Trace, refs
 
 UNORDERED = frozenset(
     (
-        "bincount cumsum histc index_add index_copy index_put index_reduce kthvalue median nll_loss2d nll_loss_nd put scatter "
-        "scatter_add scatter_reduce segment_reduce"
+        "_unsafe_index_put bincount cumsum histc index_add index_copy index_put index_reduce kthvalue median nll_loss2d "
+        "nll_loss_nd put scatter scatter_add scatter_reduce segment_reduce"
     ).split()
 )
+STEPS = frozenset("bernoulli ceil floor frac heaviside multinomial round sgn sign trunc".split())  # decide, in numbers
 
 
 def not_repeated(trace: Trace, record: Record) -> frozenset[int]:
@@ -43,7 +44,8 @@ def _decisions(trace: Trace, record: Record, on_gpu: Sequence[Operation]) -> fro
         numbers = {record.of_variable[v] for v in results if _is_number(trace.variables[v].dtype)}
         if reads_some or _adds_in_any_order(op):
             unsteady |= numbers | (set(record.mutated[op.id]) if numbers else set())
-        if reads_some and any(not _is_number(trace.variables[v].dtype) for v in results):
+        decides = op.base.rstrip("_") in STEPS or any(not _is_number(trace.variables[v].dtype) for v in results)
+        if reads_some and decides:
             found.add(op.id)
     return frozenset(found)
 

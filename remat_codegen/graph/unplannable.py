@@ -11,6 +11,8 @@ import torch
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace import Operation, Trace, called, function_call, location
 
+KINDS = ("cpu", "cuda")  # of devices
+
 
 def check_trained(op: Operation, args: Any) -> None:
     """A Function may ask which of its arguments want a gradient: these have to be those that wanted one in the model."""
@@ -22,6 +24,9 @@ def check_trained(op: Operation, args: Any) -> None:
 
 def check_devices(trace: Trace, takes_gradient: Sequence[bool]) -> None:
     """A budget is for one device, and autograd has a thread for each: what gradients go through has to stay on one."""
+    if (kind := torch.device(trace.accelerator or "cpu").type) not in KINDS:
+        hint = f"devices of type {kind!r} are not supported"
+        raise UnsupportedError(f"a tensor of the model is on {trace.accelerator}", hint=hint)
     for op in trace.operations:
         for result in (trace.variables[v] for v in op.results if v is not None):
             other = result.device not in ("cpu", trace.accelerator)
@@ -29,6 +34,14 @@ def check_devices(trace: Trace, takes_gradient: Sequence[bool]) -> None:
                 what = f"{called(op.target)} makes a value on {result.device}, and others are on {trace.accelerator}"
                 hint = "keep what gradients go through on one device: a budget is for one"
                 raise UnsupportedError(what, where=location(op.source), hint=hint)
+
+
+def check_place(trace: Trace, asked: str) -> None:
+    """A model that goes to a GPU by itself is measured, and keeps to a budget, where `--device` says only if it goes there."""
+    device, found = torch.device(asked), torch.device(trace.accelerator or asked)
+    if (device.type, device.index or 0) != (found.type, found.index or 0):
+        what = f"the model computes on {found}, and --device is {asked}"
+        raise UnsupportedError(what, hint=f"plan it with --device {found}")
 
 
 @contextlib.contextmanager

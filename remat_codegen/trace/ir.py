@@ -13,6 +13,7 @@ import torch
 from remat_codegen.sizes import Dynamic, Size
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace.kernels import without_kernels
+from remat_codegen.trace.places import Call
 from remat_codegen.trace.surroundings import Autocast
 
 
@@ -84,7 +85,8 @@ class Region:
 class Operation:
     """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
     tensor or unused. `autocast` is what it runs under, `regions` are the calls of torch.utils.checkpoint that it stands in,
-    outermost first."""
+    outermost first. `calls` say where in the source it was made, and `held` are the operations whose results variables of that
+    source hold while it runs; they are no part of what makes two operations alike."""
 
     id: int
     target: Any
@@ -98,6 +100,8 @@ class Operation:
     grad_enabled: bool = True
     autocast: Autocast = ()
     regions: tuple[Region, ...] = ()
+    calls: tuple[Call, ...] = field(default=(), compare=False, repr=False)
+    held: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.torch_seam import OpOverload, is_functorch, pytree
 from remat_codegen.trace.checkpoints import regions_of
+from remat_codegen.trace.frames import calls_of, held_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
@@ -39,6 +40,7 @@ class Reader:
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
+        self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
         self.inputs: list[int | None] = []
         self.constants: list[tuple[int, torch.Tensor]] = []
 
@@ -199,6 +201,7 @@ class Reader:
         if node.target is operator.getitem:
             whole, index = node.args
             self.of_node[node] = self.of_node[whole][index]
+            self.numbered[held_by(node)[0]] = self.numbered.get(held_by(whole)[0], -1)
         elif str(node.target) == "wrap_with_set_grad_enabled":
             inside = replace(around, grad_enabled=bool(node.args[0]))
             self.of_node[node] = self._region(node.args[1], node.args[2:], inside)
@@ -231,6 +234,12 @@ class Reader:
             self.of_node[placeholder] = self._argument(arg)
         return self._body(graph_module, around)
 
+    def _held(self, node: torch.fx.Node) -> tuple[int, ...]:
+        """The operations whose results variables hold while a node runs. An index into a result stands for its operation."""
+        number, held = held_by(node)
+        self.numbered[number] = len(self.operations)
+        return tuple(dict.fromkeys(self.numbered[n] for n in held if n in self.numbered))
+
     def _operation(self, node: Any, around: Surroundings) -> Any:
         value = node.meta.get("val")
         many = isinstance(value, (list, tuple))
@@ -255,6 +264,8 @@ class Reader:
                 around.grad_enabled,
                 around.autocast,
                 regions_of(node),
+                calls_of(node),
+                self._held(node),
             )
         )
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))

@@ -18,6 +18,7 @@ from remat_codegen.sizes import Asked, Together
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
+from remat_codegen.trace.frames import places_noted
 from remat_codegen.trace.functions import functions_as_operations
 from remat_codegen.trace.hidden import (
     no_switching,
@@ -152,6 +153,7 @@ def _export(
             around.enter_context(only_plain_gradients())
             around.enter_context(functions_as_operations())
             around.enter_context(checkpoints_noted())
+            around.enter_context(places_noted(module))
             around.enter_context(swapped(refused_calls() | ({} if noticed else questions.answers())))
             if not noticed:
                 around.enter_context(decisions.answered(module))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -74,6 +76,20 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         return self.out(self.rnn(x.relu())[0].relu()).tanh()
+
+
+class Varied(nn.Module):
+    """Values of many sizes that differ by little, so that freed blocks seldom fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [256, *(w for w in (290, 350, 410, 470, 533, 601, 677, 743, 811, 887, 951, 1013) for _ in range(2)), 64]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.gelu(layer(x)).tanh().exp()
+        return x
 
 
 class Apart(nn.Module):

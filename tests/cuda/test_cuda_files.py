@@ -139,6 +139,18 @@ def test_a_step_keeps_to_its_budget_in_allocated_bytes(name, inputs, budget, dev
     assert requested <= allocated <= limit
 
 
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_a_step_keeps_to_its_budget_where_freed_blocks_seldom_fit(budget, device, tmp_path):
+    """A piece may get a block that is up to 1 MiB larger, even where nothing runs again."""
+    from remat_codegen.verify import load_generated
+
+    inputs = "float32[2048,256]"
+    file = made(tmp_path / "varied_remat.py", "Varied", inputs, budget=budget, device=device)
+    target = loaded("Varied", inputs, device)
+    allocated, _ = peaks(rematerialized(file, target.module), target)
+    assert allocated <= load_generated(file).BUDGET_BYTES
+
+
 def test_gpt2_keeps_to_its_budget_in_allocated_bytes(device, tmp_path):
     from remat_codegen.verify import load_generated
 
@@ -197,7 +209,9 @@ def test_another_generation_is_named(device, tmp_path):
     other = os.environ | {"NULLGPU_CAPABILITY": "60"}
     there = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=other)
     assert there.returncode == 1
-    assert "planned for a GPU of compute capability 9.0, and this one has 6.0" in " ".join(there.stdout.split())
+    planned = "{}.{}".format(*torch.cuda.get_device_capability(device))
+    said = f"planned for a GPU of compute capability {planned}, and this one has 6.0"
+    assert said in " ".join(there.stdout.split())
 
 
 @pytest.mark.real_gpu

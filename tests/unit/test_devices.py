@@ -14,11 +14,11 @@ from torch import nn
 
 from remat_codegen import lifecycle, planfile, planline
 from remat_codegen.errors import TargetError, UnsupportedError
-from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes
+from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes, unsplit_bytes
 from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.record import record
-from remat_codegen.graph.unplannable import check_devices
+from remat_codegen.graph.unplannable import check_devices, check_place
 from remat_codegen.target import load_target
 from remat_codegen.trace import Trace, trace
 
@@ -42,6 +42,21 @@ def test_a_gpu_takes_whole_blocks_and_segments(asked, taken):
     assert allocated_bytes(asked, "") == asked
 
 
+@pytest.mark.parametrize(
+    ("pieces", "kept"),
+    [
+        ([], 0),
+        ([400, 800], 200),
+        ([3 * MIB, 6 * MIB], MIB),
+        ([3 * MIB, 6 * MIB, 6 * MIB + 4096] + 20 * [6 * MIB], MIB + 4096),  # the same size fits
+        ([2 * MIB + n * MIB // 2 for n in range(20)] * 10, 21 * MIB // 2),
+        ([2 * MIB + n * MIB // 2 for n in range(20)], 135 * MIB // 50),  # 2 % of all
+    ],
+)
+def test_room_for_blocks_that_are_not_split_grows_with_sizes_that_differ_by_little(pieces, kept):
+    assert unsplit_bytes(pieces) == kept
+
+
 class Choosing(nn.Module):
     """Adds in any order where it is told to, chooses by it, and by what is always the same."""
 
@@ -54,7 +69,8 @@ class Choosing(nn.Module):
         gates = self.gate(sums).softmax(-1)
         best = gates.topk(2, dim=-1).indices
         positive = x > 0
-        return (gates.gather(1, best) * positive[:, :2]).tanh()
+        steps = gates.detach().bernoulli() + (x + 1).round()
+        return (gates.gather(1, best) * positive[:, :2] * steps[:, :2]).tanh()
 
 
 def on_gpu(found: Trace) -> Trace:
@@ -62,7 +78,9 @@ def on_gpu(found: Trace) -> Trace:
     return replace(found, variables=tuple(replace(v, device="cuda:0") for v in found.variables))
 
 
-@pytest.mark.parametrize(("adds", "device", "kept"), [(True, "cuda", ["topk"]), (False, "cuda", []), (True, "cpu", [])])
+@pytest.mark.parametrize(
+    ("adds", "device", "kept"), [(True, "cuda", ["topk", "bernoulli"]), (False, "cuda", []), (True, "cpu", [])]
+)
 def test_what_decides_runs_once_where_a_kernel_before_it_is_not_deterministic(adds, device, kept):
     found = trace(Choosing(adds), (torch.randn(6, 8),), {})
     recorded = record(found)
@@ -78,6 +96,22 @@ def test_gradients_stay_on_one_device():
     check_devices(moved, [False] * len(found.variables))
     with pytest.raises(UnsupportedError, match="makes a value on cpu, and others are on cuda:0"):
         check_devices(moved, [True] * len(found.variables))
+
+
+@pytest.mark.parametrize("asked", ["cpu", "cuda:1"])
+def test_a_model_that_goes_elsewhere_by_itself_is_refused(asked):
+    found = on_gpu(trace(zoo.MLP(8, 0.0), (torch.randn(2, 8),), {}))
+    check_place(found, "cuda")
+    with pytest.raises(UnsupportedError, match=f"computes on cuda:0, and --device is {asked}"):
+        check_place(found, asked)
+
+
+def test_a_tensor_on_another_accelerator_is_refused_in_a_line():
+    found = trace(zoo.MLP(8, 0.0), (torch.randn(2, 8),), {})
+    moved = replace(found, variables=tuple(replace(v, device="meta") for v in found.variables))
+    with pytest.raises(UnsupportedError, match="a tensor of the model is on meta") as refused:
+        check_devices(moved, [True] * len(found.variables))
+    assert "devices of type 'meta' are not supported" in refused.value.line() and "\n" not in refused.value.line()
 
 
 def test_a_file_for_the_cpu_refuses_a_model_elsewhere(tmp_path):

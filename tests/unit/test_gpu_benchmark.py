@@ -65,6 +65,23 @@ def test_a_step_that_had_too_little_time_is_left_for_another_call(gpu: ModuleTyp
     assert this.state["parts"]["peaks"] == {}
 
 
+def test_a_step_that_began_late_in_its_part_is_left_for_another_call(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of a part's time it is not tried again."""
+    monkeypatch.setattr(gpu, "PART_S", 0.5)
+
+    def step(self: Any, step: Any, limit: float) -> dict[str, Any]:
+        if step.budget == "50%":
+            time.sleep(0.2)
+            return PRINTED
+        return {"failed": "not done", "ended": True}
+
+    monkeypatch.setattr(gpu.Run, "_step", step)
+    first, second = new_run(gpu), new_run(gpu)
+    assert not first.part("peaks", again=False) and list(first.state["parts"]["peaks"]) == ["gpt2 50%"]
+    second.state = first.state
+    assert not second.part("peaks", again=False) and list(second.state["parts"]["peaks"]) == ["gpt2 50%", "gpt2 40%"]
+
+
 def test_a_budget_that_is_too_small_becomes_the_smallest(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "no plan keeps x under 1 B; the smallest budget that works is 1.0 KiB (1024 bytes)"
     asked = []

@@ -88,3 +88,10 @@ def test_what_is_proved_with_room_for_states_is_not_claimed_without(drawing, pro
     found = plan_within(lambda g, b: whole.plan(g, profile, b), graph, profile, plain - 9000, plain, reserve)
     assert found.schedule is not None and (found.bound_ns is not None) == proved
     assert found.status is Status.OPTIMAL or not proved
+
+
+def test_what_a_gpus_allocator_may_take_is_left_even_if_nothing_runs_again():
+    usual, there = Reserve(9000), Reserve(9000, unsplit_bytes=10**6)
+    for order in ((0, 1), (0, 1, 0)):
+        assert there.needed_bytes(order) - usual.needed_bytes(order) == 10**6
+    assert there.slack_bytes - usual.slack_bytes == there.most_bytes - usual.most_bytes == 10**6

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
 import torch
 
-from remat_codegen import fresh, pipeline
+from remat_codegen import fresh, pipeline, stepcosts, verification
 from remat_codegen import verify as comparing
 from remat_codegen.errors import VerifyError
 from remat_codegen.report import Progress
@@ -144,6 +145,77 @@ def test_more_than_the_originals_noise_fails(write_file, tmp_path, noise):
     assert text.count("torch.tanh(") == 1  # in the generated function
     file.write_text(text.replace("torch.tanh(", "1.001 * torch.tanh("))
     assert not row(verify(file, target), "outputs").ok
+
+
+@pytest.mark.parametrize(
+    ("found", "again", "noise", "within"),
+    [
+        (None, None, None, True),
+        (1e-7, 1e-7, None, False),
+        (1e-7, None, 1e-7, True),
+        (3e-7, 1e-7, 1e-7, True),  # noise by chance
+        (3e-7, 2e-7, 1e-7, False),
+        (0.5, 1e-7, 1e-7, False),  # a router that chose others, once
+        (0.5, None, 1e-7, False),
+        (1e-7, 1e-7, math.inf, False),
+    ],
+)
+def test_noise_is_what_both_comparisons_are_held_against(found, again, noise, within):
+    assert verification._within(*(comparing.Difference(1, worst) for worst in (found, again, noise))) is within
+
+
+def test_a_file_is_not_exact_in_float64_because_the_original_does_not_fit_so(write_file, tmp_path, monkeypatch):
+    file, target = written(write_file, tmp_path, NET)
+    text = file.read_text()
+    assert text.count("torch.tanh(") == 1
+    file.write_text(text.replace("torch.tanh(", "1.001 * torch.tanh("))
+    usual = comparing._train_original
+
+    def narrow(*given):
+        if torch.get_default_dtype() is torch.float64:
+            raise MemoryError("there is no more")
+        return usual(*given)
+
+    monkeypatch.setattr(comparing, "_train_original", narrow)
+    outputs = row(verify(file, target), "outputs")
+    assert not outputs.ok and "it does not run in float64" in outputs.detail
+
+
+def test_no_room_for_both_models_at_once_is_said(write_file, tmp_path, monkeypatch):
+    file, target = written(write_file, tmp_path, NET)
+
+    def no_room(*given):
+        raise torch.OutOfMemoryError("there is no more")
+
+    monkeypatch.setattr(stepcosts, "_ratios", no_room)
+    found = verify(file, target)
+    assert found.ok and found.original_peak_bytes > 0 and found.time_ratio is None
+    assert found.notes[-1].startswith("no measured time")
+
+
+def test_no_room_beside_this_process_is_no_failure_of_the_file(write_file, tmp_path, monkeypatch):
+    file, target = written(write_file, tmp_path, NET)
+    ended = fresh.Found(stage="step 1", said="OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    monkeypatch.setattr(fresh, "trained_alone", lambda *given, **options: ended)
+    found = row(verify(file, target), "in a process of its own")
+    assert found.ok and found.detail.startswith("not compared: there is no room for it beside this one")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")],
+)
+def test_libraries_have_other_words_for_out_of_memory(write_file, tmp_path, monkeypatch, error):
+    usual = comparing.Run.step
+
+    def step(self):
+        if not hasattr(self.model, "plain_forward"):  # the original
+            raise error
+        usual(self)
+
+    file, target = written(write_file, tmp_path, NET)
+    monkeypatch.setattr(comparing.Run, "step", step)
+    assert row(verify(file, target), "the original").detail.startswith("not compared: the original does not fit (MemoryError")
 
 
 PUTS = """

@@ -1,0 +1,72 @@
+"""What could be a part: the calls and expressions of the forward pass that hold whole nodes of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[V]):
+    """The nodes `first..last`, as one part. `vertices` are the calls and expressions that have to run again for that: several
+    where one node comes from several statements, each of which is then given what the one before it made.
+
+    Candidates of equal `key` are the same code: another layer's, or another call's. `lines` are the marks that the text needs,
+    none for the call of a module.
+    """
+
+    first: int
+    last: int
+    vertices: tuple[V, ...]
+    key: Hashable
+    lines: int
+
+    def holds(self, other: Candidate[V]) -> bool:
+        """Whether another candidate lies within this one."""
+        return self.first <= other.first and other.last <= self.last and self != other
+
+    def __len__(self) -> int:
+        return self.last + 1 - self.first
+
+
+class Candidates(Generic[V]):
+    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest marks."""
+
+    def __init__(self, found: Iterable[Candidate[V]]) -> None:
+        best: dict[tuple[int, int], Candidate[V]] = {}
+        for candidate in found:
+            nodes = candidate.first, candidate.last
+            if nodes not in best or candidate.lines < best[nodes].lines:
+                best[nodes] = candidate
+        self.all = sorted(best.values(), key=lambda c: (c.first, -c.last))
+        self.by_key: dict[Hashable, list[Candidate[V]]] = {}
+        for candidate in self.all:
+            self.by_key.setdefault(candidate.key, []).append(candidate)
+
+    def smallest(self, node: int) -> Candidate[V] | None:
+        """The smallest candidate that holds a node."""
+        return min((c for c in self.all if c.first <= node <= c.last), key=len, default=None)
+
+    def groups(self, least: int = 1) -> list[list[Candidate[V]]]:
+        """Candidates of the same code, those with the most nodes first; of at least so many nodes each."""
+        found = [g for g in self.by_key.values() if max(map(len, g)) >= least]
+        return sorted(found, key=lambda g: (-max(map(len, g)), g[0].first))
+
+
+def nested(candidates: Sequence[Candidate[V]]) -> list[tuple[Candidate[V], int | None]]:
+    """Candidates in the order of parts, each with the index of the one that it stands in. Raises ValueError where
+    two overlap."""
+    ordered = sorted(candidates, key=lambda c: (c.first, -c.last))
+    found: list[tuple[Candidate[V], int | None]] = []
+    open_: list[int] = []
+    for index, candidate in enumerate(ordered):
+        while open_ and ordered[open_[-1]].last < candidate.first:
+            open_.pop()
+        if open_ and ordered[open_[-1]].last < candidate.last:
+            raise ValueError("two parts overlap")
+        found.append((candidate, open_[-1] if open_ else None))
+        open_.append(index)
+    return found

@@ -1,0 +1,236 @@
+"""Which calls and expressions become parts: a planner's schedule brought to them, and improved as they are priced.
+
+The schedule says which nodes run again and what is forgotten. Each such node becomes a part, the smallest there is for it. Then
+parts are made larger where that costs nothing (one row for a block instead of ten), and what the rule of demand.py makes of
+them is improved by small changes, of all equal layers at once and then of single ones. The one simulator judges each: first
+what is above the limit, then the time, with a little for each row and mark that a reader has to look at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from remat_codegen.graph.ir import Graph
+from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
+from remat_codegen.marked.demand import Held, Keeps, Part, schedule_of
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import Compute, Schedule, simulate
+
+A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
+A_MARK = 2e-4  # the same for one more marked expression
+A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
+MOST_TRIED = 4000  # tables that are priced
+ROUNDS = 3
+OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: such files took up to 30 % more than the simulator said
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[V]):
+    """A candidate that is a part."""
+
+    candidate: Candidate[V]
+    keeps: Keeps = Keeps.NOTHING
+    twice: bool = False
+
+
+Rows = tuple[Row[V], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Priced(Generic[V]):
+    """Rows, and what the simulator says of them."""
+
+    rows: Rows[V]
+    over_bytes: int
+    cost_ns: float
+    time_ns: int
+    peak_bytes: int
+
+    def rank(self, price: float) -> tuple[float, ...]:
+        """The less the better. `price` is the time that a byte above the limit is worth; infinite: whatever it takes."""
+        over = (self.over_bytes, self.cost_ns) if price == math.inf else (0, self.cost_ns + price * self.over_bytes)
+        return *over, self.peak_bytes
+
+
+def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
+    """Rows in the order of their parts, each with its part. Raises ValueError where two overlap."""
+    by_candidate = {r.candidate: r for r in rows}
+    found = []
+    for candidate, outer in nested(list(by_candidate)):
+        row = by_candidate[candidate]
+        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.twice, outer)))
+    return found
+
+
+class Chooser(Generic[V]):
+    """The search for one graph and limit."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        profile: Profile,
+        candidates: Candidates[V],
+        limit: Callable[[Sequence[int]], int],
+        held: Held | None = None,
+    ) -> None:
+        """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`."""
+        self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
+        self.step_ns = sum(profile.time_ns)
+        self.tried = 0
+
+    def price(self, rows: Rows[V]) -> Priced[V] | None:
+        """What rows take; None where they overlap."""
+        self.tried += 1
+        try:
+            parts = [part for _, part in parts_of(rows)]
+        except ValueError:
+            return None
+        schedule = schedule_of(self.graph, parts, self.held)
+        order = [s.node for s in schedule.steps if isinstance(s, Compute)]
+        timeline = simulate(self.graph, self.profile, schedule)
+        keys = {(r.candidate.key, r.keeps, r.twice): r.candidate.lines for r in rows}
+        marks = sum({r.candidate.key: r.candidate.lines for r in rows}.values())
+        cost = timeline.time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
+        return Priced(rows, max(0, timeline.peak_bytes - self.limit(order)), cost, timeline.time_ns, timeline.peak_bytes)
+
+    def search(self, schedule: Schedule) -> Priced[V]:
+        """The best rows found, from those that a schedule leads to. They may be over the limit."""
+        best = self.price(self.first(schedule))
+        assert best is not None
+        price = 100 * A_PERCENT * self.step_ns / max(1, self.limit(()))
+        for _ in range(ROUNDS):
+            before = best
+            for moves in (self.other_options, self.larger, self.without):
+                best = self.improved(best, moves, price)
+            if best.over_bytes:
+                best = self.improved(best, self.further, price)
+            if best.rank(price) == before.rank(price) or self.tried > MOST_TRIED:
+                break
+        if best.over_bytes:
+            for moves in (self.other_options, self.further, self.larger):
+                best = self.improved(best, moves, math.inf)
+        return best
+
+    def improved(
+        self, best: Priced[V], moves: Callable[[Priced[V]], Iterator[Callable[[Rows[V]], Rows[V]]]], price: float
+    ) -> Priced[V]:
+        """What is left once every move was tried that makes rows better."""
+        for move in moves(best):
+            rows = move(best.rows)
+            if rows == best.rows:
+                continue
+            if self.tried > MOST_TRIED:
+                break
+            found = self.price(rows)
+            if found is not None and found.rank(price) < best.rank(price):
+                best = found
+        return best
+
+    # ------------------------------------------------------------------ where it starts
+
+    def first(self, schedule: Schedule) -> Rows[V]:
+        """For each node that a schedule runs again, the smallest part there is for it."""
+        runs = Counter(s.node for s in schedule.steps if isinstance(s, Compute))
+        kept = _alive_at_loss(self.graph, schedule)
+        chosen: dict[Candidate[V], None] = {}
+        for node in self.graph.forward_nodes:
+            candidate = self.candidates.smallest(node.id) if runs[node.id] > 1 else None
+            if candidate is not None:
+                chosen[candidate] = None
+        outermost = [c for c in chosen if not any(o.holds(c) for o in chosen)]
+        return tuple(self._row(c, kept, runs) for c in outermost)
+
+    def _row(self, candidate: Candidate[V], kept: set[int], runs: Counter[int]) -> Row[V]:
+        nodes = self.graph.nodes[candidate.first : candidate.last + 1]
+        twice = any(runs[n.id] > 2 for n in nodes)
+        results = {d for n in nodes for d in n.writes if self._leaves(d, candidate)}
+        return Row(candidate, Keeps.RESULT if results & kept else Keeps.NOTHING, twice)
+
+    def _leaves(self, data: int, candidate: Candidate[V]) -> bool:
+        readers = ((r if r <= self.graph.loss else self.graph.nodes[r].forward) for r in self.graph.readers[data])
+        return any(r is not None and not candidate.first <= r <= candidate.last for r in readers)
+
+    # ------------------------------------------------------------------ what is tried
+
+    def larger(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+        """One part for many: for all of the same code, then for each."""
+        for group in self.candidates.groups(least=2):
+            for keeps in OFFERED:
+                for inner in (True, False):
+                    yield _merging(group, keeps, inner)
+                    yield from (_merging([c], keeps, inner) for c in group if len(group) > 1 and inner)
+
+    def other_options(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+        """Other options for the rows of one code, then for each row."""
+        for rows in _by_key(best.rows):
+            for keeps in OFFERED:
+                for twice in (False, True):
+                    yield _setting({r.candidate for r in rows}, keeps, twice)
+        for row in best.rows:
+            for keeps in OFFERED:
+                for twice in (False, True):
+                    yield _setting({row.candidate}, keeps, twice)
+
+    def without(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+        """Fewer parts."""
+        for rows in _by_key(best.rows):
+            yield _dropping({r.candidate for r in rows})
+        for row in best.rows:
+            yield _dropping({row.candidate})
+
+    def further(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+        """More parts, while the rows are above the limit."""
+        if best.over_bytes:
+            for group in self.candidates.groups():
+                for keeps in reversed(OFFERED):
+                    yield _merging(group, keeps, True)
+                    yield from (_merging([c], keeps, True) for c in group if len(group) > 1)
+
+
+def _alive_at_loss(graph: Graph, schedule: Schedule) -> set[int]:
+    alive: set[int] = set()
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            alive.update(graph.nodes[step.node].writes)
+            if step.node == graph.loss:
+                return alive
+        else:
+            alive.discard(step.data)
+    return alive
+
+
+def _by_key(rows: Rows[V]) -> list[list[Row[V]]]:
+    found: dict[Hashable, list[Row[V]]] = {}
+    for row in rows:
+        found.setdefault(row.candidate.key, []).append(row)
+    return list(found.values())
+
+
+def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Callable[[Rows[V]], Rows[V]]:
+    """Parts of these candidates for those within them; `inner` leaves the ones there that are rebuilt twice."""
+
+    def change(rows: Rows[V]) -> Rows[V]:
+        stay = tuple(
+            r
+            for r in rows
+            if r.candidate not in group and (not any(c.holds(r.candidate) for c in group) or (inner and r.twice))
+        )
+        left = tuple(replace(r, twice=False) if any(c.holds(r.candidate) for c in group) else r for r in stay)
+        return (*left, *(Row(c, keeps) for c in group))
+
+    return change
+
+
+def _setting(candidates: set[Candidate[V]], keeps: Keeps, twice: bool) -> Callable[[Rows[V]], Rows[V]]:
+    def change(rows: Rows[V]) -> Rows[V]:
+        return tuple(replace(r, keeps=keeps, twice=twice) if r.candidate in candidates else r for r in rows)
+
+    return change
+
+
+def _dropping(candidates: set[Candidate[V]]) -> Callable[[Rows[V]], Rows[V]]:
+    return lambda rows: tuple(r for r in rows if r.candidate not in candidates)

@@ -1,0 +1,130 @@
+"""Puts a file of the second edition together: the user's classes with their marks, the table, the helpers.
+
+Pure: the same model, rows and facts give the same bytes, in any process.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import libcst as cst
+
+from remat_codegen import parts
+from remat_codegen.emit import usersource
+from remat_codegen.emit.helpers import names_in
+from remat_codegen.emit.imports import sections
+from remat_codegen.emit.render import Facts, on_one_line, templates
+from remat_codegen.marked.table import Entry, table
+
+MIB = 2**20
+_BLANK = re.compile(r"\n{4,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
+    the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some. `described` are the
+    inputs that were planned for, in words."""
+
+    target: str
+    class_name: str
+    graph: str
+    described: str
+    source: str | None
+    parts: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
+    """The file's text."""
+    carried = None if given.source is None else usersource.carry(given.source, given.class_name, None)
+    taken = frozenset() if carried is None else carried.names
+    renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
+    renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
+    helpers = usersource.rename_names(_helpers(), renamed)
+    text = (
+        templates()
+        .get_template("marked.py.jinja")
+        .render(
+            facts=facts,
+            target=on_one_line(given.target),
+            class_name=given.class_name,
+            graph_digest=given.graph,
+            described=given.described,
+            carried=carried,
+            marks=bool(given.parts),
+            numbers=(2, 3) if carried is not None else (1, 2),
+            plan=table(entries),
+            uses=_uses(entries),
+            imports=_imports(helpers, carried),
+            helpers=helpers,
+            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts")},
+            kinds=", ".join(given.kinds),
+            mib=lambda n: f"{n / MIB:,.1f} MiB",
+        )
+    )
+    return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
+
+
+def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
+    """Which of the options a reader has to be told of."""
+    found = {"inside": any(e.keeps == "inside" for e in entries), "result": any(e.keeps == "result" for e in entries)}
+    return found | {"twice": any(e.twice for e in entries), "numbered": any(e.call is not None for e in entries)}
+
+
+def _imports(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:
+    lines = [line for line in _own_imports() if line.removeprefix("import ") in names_in(helpers) | {"torch"}]
+    return sections([*lines, *(carried.imports if carried is not None else ())])
+
+
+@cache
+def _module() -> cst.Module:
+    return cst.parse_module(Path(parts.__file__).read_text(encoding="utf-8"))
+
+
+@cache
+def _helpers() -> str:
+    """The helpers' code, with what the module's docstring says as a comment."""
+    statements = [s for s in _module().body if not _is_import(s)]
+    docstring, *rest = statements
+    assert isinstance(docstring, cst.SimpleStatementLine)
+    told = ast.literal_eval(_module().code_for_node(docstring).strip())
+    about = "\n".join(f"# {line}".rstrip() for line in told.split("\n\n", 1)[1].strip().split("\n"))
+    code = cst.Module(body=rest).code.strip("\n")
+    return f"{about}\n\n{_without_rulers(code)}\n"
+
+
+def _without_rulers(code: str) -> str:
+    """The code without the lines that divide the module, which are for its own readers."""
+    return re.sub(r"\n# -{20,} [^\n]*\n", "\n", code)
+
+
+@cache
+def _own_imports() -> tuple[str, ...]:
+    lines = [_module().code_for_node(s).strip() for s in _module().body if _is_import(s)]
+    return tuple(line for line in lines if "__future__" not in line)
+
+
+def _is_import(statement: cst.CSTNode) -> bool:
+    return isinstance(statement, cst.SimpleStatementLine) and isinstance(statement.body[0], (cst.Import, cst.ImportFrom))
+
+
+@cache
+def _helper_names() -> frozenset[str]:
+    tree = ast.parse(Path(parts.__file__).read_text(encoding="utf-8"))
+    defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return frozenset(
+        defined | {t.id for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    )
+
+
+def _other(name: str, taken: frozenset[str]) -> str:
+    """A name like this one that nobody has."""
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,125 @@
+"""Which expressions of a file can be wrapped into a part without changing what the file computes, and why others cannot."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+
+from remat_codegen.marked.syntax import Syntax, syntax_of
+from remat_codegen.trace.places import Span
+
+SCOPES = frozenset("locals vars dir eval exec globals breakpoint".split())  # what looks at the names of the function it is in
+LAZY = frozenset("map filter zip enumerate reversed iter".split())
+DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@lru_cache(maxsize=65536)
+def markable(source: str, span: Span) -> str:
+    """Why the expression at a span cannot be a part; empty where it can."""
+    syntax = syntax_of(source)
+    if syntax is None:
+        return "the file cannot be read"
+    node = syntax.find(span)
+    if node is None:
+        return "no expression stands there"
+    return _place(syntax, node) or _content(node)
+
+
+def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
+    """The method that an expression stands in, however deep in functions of it."""
+    found = None
+    for outer in syntax.ancestors(node):
+        if isinstance(outer, ast.ClassDef):
+            break
+        found = outer if isinstance(outer, DEFINED) else found
+    return found if isinstance(found, ast.FunctionDef) and isinstance(syntax.parents[found], ast.ClassDef) else None
+
+
+def _place(syntax: Syntax, node: ast.AST) -> str:
+    """What of the surroundings speaks against a mark."""
+    if not isinstance(node, ast.expr) or isinstance(node, (ast.Starred, ast.Slice)):
+        return "it is no expression"
+    if isinstance(node, ast.GeneratorExp) or (isinstance(node, ast.Call) and _names(node.func) & LAZY):
+        return "what is in it runs later"
+    if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+        return "it is assigned to"
+    method = method_of(syntax, node)
+    if method is None:
+        return "it is not in a method"
+    first = [*method.args.posonlyargs, *method.args.args][:1]
+    if not first or first[0].arg != "self" or any(_names(d) & {"staticmethod", "classmethod"} for d in method.decorator_list):
+        return "its method has no self"
+    return _between(syntax, node, method)
+
+
+def _between(syntax: Syntax, node: ast.AST, method: ast.FunctionDef) -> str:
+    inner, within = node, [node]
+    for outer in syntax.ancestors(node):
+        if isinstance(outer, (*DEFINED, ast.Lambda)):
+            found = _in_function(outer, inner, within)
+            if found:
+                return found
+        if isinstance(outer, ast.pattern):
+            return "it is in a pattern"
+        if isinstance(outer, (ast.AnnAssign, ast.arg)) and outer.annotation is inner:
+            return "it is an annotation"
+        if outer is method:
+            return ""
+        inner = outer
+        within.append(outer)
+    return "it is not in a method"
+
+
+def _in_function(function: ast.AST, inner: ast.AST, within: list[ast.AST]) -> str:
+    """What of a function, of which `inner` is a child, speaks against marks in it."""
+    body = function.body if isinstance(function, DEFINED) else [getattr(function, "body", None)]
+    if inner not in body:
+        return "it is a default, a decorator or an annotation"
+    if isinstance(function, ast.AsyncFunctionDef):
+        return "it is in an asynchronous function"
+    if isinstance(function, ast.FunctionDef) and _yields(function):
+        return "it is in a generator"
+    if isinstance(function, ast.FunctionDef) and "self" in _rebound(function):
+        return "self is assigned to"
+    return ""
+
+
+def _content(node: ast.AST) -> str:
+    """What in an expression cannot be moved into a function of its own."""
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.Await, ast.Yield, ast.YieldFrom)):
+            return "it waits or yields"
+        if isinstance(inner, ast.NamedExpr):
+            return "it assigns a name (:=)"
+        if any(getattr(c, "is_async", 0) for c in getattr(inner, "generators", ())):
+            return "it waits or yields"
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
+            if inner.func.id == "super" and not inner.args:
+                return "super() only works in the method itself"
+            if inner.func.id in SCOPES:
+                return f"{inner.func.id}() looks at the names of the method"
+        if isinstance(inner, ast.Name) and inner.id == "__class__":
+            return "__class__ is only known in the method itself"
+    return ""
+
+
+def _yields(function: ast.FunctionDef) -> bool:
+    """Whether a function is a generator; functions inside of it do not count."""
+    ahead: list[ast.AST] = list(function.body)
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (*DEFINED, ast.Lambda, ast.ClassDef)):
+            ahead += ast.iter_child_nodes(node)
+    return False
+
+
+def _rebound(function: ast.FunctionDef) -> set[str]:
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    nested = [n for n in ast.walk(function) if isinstance(n, (*DEFINED, ast.Lambda)) and n is not function]
+    return stored | {a.arg for n in nested for a in ast.walk(n.args) if isinstance(a, ast.arg)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

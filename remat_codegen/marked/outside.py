@@ -1,0 +1,195 @@
+"""What of an expression is evaluated before its part runs and handed in: what may not happen twice, and what is no part of it.
+
+Arguments are evaluated first then. That is the order as it was only if nothing that stays inside comes before and could see the
+difference; a mark is refused where it might.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from remat_codegen.marked.names import free_names
+from remat_codegen.marked.syntax import COMPREHENSIONS, Syntax, in_order, is_dotted, span_of
+from remat_codegen.trace.places import Span
+
+CHANGING = frozenset(
+    "pop popleft popitem append appendleft extend insert remove clear update setdefault add sort reverse put get_nowait send "
+    "write register_hook backward retain_grad".split()
+)
+CONSUMING = frozenset("next print input open setattr delattr iter".split())
+PURE = frozenset(
+    "len range min max int float bool str abs round sum isinstance issubclass hasattr getattr type tuple list dict set "
+    "frozenset slice zip enumerate reversed sorted any all divmod pow id repr callable map filter".split()
+)
+PURE_METHODS = frozenset("get keys values items index count join format startswith endswith lower upper strip".split())
+LIBRARIES = frozenset("torch F nn math functional operator".split())
+DRAWING = ("drop", "rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "geometric", "gumbel")
+SOMETIMES = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)  # what is in there may run never, or often
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The expressions that are handed in, in order; or why that cannot be."""
+
+    nodes: tuple[ast.expr, ...] = ()
+    refused: str = ""
+
+
+def outside_of(syntax: Syntax, node: ast.expr, asked: Collection[Span], made: Collection[Span] | None) -> Outside:
+    """What of an expression is evaluated outside. `asked` are spans that are no part of it; `made` those that make operations,
+    None where that is not known: then only what is known to change something is."""
+    found: list[ast.expr] = []
+    refused = _collect(node, node, frozenset(asked), made, False, found)
+    wanted = frozenset(asked) - {span_of(n) for n in found}
+    if wanted and not refused:
+        refused = "what should be outside is not in it"
+    if any(n is not node and n not in syntax.parents for n in found):
+        refused = refused or "something in a formatted string may not happen twice"
+    refused = refused or _order(syntax, node, found, frozenset(asked))
+    return Outside(tuple(found), refused)
+
+
+def _collect(
+    node: ast.AST,
+    whole: ast.expr,
+    asked: frozenset[Span],
+    made: Collection[Span] | None,
+    sometimes: bool,
+    found: list[ast.expr],
+) -> str:
+    """Adds what is outside to `found`."""
+    if node is not whole and isinstance(node, ast.expr):
+        is_asked = not isinstance(node, (ast.Starred, ast.Slice)) and span_of(node) in asked
+        if is_asked or (isinstance(node, ast.Call) and _matters(node, made)):
+            if sometimes:
+                return "something in it may not happen twice, and does not always happen"
+            if not is_asked and made is not None and any(span_of(n) in made for n in _calls(node)):
+                return "a call in it changes something"
+            found.append(node)
+            return ""
+        if isinstance(node, SOMETIMES) and made is not None and not _is_made(node, made) and _effects(node, made):
+            found.append(node)
+            return "something in it does not always happen" if sometimes else ""
+    elif node is whole and isinstance(node, ast.Call) and _is_changing(node):
+        return "it changes something"
+    for i, child in enumerate(in_order(node)):
+        inner = sometimes or _is_sometimes(node, child, i)
+        refused = _collect(child, whole, asked, made, inner, found)
+        if refused:
+            return refused
+    return ""
+
+
+def _is_sometimes(node: ast.AST, child: ast.AST, index: int) -> bool:
+    """Whether a child of a node may run never, or more than once."""
+    if isinstance(node, COMPREHENSIONS):
+        return child is not node.generators[0]
+    if isinstance(node, ast.comprehension):
+        return True  # its first iterable runs once; for all that is known here
+    if isinstance(node, ast.Compare):
+        return index > 2 + len(node.ops)
+    return isinstance(node, ast.Lambda) or (isinstance(node, (ast.IfExp, ast.BoolOp)) and index > 0)
+
+
+def _calls(node: ast.AST) -> list[ast.Call]:
+    return [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+
+
+def _is_made(node: ast.AST, made: Collection[Span]) -> bool:
+    return any(span_of(n) in made for n in ast.walk(node) if isinstance(n, ast.expr))
+
+
+def _effects(node: ast.AST, made: Collection[Span] | None) -> bool:
+    return any(_matters(call, made) for call in _calls(node))
+
+
+def _matters(call: ast.Call, made: Collection[Span] | None) -> bool:
+    """Whether a call is not to happen twice: it makes no operation, and is not known to be without effects."""
+    if _is_changing(call):
+        return made is None or span_of(call) not in made or _is_consuming(call)
+    return made is not None and span_of(call) not in made and not _is_pure(call)
+
+
+def _is_consuming(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) or call.func.attr not in ("add", "sort", "put")  # type: ignore[attr-defined]
+
+
+def _is_changing(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Name):
+        return call.func.id in CONSUMING
+    return isinstance(call.func, ast.Attribute) and call.func.attr in CHANGING and _root(call.func) not in LIBRARIES
+
+
+def _is_pure(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Name):
+        return call.func.id in PURE
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    name = call.func.attr
+    if _root(call.func) in LIBRARIES:
+        return not name.endswith("_") and "random" not in ast.unparse(call.func)
+    tensors = hasattr(torch.Tensor, name) and not name.endswith("_")
+    return (tensors and not _is_self(call.func.value)) or name in PURE_METHODS
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _order(syntax: Syntax, node: ast.expr, found: list[ast.expr], asked: frozenset[Span]) -> str:
+    """Why what is handed in cannot be evaluated before the rest; empty where nobody sees a difference. Attributes that are read
+    before are handed in, too."""
+    inside, read = _before(node, found), list[ast.expr]()
+    for outer in found:
+        names = frozenset(free_names(outer)) - LIBRARIES - PURE
+        seen = [n for n in inside[outer] if names & frozenset(free_names(n)) and not _is_callee(syntax, n)]
+        read += [n for n in seen if is_dotted(n)]
+        drawn = span_of(outer) in asked and any(isinstance(n, ast.Call) and _may_draw(n) for n in inside[outer])
+        if drawn or not all(map(is_dotted, seen)):
+            return "what is evaluated before a part would change its order with something in it"
+    longest = [n for n in dict.fromkeys(read) if syntax.parents.get(n) not in read]
+    found[:] = sorted([*found, *longest], key=syntax.order.__getitem__)
+    return ""
+
+
+def _is_callee(syntax: Syntax, node: ast.AST) -> bool:
+    """Whether what is read is only what is called, `self.drop` in `self.drop(x)`."""
+    while isinstance(node, ast.Attribute):
+        above = syntax.parents[node]
+        if isinstance(above, ast.Call) and above.func is node:
+            return is_dotted(node)
+        node = above
+    return False
+
+
+def _may_draw(call: ast.Call) -> bool:
+    """Whether a call may draw random numbers, or change something: what draws before another has to stay before it."""
+    return not _is_pure(call) or any(word in ast.unparse(call.func) for word in DRAWING)
+
+
+def _before(node: ast.expr, found: list[ast.expr]) -> dict[ast.expr, list[ast.expr]]:
+    """By what is outside: what stays inside and is done before it, but for names and constants."""
+    result: dict[ast.expr, list[ast.expr]] = {}
+    done: list[ast.expr] = []
+
+    def walk(inner: ast.AST) -> None:
+        if inner in found:
+            result[inner] = list(done)  # type: ignore[index]
+            return
+        for child in in_order(inner):
+            walk(child)
+        if isinstance(inner, ast.expr) and not isinstance(inner, (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Starred)):
+            done.append(inner)
+
+    walk(node)
+    return result

@@ -1,0 +1,181 @@
+"""The second edition of generated files, from a traced model to text: marks in the user's own source, and a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from remat_codegen import planfile, planline
+from remat_codegen.budget import format_bytes
+from remat_codegen.emit.render import calls_operations_of_others
+from remat_codegen.emit.usersource import carry
+from remat_codegen.errors import BudgetError, PlanFileError
+from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.graph.ir import Graph
+from remat_codegen.marked import file as writing
+from remat_codegen.marked.choose import Chooser, Row, parts_of
+from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
+from remat_codegen.marked.found import Found
+from remat_codegen.marked.marks import Marks, write_marks
+from remat_codegen.marked.table import Entry, united
+from remat_codegen.marked.words import Vertex, build
+from remat_codegen.pipeline import (
+    Traced,
+    facts_of,
+    finished,
+    make_plan,
+    measured_costs,
+    own_source,
+    portable,
+    reserve_of,
+    trace_target,
+)
+from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.profile.costs import Profile
+from remat_codegen.report import Progress, Report
+from remat_codegen.request import Request
+from remat_codegen.schedule import Schedule, simulate, with_forgets
+
+TIGHTER = (0.96, 0.92, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A plan brought to parts: what the table says, and the schedule that it leads to."""
+
+    found: Found
+    rows: tuple[Row[Vertex], ...]
+    schedule: Schedule
+    over_bytes: int
+
+
+def generate(request: Request, progress: Progress) -> Report:
+    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
+    _check_options(request)
+    check_writable(request.output_path)
+    traced = trace_target(request, progress)
+    plan = make_plan(request, traced, progress)
+    profile = measured_costs(request, traced, progress)
+    with progress.stage("table"):
+        brought = _within_budget(request, traced, profile, plan)
+        plan = as_planned(plan, traced, profile, brought)
+    with progress.stage("emit"):
+        write_atomically(request.output_path, emit(traced, plan, request, brought))
+    return finished(request, plan, traced, progress)
+
+
+def _check_options(request: Request) -> None:
+    """Raises PlanFileError for what this edition does not know yet."""
+    given = {"--plan": request.plan, "--save-plan": request.save_plan, "--dynamic": request.dynamic}
+    for option, value in given.items():
+        if value:
+            raise PlanFileError(
+                "files of the second edition do not know this yet", where=option, hint="leave it or --edition out"
+            )
+
+
+def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
+    """The plan brought to parts; plans for less where what it leads to is above the budget. Raises BudgetError."""
+    schedule: Schedule | None = with_forgets(traced.graph, plan.order)
+    for share in (*TIGHTER, None):
+        if schedule is None:
+            break
+        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule)
+        if not brought.over_bytes:
+            return brought
+        if share is not None:
+            limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
+            schedule = PLANNERS[request.planner](traced.graph, profile, limit).schedule
+    what = f"no table was found that keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
+    raise BudgetError(what, hint="raise --budget, or leave --edition out")
+
+
+def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule) -> Brought:
+    """The best table that the search finds from a schedule. It may be above the limit."""
+    reserve, graph = reserve_of(traced), traced.graph
+    found = Found(traced.model, build(traced.model.trace), carried_sources(traced))
+    costs = found.with_held(profile)
+    chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
+    best = chooser.search(schedule)
+    parts = [part for _, part in parts_of(best.rows)]
+    return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes)
+
+
+def carried_sources(traced: Traced) -> dict[str, str]:
+    """The user's file and its text, if the generated file carries the class; else there is no text to mark."""
+    target = traced.target
+    source = None if calls_operations_of_others(traced.model) else own_source(target)
+    if source is None or carry(source, target.class_name, None) is None:
+        return {}
+    return {str(target.path.resolve()): source}
+
+
+def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Brought) -> SavedPlan:
+    """A plan's figures, as its table takes them."""
+    timeline = simulate(traced.graph, brought.found.with_held(profile), brought.schedule)
+    order = planfile.order_of(brought.schedule)
+    plain = sum(profile.time_ns)
+    return replace(
+        plan,
+        planned_peak_bytes=timeline.peak_bytes + reserve_of(traced).states_bytes(order),
+        overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
+        order=order,
+    )
+
+
+def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:
+    """The file's text."""
+    marks = _marks(traced, brought)
+    given = writing.Given(
+        target=portable(request.target),
+        class_name=traced.target.class_name,
+        graph=traced.graph.digest(),
+        described=_described(traced),
+        source=None if marks is None else marks.text,
+        parts="" if marks is None or not marks.names else marks.parts,
+        kinds=() if marks is None else marks.classes,
+    )
+    facts = facts_of(traced, plan, request, {})
+    return planline.seal(writing.write(given, entries_of(traced.graph, brought, marks), facts))
+
+
+def _marks(traced: Traced, brought: Brought) -> Marks | None:
+    """The user's file with marks; None where the file wraps the model."""
+    if not brought.found.sources:
+        return None
+    [file] = brought.found.sources
+    modules = traced.target.module.named_modules(remove_duplicate=False)
+    children = {path: frozenset(module._modules) for path, module in modules}
+    return write_marks(brought.found, [v for row in brought.rows for v in row.candidate.vertices], file, children)
+
+
+def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entry]:
+    """The table's entries, each with the bytes that it frees."""
+    pairs = parts_of(brought.rows)
+    gone = forgotten(graph, [part for _, part in pairs])
+    found, counted = [], set[int]()
+    for row, part in reversed(pairs):  # what stands within another part counts there
+        own = {d for n in range(part.first, part.last + 1) for d in graph.nodes[n].writes} & gone - counted
+        counted |= own
+        freed = sum(graph.data[d].nbytes for d in own)
+        *before, last = row.candidate.vertices
+        handed = Keeps.NOTHING if row.keeps is Keeps.RESULT else row.keeps  # what is only handed on to the last is not kept
+        found += [_entry(brought.found, replace(row, keeps=handed), vertex, marks, 0) for vertex in before]
+        found.append(_entry(brought.found, row, last, marks, freed))
+    return united(found, brought.found.calls)
+
+
+def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks | None, freed: int) -> Entry:
+    if found.is_module(vertex):
+        assert vertex.called is not None
+        path, number = vertex.called
+        return Entry(path, "", number, row.keeps, row.twice, freed, vertex.begin)
+    assert vertex.text is not None and vertex.text.module is not None and marks is not None
+    name = marks.names[vertex.text.function, vertex.text.span]
+    return Entry(vertex.text.module, name, vertex.text.number, row.keeps, row.twice, freed, vertex.begin)
+
+
+def _described(traced: Traced) -> str:
+    trace = traced.model.trace
+    inputs = [trace.variables[v] for v in trace.inputs if v is not None]
+    return ", ".join(f"{v.path}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for v in inputs) or "no inputs"

@@ -1,0 +1,256 @@
+"""Where in the source each operation was made: the frames on the stack while torch.export traces the model.
+
+CPython says of each frame which expression it is evaluating, line and column. With the modules' calls, counted as they begin,
+and the names of what a frame holds, that is what marks in the user's own text are made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from remat_codegen.torch_seam import CALLS_MODULE, HANDS_OVER, counted_calls, made_by, trace_in_progress
+from remat_codegen.trace.places import Call, Function, Span
+from remat_codegen.trace.refusals import is_library
+
+META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
+HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"))  # of PyTorch: what is written as models are
+_MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
+
+
+def calls_of(node: torch.fx.Node) -> tuple[Call, ...]:
+    """The frames that made a traced node, outermost first."""
+    found: tuple[Call, ...] = node.meta.get(META, ())
+    return found
+
+
+def held_by(node: torch.fx.Node) -> tuple[int, tuple[int, ...]]:
+    """A traced node's number, and the numbers of those whose results variables of the model's code hold while it runs."""
+    found: tuple[int, tuple[int, ...]] = node.meta.get(HELD, (-1, ()))
+    return found
+
+
+@contextlib.contextmanager
+def places_noted(module: torch.nn.Module) -> Iterator[None]:
+    """In here, what is traced says in its node's meta where it was made."""
+    observer = _Observer(module)
+    own = torch.fx.Graph.create_node
+
+    def create_node(graph: torch.fx.Graph, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = own(graph, op, *args, **kwargs)
+        if op == "call_function" and observer.running:
+            node.meta[META] = observer.calls()
+            node.meta[HELD] = observer.held()
+        return node
+
+    with counted_calls(observer.begins, observer.ends), mock.patch.object(torch.fx.Graph, "create_node", create_node):
+        yield
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A frame as it was seen last. It is held, so that no other gets its address; `inner` is what it had called."""
+
+    frame: FrameType
+    inner: FrameType | None
+    instruction: int
+    held: dict[str, Any]
+    call: Call
+
+
+class _Observer:
+    """Follows one run of a model after the other."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.root = id(vars(module))
+        # By the attributes: torch.export may put proxies in the place of modules, which share them.
+        self.paths = {id(vars(m)): path for path, m in reversed(list(module.named_modules()))}
+        self.begin()
+
+    def begin(self) -> None:
+        self.count: dict[int, int] = {}
+        self.running: dict[int, list[int]] = {}  # by module: the calls of it that have begun and not ended
+        self.seen: dict[int, _Seen] = {}  # by frame: those of the last operation
+        self.numbers = itertools.count()
+        self.tracer = trace_in_progress()
+
+    def begins(self, module: torch.nn.Module) -> None:
+        key = id(vars(module))
+        if key == self.root and not self.running.get(key):
+            self.begin()
+        if key in self.paths and (self.running or key == self.root):
+            number = self.count[key] = self.count.get(key, -1) + 1
+            self.running.setdefault(key, []).append(number)
+
+    def ends(self, module: torch.nn.Module) -> None:
+        key = id(vars(module))
+        if self.running.get(key):
+            self.running[key].pop()
+        if key == self.root and not self.running.get(key):
+            self.running, self.seen = {}, {}
+
+    def calls(self) -> tuple[Call, ...]:
+        """The frames between the root's call and here."""
+        chain = _frames_within(self.root)
+        seen, found = dict[int, _Seen](), list[Call]()
+        entered, nested, known = list[tuple[str, int]](), dict[int, int](), False
+        for frame, inner in itertools.pairwise([*chain, None]):
+            assert frame is not None
+            if frame.f_code is CALLS_MODULE:
+                entered += self._entered(frame, nested)
+            elif _is_words(frame.f_code.co_filename) and (inner is None or inner.f_code is not HANDS_OVER):
+                call = self._call(frame, inner, tuple(entered), nested, seen)
+                entered.clear()
+                if found and _is_within(frame.f_code, found[-1].function):
+                    call = _merged(found.pop(), call, known)
+                known = self._is_known(frame, seen)
+                found.append(call)
+        self.seen = seen
+        return tuple(found)
+
+    def held(self) -> tuple[int, tuple[int, ...]]:
+        """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
+        nobody reads any longer is not free as long as a variable has it."""
+        found: dict[int, None] = {}
+        for frame in _frames_within(self.root):
+            for tensor in _tensors_in(list(frame.f_locals.values())):
+                node = made_by(tensor, self.tracer)
+                if node is not None and HELD in node.meta:
+                    found[node.meta[HELD][0]] = None
+        return next(self.numbers), tuple(found)
+
+    def _is_known(self, frame: FrameType, seen: dict[int, _Seen]) -> bool:
+        """Whether a frame is still at what it was at in the operation before."""
+        return id(frame) in self.seen and self.seen[id(frame)] is seen[id(frame)]
+
+    def _entered(self, frame: FrameType, nested: dict[int, int]) -> list[tuple[str, int]]:
+        """The call of a module that a frame of PyTorch's begins."""
+        key = id(vars(frame.f_locals["self"]))
+        index = nested[key] = nested.get(key, -1) + 1
+        numbers = self.running.get(key, [])
+        return [(self.paths[key], numbers[index])] if index < len(numbers) else []
+
+    def _call(
+        self,
+        frame: FrameType,
+        inner: FrameType | None,
+        entered: tuple[tuple[str, int], ...],
+        nested: dict[int, int],
+        seen: dict[int, _Seen],
+    ) -> Call:
+        last = self.seen.get(id(frame))
+        if last is not None and inner is not None and last.inner is inner and last.instruction == frame.f_lasti:
+            seen[id(frame)] = last
+            return last.call
+        code, held = frame.f_code, dict(frame.f_locals)
+        module, number = self._module(code, held, entered, nested)
+        call = Call(
+            _function(code),
+            _span(code, frame.f_lasti),
+            next(self.numbers) if last is None else last.call.frame,
+            next(self.numbers),
+            module,
+            number,
+            entered if last is None else last.call.enters,
+            tuple(name for name, value in held.items() if name.isidentifier() and _holds_tensors(value)),
+            () if last is None else _changed(last.held, held),
+        )
+        seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
+        return call
+
+    def _module(
+        self, code: CodeType, held: dict[str, Any], entered: tuple[tuple[str, int], ...], nested: dict[int, int]
+    ) -> tuple[str | None, int]:
+        """The module whose method a frame runs, or a function inside of it, and which call of it."""
+        owner = held.get("self", held.get(code.co_varnames[0]) if code.co_argcount and _is_method(code) else None)
+        key = id(vars(owner)) if isinstance(owner, torch.nn.Module) else 0
+        if key not in self.paths:
+            return None, 0
+        running = self.running.get(key, [])
+        index = nested.get(key, -1)
+        known = running[index] if 0 <= index < len(running) else self.count.get(key, 0)
+        return self.paths[key], known
+
+
+def _frames_within(root: int) -> list[FrameType]:
+    """The frames between the call of a module, named by its attributes, and here; outermost first."""
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        found.append(frame)
+        if frame.f_code is CALLS_MODULE and id(vars(frame.f_locals["self"])) == root:
+            return found[::-1]
+        frame = frame.f_back
+    return []
+
+
+@cache
+def _is_words(path: str) -> bool:
+    """Whether a file is a user's or a library's; of PyTorch, whether it is written as models are."""
+    if path.startswith(_TORCH):
+        return path.startswith(_WORDS) and path != _MODULE
+    return not is_library(path)
+
+
+@cache
+def _function(code: CodeType) -> Function:
+    return Function(code.co_filename, code.co_qualname, code.co_firstlineno)
+
+
+@cache
+def _span(code: CodeType, instruction: int) -> Span:
+    """What an instruction computes."""
+    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    return line or 0, column or 0, end_line or 0, end_column or 0
+
+
+def _is_method(code: CodeType) -> bool:
+    before = code.co_qualname.rpartition(".")[0]
+    return bool(before) and not before.endswith("<locals>")
+
+
+def _is_within(code: CodeType, function: Function) -> bool:
+    """Whether a frame is that of a comprehension in the function that called it. From Python 3.12 on most have none."""
+    inside = f"{function.name}.<locals>.{code.co_name}"
+    return code.co_name in _COMPREHENSIONS and code.co_qualname == inside and code.co_filename == function.file
+
+
+def _merged(outer: Call, inner: Call, known: bool) -> Call:
+    """A comprehension's frame as part of its function's: names of both. What had changed before it is told once."""
+    changed = (() if known else outer.changed, inner.changed)
+    names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), changed)]
+    module = (inner.module, inner.number) if outer.module is None else (outer.module, outer.number)
+    return Call(outer.function, inner.span, outer.frame, inner.evaluation, *module, outer.enters, names[0], names[1])
+
+
+def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(n for n, v in held.items() if n.isidentifier() and (n not in before or before[n] is not v))
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(True for _ in _tensors_in(value))
+
+
+def _tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in a value, and in what it contains, if those are not too many."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth > 0:
+        inner: Any = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
+        for item in itertools.islice(inner, _WIDTH):
+            yield from _tensors_in(item, depth - 1)

@@ -1,0 +1,37 @@
+"""Places in the source: which expressions were being evaluated when an operation was made. `frames.py` finds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Span = tuple[int, int, int, int]  # line, column, end line, end column; lines from 1, columns are bytes of UTF-8 from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the source. `line` is where it begins, its first decorator's if it has some."""
+
+    file: str
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A frame: `function` evaluates what stands at `span`. Frames and evaluations are numbered in the order they begin in;
+    two operations that share an evaluation come from the same one, and all frames around it are the same.
+
+    In a module's method, `module` is its path and `number` says which call of it this is. `enters` are the modules' calls that
+    began between the frame before and this one. `tensors` are the local names that hold tensors; `changed` those that hold
+    something else than when this frame made its last operation.
+    """
+
+    function: Function
+    span: Span
+    frame: int
+    evaluation: int
+    module: str | None = None
+    number: int = 0
+    enters: tuple[tuple[str, int], ...] = ()
+    tensors: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()

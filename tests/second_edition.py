@@ -1,0 +1,90 @@
+"""Files of the second edition from tables that nobody planned: any candidates as parts, with any options."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import zoo
+from emitted import load, model_of
+
+from remat_codegen import second
+from remat_codegen.graph.ir import Graph
+from remat_codegen.marked.choose import OFFERED, Row, parts_of
+from remat_codegen.marked.demand import schedule_of
+from remat_codegen.marked.found import Found
+from remat_codegen.marked.words import Vertex, build
+from remat_codegen.pipeline import Traced
+from remat_codegen.planfile import SavedPlan, order_of
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.measure import measure
+from remat_codegen.request import Request
+from remat_codegen.schedule import Schedule, simulate, validate
+from remat_codegen.target import Target, TargetKind
+from remat_codegen.verify import Comparison, compare
+
+
+def traced_zoo(name: str) -> Traced:
+    """A member of the zoo with its graph."""
+    module, args, kwargs = zoo.build(name)
+    return traced_module(module, args, kwargs, Path(zoo.__file__))
+
+
+def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Traced:
+    model = model_of(module, args, kwargs)
+    name = type(module).__name__
+    target = Target(f"{path.name}:{name}", path, path.read_text(), name, TargetKind.CLASS, module, args, kwargs)
+    return Traced(target, model)
+
+
+def found_in(traced: Traced, carries: bool = True) -> Found:
+    """What can be a part."""
+    return Found(traced.model, build(traced.model.trace), second.carried_sources(traced) if carries else {})
+
+
+def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Vertex], ...]:
+    """Some candidates with some options: apart from each other, or one in the other."""
+    rows: list[Row[Vertex]] = []
+    for candidate in rng.sample(found.candidates.all, len(found.candidates.all)):
+        row = Row(candidate, rng.choice(OFFERED), rng.random() < 0.3)
+        if rng.random() < share and _nests([*rows, row]):
+            rows.append(row)
+    return tuple(rows)
+
+
+def _nests(rows: list[Row[Vertex]]) -> bool:
+    try:
+        parts_of(rows)
+    except ValueError:
+        return False
+    return True
+
+
+def schedule_from(graph: Graph, found: Found, rows: tuple[Row[Vertex], ...]) -> Schedule:
+    """The step that rows lead to."""
+    schedule = schedule_of(graph, [part for _, part in parts_of(rows)], found.held)
+    validate(graph, schedule)
+    return schedule
+
+
+def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
+    """The file for a table."""
+    schedule = schedule_from(traced.graph, found, rows)
+    brought = second.Brought(found, rows, schedule, 0)
+    order = order_of(schedule)
+    plan = SavedPlan(traced.graph.digest(), "test", "feasible", "1GiB", 2**30, 2**20, 2**20, 0.0, None, "cpu", order)
+    return second.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
+
+
+def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:
+    """What the simulator says of a table, with workspaces as they are."""
+    profile = found.with_held(measure(traced.model, "cpu", Cache("cpu", enabled=False)))
+    return simulate(traced.graph, profile, schedule_from(traced.graph, found, rows)).peak_bytes
+
+
+def trained(traced: Traced, text: str, folder: Path) -> Comparison:
+    """The file's training steps beside the original's."""
+    target = traced.target
+    return compare(target.module, load(text, folder).rematerialize, target.args, target.kwargs)

@@ -1,0 +1,135 @@
+"""What tables of parts make of a step: orders that are valid, and as late as autograd asks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from graphs import Op, chain_graph, random_graph, training_graph
+
+from remat_codegen.marked.demand import Keeps, Part, check, forgotten, order_of, schedule_of
+from remat_codegen.schedule import simulate, validate, without_recomputation
+
+
+def line(count, **more):
+    """A chain in which each backward node reads the value before its own."""
+    return training_graph([Op((i - 1,) if i else (), 4, 0, (i - 1,) if i else (), 1, 2, **more) for i in range(count)])
+
+
+def names(graph, order):
+    return " ".join(graph.nodes[n].name for n in order[graph.loss + 1 :])
+
+
+def test_no_parts_is_the_plain_step():
+    graph, _ = random_graph(3, 8)
+    assert schedule_of(graph, ()) == without_recomputation(graph)
+
+
+def test_a_part_runs_again_when_it_is_first_missed():
+    graph, _ = line(4)
+    assert names(graph, order_of(graph, [Part(1, 1)])) == "b3 f1 b2 b1 b0"
+
+
+def test_a_part_runs_again_after_those_that_it_is_given():
+    graph, _ = line(5)
+    assert names(graph, order_of(graph, [Part(1, 1), Part(2, 2)])) == "b4 f1 f2 b3 b2 b1 b0"
+
+
+def test_twice_leaves_nothing_behind_the_first_time():
+    graph, _ = line(5)
+    parts = [Part(1, 1, twice=True), Part(2, 2, twice=True), Part(3, 3)]
+    assert names(graph, order_of(graph, parts)) == "f1 f2 f3 b4 f1 f2 b3 b2 b1 b0"
+
+
+def test_a_part_of_several_nodes_runs_as_far_as_it_is_needed():
+    graph, _ = line(6)
+    assert names(graph, order_of(graph, [Part(1, 3)])) == "f1 f2 f3 b5 b4 b3 b2 b1 b0".replace("f1 f2 f3 b5", "b5 f1 f2 f3")
+    assert names(graph, order_of(graph, [Part(1, 3, Keeps.RESULT)])) == "b5 b4 f1 f2 b3 b2 b1 b0"
+
+
+def test_a_part_within_a_part_runs_with_it_and_once_more():
+    graph, _ = line(6)
+    parts = [Part(1, 4), Part(2, 3, outer=0)]
+    assert names(graph, order_of(graph, parts)) == "f1 f2 f3 f4 b5 f2 f3 b4 b3 b2 b1 b0"
+
+
+def test_only_the_result_is_rebuilt_where_what_is_saved_stays():
+    graph, _ = training_graph([Op((), 4), Op((0,), 4, 3, (), 5), Op((1,), 4, 0, (1,), 1)])
+    phantom = graph.nodes[1].writes[1]
+    assert forgotten(graph, [Part(1, 1, Keeps.SAVED)]) == {1}
+    assert forgotten(graph, [Part(1, 1, Keeps.RESULT)]) == {phantom}
+    assert forgotten(graph, [Part(1, 1)]) == {1, phantom}
+
+
+def test_a_result_that_its_own_backward_reads_stays_with_what_is_saved():
+    graph, _ = training_graph([Op((), 4), Op((0,), 4, 0, (1,), 5), Op((1,), 4, 0, (1,), 1)])
+    assert forgotten(graph, [Part(1, 1, Keeps.SAVED)]) == frozenset()
+
+
+def test_outputs_stay():
+    graph, _ = line(3)
+    assert 2 not in forgotten(graph, [Part(2, 2)])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [Part(2, 1)],
+        [Part(0, 2), Part(1, 1)],
+        [Part(1, 2), Part(2, 3)],
+        [Part(1, 1), Part(0, 2, outer=0)],
+        [Part(3, 4)],
+    ],
+)
+def test_parts_that_do_not_nest_are_refused(parts):
+    graph, _ = line(4)
+    with pytest.raises(ValueError, match="part"):
+        check(graph, parts)
+
+
+def test_what_runs_once_is_no_part_of_its_own():
+    graph, _ = training_graph([Op((), 4), Op((0,), 4, 0, (0,), recomputable=False), Op((1,), 4, 0, (1,))])
+    with pytest.raises(ValueError, match="runs once"):
+        check(graph, [Part(1, 1)])
+
+
+def random_parts(graph, rng):
+    """Parts of one or more nodes, some of them within others."""
+    found, at = [], 0
+    while at < graph.loss:
+        length = rng.randint(1, 4)
+        last = min(at + length, graph.loss) - 1
+        if rng.random() < 0.6 and all(n.recomputable for n in graph.nodes[at : last + 1]):
+            outer = len(found)
+            found.append(Part(at, last, rng.choice(list(Keeps)), rng.random() < 0.4))
+            if last > at and rng.random() < 0.6:
+                first = rng.randint(at, last)
+                found.append(Part(first, last, rng.choice(list(Keeps)), rng.random() < 0.4, outer))
+        at = last + 1
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_table_gives_a_valid_step(seed):
+    rng = random.Random(seed)
+    graph, profile = random_graph(seed, 12, once=seed % 2 == 0) if seed % 3 else chain_graph([1, 2, 1, 1])
+    parts = random_parts(graph, rng)
+    check(graph, parts)
+    schedule = schedule_of(graph, parts)
+    validate(graph, schedule)
+    assert simulate(graph, profile, schedule).time_ns >= sum(profile.time_ns)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_forgotten_is_not_alive_at_the_loss(seed):
+    graph, _ = random_graph(seed, 10)
+    parts = random_parts(graph, random.Random(seed))
+    alive, gone = set(), forgotten(graph, parts)
+    for step in schedule_of(graph, parts).steps:
+        if hasattr(step, "data"):
+            alive.discard(step.data)
+            continue
+        alive.update(graph.nodes[step.node].writes)
+        if step.node == graph.loss:
+            break
+    assert alive.isdisjoint(d for d in gone if graph.loss not in graph.readers[d])

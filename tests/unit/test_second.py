@@ -1,0 +1,152 @@
+"""Files of the second edition: exact, whatever the table says, and as large as the simulator says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zoo
+from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
+
+from remat_codegen import lifecycle, second
+from remat_codegen.errors import RematError, VerifyError
+from remat_codegen.marked.choose import Row
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.verify import load_generated
+
+STATE_BYTES = 5056
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """Members of the zoo, traced once."""
+    known = {}
+    return lambda name: known.setdefault(name, traced_zoo(name))
+
+
+@pytest.mark.parametrize("carries", [True, False])
+@pytest.mark.parametrize("name", sorted(zoo.ZOO))
+def test_any_table_is_exact(traced, name, carries, tmp_path):
+    found = found_in(traced(name), carries)
+    rows = random_rows(found, random.Random(carries), 0.3 if carries else 0.8)
+    compared = trained(traced(name), text_of(traced(name), found, rows), tmp_path)
+    assert compared.identical, compared.differences
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["gpt2", "unet", "resnet"])
+def test_parts_of_their_own_take_what_the_simulator_says(traced, name, seed, tmp_path):
+    found = found_in(traced(name))
+    smallest = (found.candidates.smallest(n.id) for n in traced(name).graph.forward_nodes)
+    nodes = list(dict.fromkeys(c for c in smallest if c is not None))
+    outermost = [c for c in nodes if not any(o.holds(c) for o in nodes)]
+    rows = tuple(Row(c) for c in random.Random(seed).sample(outermost, (len(outermost) + 1) // 2))
+    compared = trained(traced(name), text_of(traced(name), found, rows), tmp_path)
+    planned = planned_peak(traced(name), found, rows)
+    assert compared.identical
+    assert compared.measured_peak_bytes <= planned + 4096 + STATE_BYTES * (len(rows) + 1)
+
+
+NET = """
+import torch
+import torch.nn.functional as F
+
+
+class Step(torch.nn.Module):  # a name that a helper has, too
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(32, 128), torch.nn.Linear(128, 32)
+
+    def forward(self, x):
+        return x + self.b(F.gelu(self.a(x)))  # the comment stays
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = torch.nn.ModuleList([Step() for _ in range(6)])
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def example_inputs():
+    return (torch.randn(64, 32),)
+"""
+
+
+@pytest.fixture
+def generated(write_file, tmp_path):
+    """A file made by the command's own way."""
+
+    def make(budget, source=NET, name="Net"):
+        output = tmp_path / "net_remat.py"
+        request = Request(f"{write_file(source)}:{name}", budget, output, verify=True, edition=2)
+        return output, second.generate(request, Progress(None))
+
+    return make
+
+
+def test_a_file_within_its_budget_differs_in_what_is_marked(generated):
+    output, report = generated("60%")
+    assert report.verify is not None and report.verify.ok, report.verify
+    text = output.read_text()
+    assert "PLAN = {" in text and "# the comment stays" in text
+    model = text.partition("\nPLAN = {")[0]
+    added = [line for line in model.split("\n") if ".part(" in line and not line.startswith("#")]
+    assert len(added) == 1 and "F.gelu" in added[0]
+
+
+def test_a_file_that_cannot_be_carried_is_wrapped(generated):
+    output, report = generated("60%", NET + "\n\nglobals()\n")
+    assert report.verify is not None and report.verify.ok, report.verify
+    assert "class Net" not in output.read_text() and ".part(" not in output.read_text().partition("the helpers")[0]
+
+
+def test_the_same_model_and_plan_give_the_same_bytes(traced):
+    found = found_in(traced("gpt2"))
+    rows = random_rows(found, random.Random(5), 0.5)
+    assert text_of(traced("gpt2"), found, rows) == text_of(traced("gpt2"), found, rows[::-1])
+
+
+def test_a_row_that_names_nothing_is_refused(generated):
+    output, _ = generated("60%")
+    output.write_text(output.read_text().replace('PLAN = {\n    "', 'PLAN = {\n    "steps.9": "a",\n    "', 1))
+    module = load_generated(output)
+    with pytest.raises(ValueError, match=r"PLAN names steps\.9"):
+        module.Net()(module.torch.randn(64, 32))
+
+
+@pytest.mark.parametrize("verb", [lifecycle.check, lifecycle.update])
+def test_verbs_that_cannot_read_it_say_so(generated, verb):
+    output, _ = generated("60%")
+    assert "--edition 2" in output.read_text()
+    with pytest.raises(VerifyError, match="second edition, which check, update and explain cannot read yet"):
+        verb(output, Progress(None))
+
+
+@pytest.mark.parametrize("given", [{"plan": Path("a.json"), "budget": None}, {"save_plan": Path("a.json")}, {"dynamic": "x.0"}])
+def test_options_that_it_does_not_know_are_refused(given):
+    request = replace(Request("model.py:Net", "50%", edition=2), **given)
+    with pytest.raises(RematError, match=r"^--[\w-]+: files of the second edition do not know this yet"):
+        second.generate(request, Progress(None))
+
+
+def test_other_sizes_are_exact(generated):
+    import torch
+
+    output, _ = generated("60%")
+    module = load_generated(output)
+    torch.manual_seed(0)
+    model, x = module.Net(), torch.randn(7, 32)
+    model(x).sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    x.requires_grad_()
+    type(model).forward.__wrapped__(model, x).sum().backward()
+    assert all(map(torch.equal, gradients, [p.grad for p in model.parameters()]))
