@@ -6,8 +6,8 @@ fastest different plans are improved, because a slower plan may leave more to im
 Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: `SECONDS` for each
 thousand nodes, one time at least and two times at most). The quick ones have `QUICK` of them together, then Rockmate and `auto`
 have until `SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped,
-or left out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle: never
-worse than any planner it ran.
+or left out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle:
+never worse than any planner it ran.
 """
 
 from __future__ import annotations
