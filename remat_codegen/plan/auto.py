@@ -48,6 +48,7 @@ SLOTS = 8000  # of the dynamic program: memory slots in the need of a step witho
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
 LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
 FITTED = 60  # starts are given up after so many splits for each hundred nodes
+LOWEST_HEURISTICS, MOST_LOWERINGS = ("dtr", "local"), 8  # of DTR, where the least peak is looked for
 LOWERED = 2  # orders of little peak that are brought lower
 PROMISING = 3  # starts that are improved a little before one is chosen
 
@@ -74,7 +75,7 @@ def plan(
 
 def _below(graph: Graph, profile: Profile, budget_bytes: int, least: Point) -> Plan:
     """A budget below the least peak known: whoever else keeps to it."""
-    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in ("dtr", "local")]
+    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in LOWEST_HEURISTICS]
     fitting = [p for p in plans if p.schedule is not None]
     if not fitting:
         return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least.limit_bytes)
@@ -153,9 +154,23 @@ class Frontier:
         orders = [("everything rebuilt", order) for order in ends.least_orders(self.graph)]
         orders += [("segments", whole.order_of(c.schedule)) for c in self._segments]
         orders += [("rockmate", order) for order in self.sequences.tightest()]
+        orders += [("dtr", order) for order in self._least_evictions(min(Lives(self.board, o).peak for _, o in orders))]
         ranked = sorted((Lives(self.board, order).peak, i) for i, (_, order) in enumerate(orders))
         found = [self._lowest(*orders[i]) for _, i in ranked[:LOWERED]]
         return min(found, key=lambda point: (point.limit_bytes, point.time_ns))
+
+    def _least_evictions(self, peak: int) -> Iterator[Order]:
+        """DTR's plans for less and less: it finds some where other orders find none, with gaps between."""
+        if len(self.graph.nodes) > LARGE:
+            return
+        for heuristic in LOWEST_HEURISTICS:
+            limit = peak - 1
+            for _ in range(MOST_LOWERINGS):
+                found = dtr.plan(self.graph, self.profile, limit, heuristic=heuristic)
+                limit = int(limit * LOWER[-1])
+                if found.schedule is not None:
+                    yield whole.order_of(found.schedule)
+                    limit = min(found.peak_bytes - 1, limit)
 
     def _lowest(self, start: str, order: Order) -> Point:
         """An order with more and more given up."""
