@@ -10,7 +10,7 @@ from pathlib import Path
 PLANNERS = tuple(
     (
         "none all chen rotor checkmate checkmate-lp rockmate dtr dtr-eq dtr-local dtr-lru dtr-size dtr-msps mincut "
-        "mincut-aggressive knapsack best"
+        "mincut-aggressive knapsack auto best"
     ).split()
 )
 DEFAULT_PLANNER = "rockmate"

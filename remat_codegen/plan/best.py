@@ -4,10 +4,10 @@ Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs s
 fastest different plans are improved, because a slower plan may leave more to improve, and the search goes on from the winner.
 
 Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: `SECONDS` for each
-thousand nodes, one time at least and two times at most). The quick ones have `QUICK` of them together, then Rockmate has until
-`SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped, or left
-out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle: never
-worse than any planner it ran.
+thousand nodes, one time at least and two times at most). The quick ones have `QUICK` of them together, then Rockmate and `auto`
+have until `SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped,
+or left out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle:
+never worse than any planner it ran.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import chain, chen, dtr, ends, hierarchy, knapsack, mincut, rockmate, whole
+from remat_codegen.plan import auto, chain, chen, dtr, ends, hierarchy, knapsack, mincut, rockmate, whole
 from remat_codegen.plan.ends import Progress
 from remat_codegen.plan.improve import improve
 from remat_codegen.plan.lives import Board, Limits
@@ -134,6 +134,7 @@ def _entries(graph: Graph) -> list[tuple[str, Run, float]]:
     return [
         *((name, run, QUICK) for name, run in quick),
         ("rockmate", rockmate.plan, SEARCHED),
+        ("auto", auto.plan, SEARCHED),
         ("checkmate-lp", whole.approximate, ROUNDED),
         *exact,
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from remat_codegen.plan import best, chain, chen, dtr, ends, knapsack, mincut, rockmate, whole
+from remat_codegen.plan import auto, best, chain, chen, dtr, ends, knapsack, mincut, rockmate, whole
 from remat_codegen.plan.result import Plan
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
@@ -27,5 +27,6 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     "mincut": mincut.plan,
     "mincut-aggressive": partial(mincut.plan, aggressive=True),
     "knapsack": knapsack.plan,
+    "auto": auto.plan,
     "best": best.plan,
 }

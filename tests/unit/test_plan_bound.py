@@ -63,3 +63,12 @@ def test_fast_on_a_deep_chain():
     found = bound(graph, profile, need(graph, profile) // 2)
     assert time.monotonic() - started < 15  # 10 s, and room for a busy machine
     assert found.time_ns is not None and found.time_ns > sum(profile.time_ns)
+
+
+def test_the_same_whatever_the_clock_says(monkeypatch):
+    graph, profile = graphs.random_graph(3, 12)
+    budget = need(graph, profile) * 7 // 10
+    first = bound(graph, profile, budget)
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    assert bound(graph, profile, budget) == first

@@ -14,7 +14,7 @@ from remat_codegen.plan.result import Status
 from remat_codegen.plan.rotor import Table
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
 
-QUICK = {"checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}
+QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}
 SLOW = {"best"}
 
 

@@ -1,0 +1,228 @@
+"""The Rockmate paper's table (appendix E) planned anew, and what else planners are judged by, with one command and no GPU:
+
+    python benchmarks/paper.py [--rows large-2x512-0.85 resnet50-46 ...] [--planners rockmate auto ...] [--redraw]
+
+Writes benchmarks/results/paper.json, row by row, and paper.md from it; with --rows or --planners what else is there stays.
+
+Costs are those of a roofline for a V100 (`remat_codegen/profile/devices.py` states its numbers), so the table is the same
+everywhere. The paper's accounting: activations, their gradients and the model's output count, as do masks of dropout (a byte a
+value, as on CUDA); gradients of parameters and that of the output, which a loss such as a sum does not lay down, do not.
+Seconds are of one core, CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "examples"), str(ROOT / "tests")]
+RESULTS = Path(__file__).parent / "results"
+
+from remat_codegen.graph.ir import Graph, Kind  # noqa: E402
+from remat_codegen.graph.record import record  # noqa: E402
+from remat_codegen.graph.simplify import simplify  # noqa: E402
+from remat_codegen.plan import auto, whole  # noqa: E402
+from remat_codegen.plan.bound import bound  # noqa: E402
+from remat_codegen.plan.registry import PLANNERS  # noqa: E402
+from remat_codegen.profile.costs import Profile  # noqa: E402
+from remat_codegen.profile.devices import DEVICES  # noqa: E402
+from remat_codegen.profile.roofline import estimate  # noqa: E402
+from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
+from remat_codegen.trace import trace  # noqa: E402
+
+GIB = 1 << 30
+COMPARED = ("rockmate", "auto", "best", "dtr", "chen", "checkmate")
+PAPER = {  # the paper's step without recomputation, its Rockmate's, in milliseconds; what it planned with (GiB)
+    ("large", 2, 512, 0.85): (457.173, 564.041),
+    ("large", 2, 512, 2.8): (457.173, 481.650),
+    ("large", 4, 256, 0.85): (432.646, 531.255),
+    ("large", 4, 256, 1.8): (432.646, 486.976),
+    ("medium", 2, 1024, 1.0): (480.330, 619.055),
+    ("medium", 2, 1024, 4.0): (480.330, 516.758),
+    ("medium", 4, 512, 1.0): (430.596, 547.343),
+    ("medium", 4, 512, 2.0): (430.596, 497.298),
+}
+SIZES = {"large": {"layers": 36, "width": 1280, "heads": 20}, "medium": {"layers": 24, "width": 1024, "heads": 16}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A graph and a budget: bytes, or a part of the unmodified peak."""
+
+    key: str
+    label: str
+    make: Callable[[], tuple[Graph, Profile]]
+    budget: float
+    paper: float | None = None
+
+
+def rows() -> list[Row]:
+    found = []
+    for (size, batch, length, budget), (plain, rockmate) in PAPER.items():
+        label = f"GPT2-{size} ({batch}, {length}) {budget} GiB"
+        make = lambda s=size, b=batch, n=length: gpt2(s, b, n)  # noqa: E731
+        found.append(Row(f"{size}-{batch}x{length}-{budget}", label, make, budget * GIB, rockmate / plain - 1))
+    for percent in (46, 33):
+        found.append(Row(f"resnet50-{percent}", f"ResNet-50 (32, 224) {percent} %", resnet50, percent / 100))
+    for count, percent in ((500, 80), (500, 50), (1000, 80), (1000, 50), (3000, 80), (5000, 80)):
+        make = lambda n=count: layered(n, seed=7)  # noqa: E731
+        found.append(Row(f"layered-{count}-{percent}", f"layered, {count:,} nodes, {percent} %", make, percent / 100))
+    return found
+
+
+def gpt2(size: str, batch: int, length: int) -> tuple[Graph, Profile]:
+    """The paper's GPT2 on a device without data, in the paper's accounting."""
+    from gpt2 import GPT2
+
+    with torch.device("meta"):
+        model = GPT2(**SIZES[size], context=1024)
+    return priced(model, torch.zeros(batch, length, dtype=torch.int64, device="meta"))
+
+
+def resnet50() -> tuple[Graph, Profile]:
+    from resnet import ResNet50
+
+    with torch.device("meta"):
+        model = ResNet50()
+    return priced(model, torch.zeros(32, 3, 224, 224, device="meta"))
+
+
+def priced(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[Graph, Profile]:
+    """A model's graph and costs in the paper's accounting."""
+    traced = trace(model, inputs, {})
+    made = simplify(traced, record(traced))
+    profile, graph = estimate(made, DEVICES["v100"]), made.graph
+    from_loss = set(graph.nodes[graph.loss].writes)
+    masks = {d for n in graph.forward_nodes for d in n.writes if drops(made, n.id)}
+    parameters = {v.shape for v in traced.variables if v.origin.value == "parameter"}
+    data = []
+    for item in graph.data:
+        nbytes = item.nbytes
+        if item.id in from_loss or (item.kind is Kind.GRADIENT and of_parameter(made, item, parameters)):
+            nbytes = 0
+        elif item.kind is Kind.PHANTOM and item.id in masks:
+            nbytes //= 4
+        data.append(replace(item, nbytes=nbytes))
+    return replace(graph, data=tuple(data)), profile
+
+
+def drops(model, node: int) -> bool:
+    """Whether a node consists of dropout, and additions perhaps: all that it saves is a mask."""
+    bases = {model.trace.operations[i].base for i in model.bodies[node].operations}
+    return "dropout" in bases and bases <= {"dropout", "add", "view", "reshape", "transpose"}
+
+
+def of_parameter(model, gradient, shapes: set[tuple[int, ...]]) -> bool:
+    """Whether a gradient is of a parameter that several operations use: it waits for the last of them."""
+    graph = model.graph
+    first, last = graph.producers[gradient.id][0], graph.readers[gradient.id]
+    sizes = {torch.Size(s).numel() * 4 for s in shapes if len(s) > 1}
+    readers = [graph.nodes[r].forward for r in last]
+    uses_table = any(
+        model.trace.operations[i].base == "embedding" for r in readers if r is not None for i in model.bodies[r].operations
+    )
+    return gradient.nbytes in sizes and uses_table and first < graph.nodes[last[-1]].id - 1
+
+
+def layered(count: int, seed: int) -> tuple[Graph, Profile]:
+    """`count` nodes, backward ones included, in layers of 25; each reads two or three of the layer before and one from anywhere
+    before that, so that nothing separates the graph."""
+    from graphs import Op, training_graph
+
+    rng = random.Random(seed)
+    ops: list[Op] = []
+    forward, width = (count - 1) // 2, 25
+    unread: set[int] = set()
+    for i in range(forward):
+        before = range(max(0, (i // width - 1) * width), i // width * width)
+        reads = set(rng.sample(list(before), min(len(before), rng.choice((2, 2, 3)))))
+        if i > 2 * width:
+            reads.add(rng.randrange(i - width))
+        reads |= unread if i == forward - 1 else set()
+        unread = (unread - reads) | {i}
+        dear = rng.random() < 0.8
+        cost = rng.randint(20, 60) if dear else rng.randint(1, 8)
+        saves = tuple(sorted(reads)) if dear else (i,)
+        ops.append(Op(tuple(sorted(reads)), rng.choice((1, 2, 4)) << 20, 0, saves, cost * 1000, cost * 2000, 0))
+    return training_graph(ops)
+
+
+def run(row: Row, planners: list[str], old: dict) -> dict:
+    graph, profile = row.make()
+    plain = simulate(graph, profile, without_recomputation(graph))
+    budget = int(row.budget if row.budget > 1 else row.budget * plain.peak_bytes)
+    found = {"label": row.label, "paper": row.paper, "nodes": len(graph.nodes), "plain_ns": plain.time_ns} | old
+    found |= {"plain_bytes": plain.peak_bytes, "budget_bytes": budget}
+    least = bound(graph, profile, budget)
+    found["bound"] = None if least.time_ns is None else least.time_ns / plain.time_ns - 1
+    cells = found.setdefault("planners", {})
+    for name in planners:
+        if name == "checkmate" and not whole.writable(graph):
+            cells[name] = {"overhead": None, "why": "too large"}
+            continue
+        started, cpu = time.perf_counter(), time.process_time()
+        plan = PLANNERS[name](graph, profile, budget)
+        cells[name] = {
+            "overhead": None if plan.schedule is None else plan.time_ns / plain.time_ns - 1,
+            "seconds": round(time.process_time() - cpu, 1),
+            "wall": round(time.perf_counter() - started, 1),
+        }
+        print(row.key, name, cells[name], flush=True)
+    if "auto" in planners:
+        found["least_bytes"] = auto.frontier(graph, profile, auto.WORK_PER_NODE).least.limit_bytes
+    return found
+
+
+def table(results: dict[str, dict]) -> str:
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.2f}"
+
+    device = DEVICES["v100"]
+    lines = [
+        "Overheads in %, with costs by a roofline of "
+        f"{device.name}: {device.flops / 1e12} TFLOP/s and {device.bytes_per_s / 1e9:.0f} GB/s, of which kernels reach "
+        f"{device.reached_flops:.0%} and {device.reached_bytes:.0%}, and at least {device.launch_ns / 1000:.0f} us. "
+        "`python benchmarks/paper.py` makes this table.",
+        "",
+        "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
+        "|---" * (len(COMPARED) + 7) + "|",
+    ]
+    for row in rows():
+        if (found := results.get(row.key)) is None:
+            continue
+        cells = [percent(found["planners"].get(name, {}).get("overhead")) for name in COMPARED]
+        seconds = found["planners"].get("auto", {}).get("seconds", "-")
+        least = f"{found['least_bytes'] / 1e6:.0f}" if "least_bytes" in found else "-"
+        peak = f"{found['plain_bytes'] / GIB:.2f}"
+        line = [row.label, str(found["nodes"]), percent(row.paper), *cells, percent(found["bound"]), str(seconds), peak, least]
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--planners", nargs="*", default=list(COMPARED))
+    parser.add_argument("--redraw", action="store_true")
+    options = parser.parse_args()
+    path = RESULTS / "paper.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for row in [] if options.redraw else rows():
+        if options.rows is None or row.key in options.rows:
+            results[row.key] = run(row, options.planners, results.get(row.key, {}))
+            path.write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "paper.md").write_text(table(results))
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""The default to be: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
+
+    least peak known ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
+
+A budget is looked for by bisection between the least peak that is known and that of the plain step. At each middle the same is
+done, whatever budget was asked for: the plan of `low`, that of `high`, and what the quick planners make of it are fitted to the
+middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points* monotonic: one
+is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is turned down. So of
+two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as slow as that one, and
+the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take equally long.
+
+Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
+kinds and small, Rotor, DTR with several scores and for several budgets, segments (Chen et al.), and the plain step squeezed.
+
+Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
+WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
+earlier start. Oracle: `least_time` of `tests/graphs.py`, never below; never above its starts at the middles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from remat_codegen.graph.ir import Graph
+from remat_codegen.plan import chain, dtr, ends, rockmate, whole
+from remat_codegen.plan.ends import Progress, candidate
+from remat_codegen.plan.ledger import Ledger
+from remat_codegen.plan.lives import Board, Lives, Order
+from remat_codegen.plan.moves import Search, fit, spend
+from remat_codegen.plan.options import Grid
+from remat_codegen.plan.result import Plan, Status
+from remat_codegen.plan.segments import starting_orders
+from remat_codegen.profile.costs import Profile
+
+RESOLUTION = 1.001  # budgets that differ by less have the same plan
+WORK = 300_000  # of the search at each middle: some half a second
+HARD_WORK = 600_000  # where there is no dynamic program to start from
+WORK_PER_NODE = 600  # at most: small graphs need less
+SMALL = 300  # nodes, up to which each of DTR's scores is tried
+MOST_LEVELS, LEVEL_WORK = 32, 8000  # budgets that DTR is run for beforehand, and nodes of all these together
+LARGE = 2500  # nodes; beyond them DTR alone takes seconds
+DEEP = 8  # bisections after which the two plans beside a middle are as good a start as any
+SHALLOW = 3  # bisections up to which what costs more is tried as well
+SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
+MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
+LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
+FITTED = 60  # starts are given up after so many splits for each hundred nodes
+LOWEST_HEURISTICS, MOST_LOWERINGS = ("dtr", "local"), 8  # of DTR, where the least peak is looked for
+LOWERED = 2  # orders of little peak that are brought lower
+PROMISING = 3  # starts that are improved a little before one is chosen
+
+
+def plan(
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    work_per_node: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan found within the budget. `work_per_node` limits the search at each middle (None: WORK_PER_NODE)."""
+    plain = candidate(graph, profile, range(len(graph.nodes)))
+    if plain.peak_bytes <= budget_bytes:
+        return ends.chosen("auto", [plain], profile, budget_bytes, ("the step fits the budget without recomputation",))
+    known = frontier(graph, profile, WORK_PER_NODE if work_per_node is None else work_per_node)
+    found = known.at(budget_bytes, progress)
+    if found is None:
+        return _below(graph, profile, budget_bytes, known.least)
+    judged = candidate(graph, profile, found.order)
+    return ends.chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
+
+
+def _below(graph: Graph, profile: Profile, budget_bytes: int, least: Point) -> Plan:
+    """A budget below the least peak known: whoever else keeps to it."""
+    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in LOWEST_HEURISTICS]
+    fitting = [p for p in plans if p.schedule is not None]
+    if not fitting:
+        return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least.limit_bytes)
+    return replace(min(fitting, key=lambda p: (p.time_ns, p.peak_bytes)), planner="auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The plan for a limit: its time and order, and which start it came from."""
+
+    limit_bytes: int
+    time_ns: int
+    order: Order
+    start: str
+
+
+@lru_cache(maxsize=8)
+def frontier(graph: Graph, profile: Profile, work_per_node: int) -> Frontier:
+    """What is known of a graph; a second plan of the same graph finds it here."""
+    return Frontier(graph, profile, work_per_node)
+
+
+class Frontier:
+    """The points of a graph that were found so far."""
+
+    def __init__(self, graph: Graph, profile: Profile, work_per_node: int) -> None:
+        self.graph, self.profile = graph, profile
+        self.board = Board(graph, profile)
+        self.ledger = Ledger(self.board)
+        self.points: dict[int, Point] = {}
+        self.sequences = _Sequences(graph, profile)
+        self.work = min(WORK if self.sequences.worthwhile else HARD_WORK, work_per_node * len(graph.nodes))
+        self.rounds = FITTED * (len(graph.nodes) // 100 + 1)
+        self.plain = Point(Lives(self.board, self.board.plain).peak, self.board.plain_ns, self.board.plain, "nothing")
+
+    def at(self, budget_bytes: int, progress: Progress | None = None) -> Point | None:
+        """The point of the largest limit within the budget; None if it is below the least peak known."""
+        low, high = self.least, self.plain
+        if budget_bytes < low.limit_bytes:
+            return None
+        depth, depths = 0, self._depths(low, high)
+        while (middle := _middle(low, high)) is not None:
+            if progress is not None:
+                progress("closing in on the budget", depth, depths)
+            if middle not in self.points:
+                self.points[middle] = self._between(middle, low, high, depth)
+            point = self.points[middle]
+            low, high = (point, high) if middle <= budget_bytes else (low, point)
+            depth += 1
+        return low
+
+    @staticmethod
+    def _depths(low: Point, high: Point) -> int:
+        ratio = math.log(max(high.limit_bytes, 1) / max(low.limit_bytes, 1)) / math.log(RESOLUTION)
+        return max(1, math.ceil(math.log2(max(ratio, 1))))
+
+    @cached_property
+    def _segments(self) -> list[rockmate.Candidate]:
+        """Segments of the forward pass in growing numbers, those of Chen's among them."""
+        return [candidate(self.graph, self.profile, order) for order in starting_orders(self.board)]
+
+    @cached_property
+    def _evictions(self) -> list[rockmate.Candidate]:
+        """DTR's plans for some budgets: with more of it, its plan may be slower, and then that for less is taken."""
+        count = len(self.graph.nodes)
+        levels = min(MOST_LEVELS, LEVEL_WORK // count)
+        heuristics = dtr.HEURISTICS if count <= SMALL else ("dtr",)
+        limits = [self.plain.limit_bytes * level // (levels + 1) for level in range(1, levels + 1)]
+        limits = [limit for limit in limits if limit >= self.least.limit_bytes]
+        plans = [dtr.plan(self.graph, self.profile, limit, heuristic=h) for limit in limits for h in heuristics]
+        return [rockmate.Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
+
+    @cached_property
+    def least(self) -> Point:
+        """The plan of the least peak that was found, whatever the budget."""
+        orders = [("everything rebuilt", order) for order in ends.least_orders(self.graph)]
+        orders += [("segments", whole.order_of(c.schedule)) for c in self._segments]
+        orders += [("rockmate", order) for order in self.sequences.tightest()]
+        orders += [("dtr", order) for order in self._least_evictions(min(Lives(self.board, o).peak for _, o in orders))]
+        ranked = sorted((Lives(self.board, order).peak, i) for i, (_, order) in enumerate(orders))
+        found = [self._lowest(*orders[i]) for _, i in ranked[:LOWERED]]
+        return min(found, key=lambda point: (point.limit_bytes, point.time_ns))
+
+    def _least_evictions(self, peak: int) -> Iterator[Order]:
+        """DTR's plans for less and less: it finds some where other orders find none, with gaps between."""
+        if len(self.graph.nodes) > LARGE:
+            return
+        for heuristic in LOWEST_HEURISTICS:
+            limit = peak - 1
+            for _ in range(MOST_LOWERINGS):
+                found = dtr.plan(self.graph, self.profile, limit, heuristic=heuristic)
+                limit = int(limit * LOWER[-1])
+                if found.schedule is not None:
+                    yield whole.order_of(found.schedule)
+                    limit = min(found.peak_bytes - 1, limit)
+
+    def _lowest(self, start: str, order: Order) -> Point:
+        """An order with more and more given up."""
+        ledger = self.ledger
+        ledger.reset(ledger.keys_of(order))
+        best, peak = ledger.repeats(), ledger.peak
+        for part in LOWER:
+            while fit(ledger, int(peak * part), self.rounds) and ledger.peak < peak:
+                best, peak = ledger.repeats(), ledger.peak
+            ledger.reset(best)
+        spend(ledger, peak)
+        return Point(peak, ledger.time, ledger.order(), start)
+
+    def _between(self, limit: int, low: Point, high: Point, depth: int) -> Point:
+        """The point of a middle: at most as slow as the one below, at least as slow as the one above."""
+        ledger, best = self.ledger, low
+        tried: list[Point] = []
+        for start, order in self._starts(limit, low, high, depth):
+            ledger.reset(ledger.keys_of(order))
+            if fit(ledger, limit, self.rounds):
+                spend(ledger, limit)
+                tried.append(Point(limit, ledger.time, ledger.order(), start))
+        tried = [p for p in sorted(tried, key=lambda p: p.time_ns) if p.time_ns >= high.time_ns]
+        promising = list({p.time_ns: p for p in reversed(tried)}.values())[::-1][:PROMISING] or [low]
+        part = self.work // (2 * len(promising))
+        improved = [self._improved(p, limit, high.time_ns, part, seed) for seed, p in enumerate(promising)]
+        best = min([*improved, best], key=lambda p: p.time_ns)
+        best = self._improved(best, limit, high.time_ns, self.work - part * len(promising), len(promising))
+        return replace(best, limit_bytes=limit)
+
+    def _improved(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
+        ledger = self.ledger
+        ledger.reset(ledger.keys_of(point.order))
+        Search(ledger, seed).run(limit, work, fastest_ns)
+        return replace(point, time_ns=ledger.time, order=ledger.order()) if ledger.time < point.time_ns else point
+
+    def _starts(self, limit: int, low: Point, high: Point, depth: int) -> Iterator[tuple[str, Order]]:
+        """Orders to start from, brought within the limit or not."""
+        yield low.start, low.order
+        yield high.start, high.order
+        if depth >= DEEP:
+            return
+        for order in self.sequences.at(limit):
+            yield "rockmate", order
+        if depth < SHALLOW:
+            yield "the plain step, squeezed", self.board.plain
+        if (segments := ends.fastest(self._segments, limit)) is not None:
+            yield "segments", whole.order_of(segments.schedule)
+        if (evicting := ends.fastest(self._evictions, limit)) is not None:
+            yield "dtr", whole.order_of(evicting.schedule)
+        for name, run in self._quick(depth):
+            found = run(self.graph, self.profile, limit)
+            if found.schedule is not None:
+                yield name, whole.order_of(found.schedule)
+
+    def _quick(self, depth: int) -> Iterator[tuple[str, Callable[..., Plan]]]:
+        large = len(self.graph.nodes) > LARGE
+        if rockmate.is_chain(self.graph) and not self.sequences.worthwhile:
+            yield "rotor", chain.plan
+        for heuristic in ("local",) if large else ("dtr", "local", "msps") if depth < SHALLOW else ("dtr",):
+            if not large or depth < SHALLOW:
+                yield f"dtr-{heuristic}", lambda g, p, b, h=heuristic: dtr.plan(g, p, b, heuristic=h)
+
+
+def _middle(low: Point, high: Point) -> int | None:
+    """The limit between two points; None if they are the same for all purposes."""
+    if low.time_ns <= high.time_ns or high.limit_bytes <= low.limit_bytes * RESOLUTION:
+        return None
+    middle = math.isqrt(low.limit_bytes * high.limit_bytes)
+    return middle if low.limit_bytes < middle < high.limit_bytes else None
+
+
+class _Sequences:
+    """Rockmate's dynamic program for all budgets at once, where its options do not cost too much."""
+
+    def __init__(self, graph: Graph, profile: Profile) -> None:
+        self.graph, self.profile = graph, profile
+        self.tried: dict[int, rockmate.Candidate] = {}
+
+    @cached_property
+    def worthwhile(self) -> bool:
+        """Whether the graph is a chain of few kinds of small blocks."""
+        blocks = self.graph.blocks
+        few = len({b.kind for b in blocks}) <= MOST_KINDS
+        return few and rockmate.is_chain(self.graph) and all(b.last - b.first < MOST_IN_BLOCK for b in blocks)
+
+    @cached_property
+    def _solved(self) -> tuple[rockmate.Chain, rockmate.Table, list[int]]:
+        found = rockmate.Chain(self.graph, self.profile, Grid(), None)
+        plain = candidate(self.graph, self.profile, range(len(self.graph.nodes)))
+        table = found.table(plain.peak_bytes, SLOTS)
+        return found, table, table.distinct()
+
+    def _candidate(self, index: int) -> rockmate.Candidate:
+        chain_, table, columns = self._solved
+        if index not in self.tried:
+            self.tried[index] = chain_.candidate(table.operations(columns[index]))
+        return self.tried[index]
+
+    def tightest(self) -> list[Order]:
+        """The sequences of the smallest memories."""
+        if not self.worthwhile:
+            return []
+        return [whole.order_of(self._candidate(i).schedule) for i in range(min(rockmate.TIGHTEST, len(self._solved[2])))]
+
+    def at(self, limit: int) -> Sequence[Order]:
+        """The sequence of the largest memory whose schedule fits, and the next one, which may after a split or two."""
+        if not self.worthwhile or not (count := len(self._solved[2])):
+            return []
+        low, high = -1, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._candidate(middle).peak_bytes <= limit else (low, middle)
+        near = [i for i in (low, low + 1, low + 3) if 0 <= i < count]
+        return [whole.order_of(self._candidate(i).schedule) for i in near]

