@@ -52,7 +52,10 @@ def _costs(model, device, cache, advance=None):
     return Profile(tuple(1000 + t for t in touched), (0,) * len(touched), device)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+SLOW = {"add_a_function_below", "change_a_number", "change_an_argument", "change_the_width"}  # which resemble the others
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHANGES])
 def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, monkeypatch, update_golden):
     old, new, most = CHANGES[name]
     monkeypatch.chdir(tmp_path)
