@@ -96,16 +96,25 @@ def verify(
     seed: int = 0,
     steps: int = STEPS,
     deterministic: bool = False,
+    budget: str | None = None,
     progress: Progress,
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
-    PyTorch's deterministic algorithms."""
+    PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says."""
 
     def load() -> Target:
         return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed))
 
     with progress.stage("verify"), deterministic_algorithms(deterministic):
-        return verification(file, load, device, seed, steps, progress)
+        return verification(file, load, device, seed, steps, progress, _budget_of(file, budget))
+
+
+def _budget_of(file: Path, budget: str | None) -> int | None:
+    """The bytes of a budget that a file is judged by; per cents are of what its plan calls unmodified."""
+    if budget is None:
+        return None
+    asked, plan = parse_budget(budget), planline.plan_in(file.read_text(encoding="utf-8"))
+    return asked.resolve(0 if plan is None else plan.unmodified_peak_bytes)
 
 
 # ---------------------------------------------------------------------------------------------- stages

@@ -29,6 +29,7 @@ UNSEALED = "0" * 16
 LONGEST_ORDER = 1_000_000  # nodes; a damaged line must not fill the memory
 LONGEST_PERIOD = 256  # items of a layer's pattern
 
+_COMMAND = re.compile(r"#     (remat-codegen .+)")
 _SEAL = re.compile(r'"seal":"([0-9a-f]{16})"')
 
 
@@ -92,6 +93,11 @@ def header_of(text: str) -> list[str]:
             break
         found.append(line)
     return found
+
+
+def command_in(text: str) -> str | None:
+    """The command in a generated file's header that makes it; None where there is none."""
+    return next((m[1] for line in header_of(text) if (m := _COMMAND.fullmatch(line))), None)
 
 
 # ---------------------------------------------------------------------------------------------- the seal

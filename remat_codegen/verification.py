@@ -16,7 +16,7 @@ from remat_codegen import fresh
 from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import VerifyError
-from remat_codegen.planline import plan_in
+from remat_codegen.planline import command_in, is_sealed, plan_in, split_words
 from remat_codegen.report import Progress, Row, Verification
 from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
@@ -40,12 +40,7 @@ class _Trial:
     load: Callable[[], Target]
     device: str
     seed: int
-
-    @property
-    def casts(self) -> Autocast:
-        """What the model is called under."""
-        casts = getattr(self.generated, "AUTOCAST", {})  # which the first versions' files do not have
-        return tuple((t, dtype) for t, dtype in casts.items() if dtype is not None)
+    casts: Autocast  # what the model is called under
 
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""
@@ -69,10 +64,22 @@ class _Trial:
 
 
 def verification(
-    file: Path, load: Callable[[], Target], device: str, seed: int, steps: int, progress: Progress
+    file: Path,
+    load: Callable[[], Target],
+    device: str,
+    seed: int,
+    steps: int,
+    progress: Progress,
+    budget_bytes: int | None = None,
 ) -> Verification:
-    """Trains the model that `load` gives, then the file. Raises VerifyError where there is nothing to compare."""
-    trial = _Trial(comparing.load_generated(file), _on_host(load(), device), load, device, seed)
+    """Trains the model that `load` gives, then the file. Raises VerifyError where there is nothing to compare.
+
+    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. What the file's own code says of
+    its budget and of autocast is not asked where the header tells.
+    """
+    generated = comparing.load_generated(file)
+    text = file.read_text(encoding="utf-8")
+    trial = _Trial(generated, _on_host(load(), device), load, device, seed, _casts(text, generated, device))
     try:
         alone = _what_is_missing(trial, file)
         options: dict[str, Any] = {"steps": steps, "advance": progress.update, "traced": True, "alone": alone}
@@ -92,7 +99,9 @@ def verification(
     rows += [_row(w, found, None if exact is None else exact.of(w), repeated, noise.of(w)) for w, found, repeated in kinds]
     rows.append(_in_a_process_of_its_own(trial, steps, result, noise))
     rows += [_at_other_sizes(trial, noise)] if hasattr(trial.generated, "SIZES") and not result.alone else []
-    measured, budget = result.measured_peak_bytes, trial.generated.BUDGET_BYTES
+    rows += _values_put_back(trial) if not result.alone else []
+    rows += [Row("as it was written", False, "it was edited by hand")] if is_sealed(text) is False else []
+    measured, budget = result.measured_peak_bytes, budget_bytes or _budget(text, generated)
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
     found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
@@ -105,6 +114,37 @@ def verification(
         time_ratio=costs.time_ratio,
         notes=(*_notes(result), *_other_than_planned(costs.original_peak_bytes, assumed), *_untimed(result, costs)),
     )
+
+
+def _casts(text: str, generated: Any, device: str) -> Autocast:
+    """What the model is called under: as the header's command says, or the file, where an older one has no command."""
+    words = split_words(command_in(text) or "")
+    if "--autocast" in words:
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[words[words.index("--autocast") + 1]]
+        return ((torch.device(device).type, dtype),)
+    casts = {} if words else getattr(generated, "AUTOCAST", {})
+    return tuple((t, dtype) for t, dtype in casts.items() if dtype is not None)
+
+
+def _budget(text: str, generated: Any) -> int:
+    """The budget that the header's plan has, or the file, where there is no such plan."""
+    plan = plan_in(text)
+    return int(generated.BUDGET_BYTES) if plan is None else plan.budget_bytes
+
+
+def _values_put_back(trial: _Trial) -> list[Row]:
+    """Whether each value that a part puts back is the one that was there first, in files that can tell."""
+    what = "values put back"
+    if not hasattr(trial.generated, "CHECK"):
+        return []
+    before, trial.generated.CHECK = trial.generated.CHECK, True
+    try:
+        trial.compare(trial.generated.rematerialize, steps=1)
+    except comparing.FileFailure as failure:
+        return [Row(what, False, str(failure))]
+    finally:
+        trial.generated.CHECK = before
+    return [Row(what, True, "each is the one first computed")]
 
 
 def _on_host(target: Target, device: str) -> Target:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from remat_codegen import pipeline
+from remat_codegen import pipeline, planline
 from remat_codegen.report import Progress, verification_table
 from remat_codegen.request import Request
 
@@ -70,7 +70,8 @@ def test_what_only_this_process_can_import_is_missed_in_another(write_file, tmp_
     module = "only_imported_by_a_parent"  # a name that no other test's file has taken in this process
     (tmp_path / f"{module}.py").write_text(NET)
     file, target, _ = written(lambda source: tmp_path / f"{module}.py", tmp_path)
-    file.write_text(file.read_text().replace("\nimport torch\n", f"\nimport torch\nfrom {module} import helper\n", 1))
+    text = file.read_text().replace("\nimport torch\n", f"\nimport torch\nfrom {module} import helper\n", 1)
+    file.write_text(planline.seal(text))
     found = pipeline.verify(file, target, inputs="float32[2,4]", progress=Progress(None))
     assert [r.what for r in found.rows if not r.ok] == [ALONE]
     assert f"import: ModuleNotFoundError: No module named '{module}'" in found.failures()

@@ -14,6 +14,7 @@ import torch
 from remat_codegen import pipeline
 from remat_codegen import verify as comparing
 from remat_codegen.errors import PlanFileError, VerifyError
+from remat_codegen.planline import seal
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 
@@ -123,8 +124,8 @@ def test_broken_plans_are_refused_in_one_line(made, tmp_path, change, message):
         generate(plan=broken, output=tmp_path / "x.py")
 
 
-def verify(file: Path):
-    return pipeline.verify(file, SPEC, progress=Progress(None), **SIZES)
+def verify(file: Path, **options):
+    return pipeline.verify(file, SPEC, progress=Progress(None), **SIZES, **options)
 
 
 def test_verify_finds_a_wrong_gradient(made, tmp_path):
@@ -136,13 +137,19 @@ def test_verify_finds_a_wrong_gradient(made, tmp_path):
     assert not found.ok and "gradients of parameters" in found.failures()
 
 
-def test_verify_finds_a_broken_budget(made, tmp_path):
+def test_verify_finds_a_broken_budget(made):
+    found = verify(made / "small_remat.py", budget="1%")
+    assert not found.ok and "peak within budget" in found.failures()
+
+
+def test_a_file_does_not_say_what_its_own_budget_is(made, tmp_path):
     text = (made / "small_remat.py").read_text()
     wrong = tmp_path / "wrong.py"
     line = next(line for line in text.splitlines() if line.startswith("BUDGET_BYTES"))
-    wrong.write_text(text.replace(line, "BUDGET_BYTES = 1000"))
+    wrong.write_text(text.replace(line, "BUDGET_BYTES = 1000000000000"))
     found = verify(wrong)
-    assert not found.ok and "peak within budget" in found.failures()
+    assert not found.ok and "it was edited by hand" in found.failures()
+    assert found.budget_bytes == int(line.partition(" = ")[2])
 
 
 CASTING = """
@@ -185,7 +192,7 @@ def test_verify_tells_rounding_from_a_mistake_where_the_model_casts(write_file, 
     classes, blocks = output.read_text().split("2. the blocks")
     edited = blocks.replace("F.linear(", "rounded(")
     assert edited != blocks
-    output.write_text(f"{classes}2. the blocks{edited}{ROUNDED.replace('FACTOR', factor)}")
+    output.write_text(seal(f"{classes}2. the blocks{edited}{ROUNDED.replace('FACTOR', factor)}"))
     found = pipeline.verify(output, target, inputs="float32[64,16]", progress=Progress(None))
     rows = {r.what: r for r in found.rows}
     assert rows["outputs"].ok == rows["gradients of parameters"].ok == ok
