@@ -44,8 +44,8 @@ class FakePipeline(types.ModuleType):
             "rockmate", "optimal", GIB, GIB, 2 * GIB, 0.1, None, 26, 5, progress.seconds, request.output_path, (), found
         )
 
-    def verify(self, file, target, *, init, inputs, device, seed, steps, deterministic, progress):
-        self.verified = file, target, init, inputs, device, seed, steps, deterministic
+    def verify(self, file, target, *, init, inputs, device, seed, steps, deterministic, budget, progress):
+        self.verified = file, target, init, inputs, device, seed, steps, deterministic, budget
         self.action()
         return self.verification
 
@@ -108,10 +108,10 @@ def test_a_saved_plan_needs_no_budget(pipeline):
 
 
 def test_verify(pipeline):
-    words = "--init", "layers=2", "--inputs", "float32[2]", "--seed", 3, "--steps", 5, "--deterministic"
+    words = "--init", "layers=2", "--inputs", "float32[2]", "--seed", 3, "--steps", 5, "--deterministic", "--budget", "1GiB"
     result = run("verify", "o.py", "m.py:Net", *words)
     assert result.exit_code == 0 and "bit-identical" in result.stdout
-    assert pipeline.verified == (Path("o.py"), "m.py:Net", "layers=2", "float32[2]", "cpu", 3, 5, True)
+    assert pipeline.verified == (Path("o.py"), "m.py:Net", "layers=2", "float32[2]", "cpu", 3, 5, True, "1GiB")
 
 
 @pytest.mark.parametrize(
