@@ -151,7 +151,7 @@ def code_lines(text):
     return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - told)
 
 
-MOST = {"gpt2": 472, "unet": 485, "resnet": 496}  # the aim is 200: these tables have most options, at random
+MOST = {"gpt2": 491, "unet": 504, "resnet": 505}  # the aim is 200: these tables have most options, at random
 
 
 @pytest.mark.parametrize("name", MOST)
