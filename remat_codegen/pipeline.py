@@ -66,7 +66,7 @@ def generate(request: Request, progress: Progress) -> Report:
         if path is not None:
             check_writable(path)
     traced = trace_target(request, progress)
-    plan = _load_plan(request, traced) if request.plan is not None else make_plan(request, traced, progress)
+    plan = planfile.load(request.plan) if request.plan is not None else make_plan(request, traced, progress)
     schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
     with progress.stage("emit"):
         text = emit(traced, schedule, plan, request)
@@ -300,12 +300,6 @@ def reserve_of(traced: Traced) -> Reserve:
 
 def _is_random(traced: Traced, node: int) -> bool:
     return any(traced.model.record.random[op] for op in traced.model.bodies[node].operations)
-
-
-def _load_plan(request: Request, traced: Traced) -> SavedPlan:
-    assert request.plan is not None
-    plan = planfile.load(request.plan)
-    return plan if request.budget is None else replace(plan, budget=plan.budget)
 
 
 # ---------------------------------------------------------------------------------------------- emission

@@ -8,7 +8,7 @@ from remat_codegen import planfile, planline
 from remat_codegen.budget import format_bytes
 from remat_codegen.emit.render import calls_operations_of_others
 from remat_codegen.emit.usersource import carry
-from remat_codegen.errors import BudgetError, PlanFileError
+from remat_codegen.errors import BudgetError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.marked import file as writing
@@ -39,7 +39,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
-from remat_codegen.schedule import Schedule, simulate, with_forgets
+from remat_codegen.schedule import Schedule, simulate
 
 TIGHTER = (0.96, 0.92, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
@@ -56,18 +56,30 @@ class Brought:
 
 def generate(request: Request, progress: Progress) -> Report:
     """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
-    _check_options(request)
-    check_writable(request.output_path)
+    for path in (request.output_path, request.save_plan):
+        if path is not None:
+            check_writable(path)
+    if request.dynamic:
+        progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
+        request = replace(request, dynamic="")
     traced = trace_target(request, progress)
-    plan, brought = planned(request, traced, progress)
+    made = make_plan(request, traced, progress) if request.plan is None else planfile.load(request.plan)
+    plan, brought = in_parts(request, traced, made, progress)
     with progress.stage("emit"):
         write_atomically(request.output_path, emit(traced, plan, request, brought))
+        if request.save_plan is not None:
+            write_atomically(request.save_plan, made.dumps())
     return finished(request, plan, traced, progress)
 
 
 def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, Brought]:
     """A new plan, and the table that it is brought to. Raises BudgetError where nothing fits."""
-    plan = make_plan(request, traced, progress)
+    return in_parts(request, traced, make_plan(request, traced, progress), progress)
+
+
+def in_parts(request: Request, traced: Traced, plan: SavedPlan, progress: Progress) -> tuple[SavedPlan, Brought]:
+    """A planner's plan as a table takes it, and that table. Raises BudgetError where none fits, PlanFileError where the plan
+    is for another graph."""
     profile = measured_costs(request, traced, progress)
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, plan)
@@ -92,19 +104,9 @@ def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     return Brought(found, rows, schedule, 0), [*reading.problems, *problems]
 
 
-def _check_options(request: Request) -> None:
-    """Raises PlanFileError for what this edition does not know yet."""
-    given = {"--plan": request.plan, "--save-plan": request.save_plan, "--dynamic": request.dynamic}
-    for option, value in given.items():
-        if value:
-            raise PlanFileError(
-                "files of the second edition do not know this yet", where=option, hint="leave it or --edition out"
-            )
-
-
 def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
     """The plan brought to parts; plans for less where what it leads to is above the budget. Raises BudgetError."""
-    schedule: Schedule | None = with_forgets(traced.graph, plan.order)
+    schedule: Schedule | None = planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
     for share in (*TIGHTER, None):
         if schedule is None:
             break

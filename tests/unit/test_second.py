@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import zoo
+from rich.console import Console
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
 
 from remat_codegen import second
@@ -84,10 +83,10 @@ def example_inputs():
 def generated(write_file, tmp_path):
     """A file made by the command's own way."""
 
-    def make(budget, source=NET, name="Net"):
+    def make(budget, source=NET, name="Net", **options):
         output = tmp_path / "net_remat.py"
-        request = Request(f"{write_file(source)}:{name}", budget, output, verify=True, edition=2)
-        return output, second.generate(request, Progress(None))
+        request = Request(f"{write_file(source)}:{name}", budget, output, verify=True, edition=2, **options)
+        return output, second.generate(request, Progress(Console(stderr=True, width=200)))
 
     return make
 
@@ -122,11 +121,28 @@ def test_a_row_that_names_nothing_is_refused(generated):
         module.Net()(module.torch.randn(64, 32))
 
 
-@pytest.mark.parametrize("given", [{"plan": Path("a.json"), "budget": None}, {"save_plan": Path("a.json")}, {"dynamic": "x.0"}])
-def test_options_that_it_does_not_know_are_refused(given):
-    request = replace(Request("model.py:Net", "50%", edition=2), **given)
-    with pytest.raises(RematError, match=r"^--[\w-]+: files of the second edition do not know this yet"):
+def test_a_saved_plan_makes_the_same_file_again(generated, tmp_path):
+    output, _ = generated("60%", save_plan=tmp_path / "plan.json")
+    request = Request(str(tmp_path / "model.py:Net"), edition=2, plan=tmp_path / "plan.json", output=tmp_path / "again.py")
+    second.generate(request, Progress(None))
+    said = "-o net_remat.py"  # the command in the header, and with it the seal
+    first, again = ((tmp_path / name).read_text().split("\n") for name in (output.name, "again.py"))
+    different = [line for line, other in zip(first, again, strict=True) if line != other]
+    assert len(different) <= 2 and any(said in line for line in different)
+
+
+def test_a_plan_for_another_model_is_refused(generated, tmp_path):
+    generated("60%", save_plan=tmp_path / "plan.json")
+    (tmp_path / "model.py").write_text(NET.replace("64", "65"))
+    request = Request(str(tmp_path / "model.py:Net"), edition=2, plan=tmp_path / "plan.json", output=tmp_path / "again.py")
+    with pytest.raises(RematError, match="the plan was made for another model"):
         second.generate(request, Progress(None))
+    assert not (tmp_path / "again.py").exists()
+
+
+def test_sizes_need_not_be_said_to_be_dynamic(generated, capsys):
+    generated("60%", dynamic="x.0")
+    assert "--dynamic is not needed" in capsys.readouterr().err
 
 
 def test_other_sizes_are_exact(generated):
