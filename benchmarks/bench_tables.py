@@ -45,11 +45,11 @@ def candidates_of(graph: Graph) -> Candidates[int]:
     def found() -> Iterator[Candidate[int]]:
         for node in graph.forward_nodes:
             if node.recomputable:
-                yield Candidate(node.id, node.id, (node.id,), ("node", node.signature), 0)
+                yield Candidate(node.id, node.id, (node.id,), ("node", node.signature))
         for block in graph.blocks:
             last = min(block.last, graph.loss - 1)
             if block.first <= last and all(n.recomputable for n in graph.nodes[block.first : last + 1]):
-                yield Candidate(block.first, last, (block.first,), ("block", block.kind), 0)
+                yield Candidate(block.first, last, (block.first,), ("block", block.kind))
 
     return Candidates(found())
 

@@ -142,7 +142,7 @@ class Entry:
     """
 
     def __init__(self, name, options, module):
-        self.name, self.inside, self.result = name, "inside" in options, "result" in options
+        self.name, self.inside, self.result, self.late = name, "inside" in options, "result" in options, "late" in options
         if TWICE:
             self.twice = "twice" in options
         if RANDOM:
@@ -180,7 +180,7 @@ class Table:
 
 OPTIONS = ["", "inside", "result"]
 if TWICE:
-    OPTIONS += ["twice", "inside/twice", "result/twice"]
+    OPTIONS += [*(f"{option}/twice".strip("/") for option in OPTIONS), "late", "twice/late"]
 
 
 def _strings(module):
@@ -220,32 +220,53 @@ PLAIN = Call(None, {})
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__", "like", "look", "part", "truth", "value", "version"
+    __slots__ = "__weakref__", "gone", "late", "like", "look", "part", "truth", "value", "version", "watched"
 
     def __init__(self, part, tensor, look):
-        self.part, self.look, self.like, self.value = part, look, look(tensor), None
+        self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
+        self.late = TWICE and part.entry.late  # it has its first value until autograd has read that
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
         """The value, once its part ran again. One that may run twice does so for a reader alone at first."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
-            if TWICE and self.value is None and reader and part.spares:
-                return part.result_for(self)
+            if TWICE and self.value is None:
+                if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
+                    return again
+                if reader and part.spares:
+                    return part.result_for(self)
             todo = [part] if self.value is None else []
             while todo:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
                 raise part.error("saved less when it ran again")
-            return part.unchanged(self.value, self.version, "what it gave")
+            value, _ = self.value, part.unchanged(self.watched, self.version, "what it gave")
+            if self.late and not reader:
+                self.drop()
+            return value
+
+    def keep(self, tensor):
+        """Takes the value of the first run, by a tensor that is it, or a view of it."""
+        self.watched, self.version = tensor.detach(), tensor._version
+        self.value = self.watched if self.look is _shape else _view(self.watched, self.like[:4])
+
+    def drop(self):
+        """Lets its first value go, and what else its part kept of that memory."""
+        storage = self.value.untyped_storage()._cdata
+        for ref in self.part.places + self.part.results:
+            place = ref and ref()
+            if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
+                place.gone, place.late, place.value, place.watched = weakref.ref(place.value), False, None, None
 
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
         if CHECK and not (torch.equal(self.truth, tensor) or torch.allclose(self.truth, tensor, 0, 0, True)):
             raise self.part.error(f"computed other values when it ran again: of {self.like}")
-        self.value, self.version = tensor.detach(), tensor._version
+        self.value = self.watched = tensor.detach()
+        self.version = tensor._version
 
 
 class Held:
@@ -378,6 +399,10 @@ class Part:
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
         replay = Replay(self)
         result = self.repeat(replay)
+        if TWICE:  # what it still has from its first run stays now, for it does not run again
+            for ref in self.places + self.results if self.entry.late else ():
+                if ref and (place := ref()):
+                    place.late = False
         if not replay.stopped:
             replay.check_end()
             for place, tensor in self.wanted(result):
@@ -652,7 +677,11 @@ class Step:
         if not lent or not _plain(tensor):
             return None
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
-        return place if tensor._version == version else None
+        if tensor._version != version:
+            return None
+        if place.late and place.value is None:
+            place.keep(tensor)
+        return place
 
     def is_kept(self, tensor):
         """Whether others keep it anyway: parameters, buffers, and what the model was given."""
@@ -670,6 +699,8 @@ class Step:
             mine = not leaf and place is None and _plain(saved) and not self.is_kept(saved)
             own = Place(part, saved, _shape) if mine else None
             part.places.append(own and weakref.ref(own))
+            if own and own.late:
+                own.keep(saved)
             if own:
                 return own, None
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)

@@ -203,7 +203,7 @@ def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entr
         freed = sum(graph.data[d].nbytes for d in own)
         *before, last = row.candidate.vertices
         handed = Keeps.NOTHING if row.keeps is Keeps.RESULT else row.keeps  # what is only handed on to the last is not kept
-        found += [_entry(brought.found, replace(row, keeps=handed), vertex, marks, 0) for vertex in before]
+        found += [_entry(brought.found, replace(row, keeps=handed, late=False), vertex, marks, 0) for vertex in before]
         found.append(_entry(brought.found, row, last, marks, freed))
     return united(found)
 
@@ -212,10 +212,10 @@ def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks | None, 
     number, times = found.numbers[vertex.id], found.times[found.code(vertex)]
     if found.is_module(vertex):
         assert vertex.called is not None
-        return Entry(vertex.called[0], "", number, times, row.keeps, row.twice, freed, vertex.begin)
+        return Entry(vertex.called[0], "", number, times, row.keeps, row.twice, row.late, freed, vertex.begin)
     assert vertex.text is not None and vertex.text.module is not None and marks is not None
     name = marks.names[vertex.text.function, vertex.text.span]
-    return Entry(vertex.text.module, name, number, times, row.keeps, row.twice, freed, vertex.begin)
+    return Entry(vertex.text.module, name, number, times, row.keeps, row.twice, row.late, freed, vertex.begin)
 
 
 def _described(traced: Traced) -> str:

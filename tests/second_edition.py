@@ -12,7 +12,7 @@ from emitted import load, model_of
 
 from remat_codegen import second
 from remat_codegen.graph.ir import Graph
-from remat_codegen.marked.choose import OFFERED, Row, parts_of
+from remat_codegen.marked.choose import OPTIONS, Row, parts_of
 from remat_codegen.marked.demand import schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.words import Vertex, build
@@ -48,7 +48,7 @@ def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Ver
     """Some candidates with some options: apart from each other, or one in the other."""
     rows: list[Row[Vertex]] = []
     for candidate in rng.sample(found.candidates.all, len(found.candidates.all)):
-        row = Row(candidate, rng.choice(OFFERED), rng.random() < 0.3)
+        row = Row(candidate, *rng.choice(OPTIONS))
         if rng.random() < share and _nests([*rows, row]):
             rows.append(row)
     return tuple(rows)

@@ -14,15 +14,15 @@ class Candidate(Generic[V]):
     """The nodes `first..last`, as one part. `vertices` are the calls and expressions that have to run again for that: several
     where one node comes from several statements, each of which is then given what the one before it made.
 
-    Candidates of equal `key` are the same code: another layer's, or another call's. `lines` are the marks that the text needs,
-    none for the call of a module.
+    Candidates of equal `key` are the same code: another layer's, or another call's. `marks` are those that the text needs:
+    where each stands, and how it is written there; none for the call of a module.
     """
 
     first: int
     last: int
     vertices: tuple[V, ...]
     key: Hashable
-    lines: int
+    marks: tuple[tuple[Hashable, Hashable], ...] = ()
 
     def holds(self, other: Candidate[V]) -> bool:
         """Whether another candidate lies within this one."""
@@ -39,7 +39,7 @@ class Candidates(Generic[V]):
         best: dict[tuple[int, int], Candidate[V]] = {}
         for candidate in found:
             nodes = candidate.first, candidate.last
-            if nodes not in best or candidate.lines < best[nodes].lines:
+            if nodes not in best or len(candidate.marks) < len(best[nodes].marks):
                 best[nodes] = candidate
         self.all = sorted(best.values(), key=lambda c: (c.first, -c.last))
         self.by_key: dict[Hashable, list[Candidate[V]]] = {}

@@ -27,6 +27,10 @@ MOST_TRIED = 4000  # tables that are priced from the first start
 MOST_NODES = 200_000  # nodes in the tables that are priced from each further start
 ROUNDS = 3
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
+OPTIONS = [  # of a row: what it keeps, whether it is rebuilt twice, whether it is kept until it is read
+    *((keeps, twice, False) for keeps in OFFERED for twice in (False, True)),
+    *((Keeps.NOTHING, twice, True) for twice in (False, True)),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Row(Generic[V]):
     candidate: Candidate[V]
     keeps: Keeps = Keeps.NOTHING
     twice: bool = False
+    late: bool = False
 
 
 Rows = tuple[Row[V], ...]
@@ -58,12 +63,16 @@ class Priced(Generic[V]):
 
 
 def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
-    """Rows in the order of their parts, each with its part. Raises ValueError where two overlap."""
+    """Rows in the order of their parts, each with its part. Raises ValueError where two overlap, or where they want the same
+    text to be marked in different ways."""
     by_candidate = {r.candidate: r for r in rows}
+    marks = {mark for candidate in by_candidate for mark in candidate.marks}
+    if len({place for place, _ in marks}) < len(marks):
+        raise ValueError("one expression is marked in two ways")
     found = []
     for candidate, outer in nested(list(by_candidate)):
         row = by_candidate[candidate]
-        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.twice, outer)))
+        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.twice, outer, row.late)))
     return found
 
 
@@ -85,7 +94,7 @@ class Chooser(Generic[V]):
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
 
     def price(self, rows: Rows[V]) -> Priced[V] | None:
-        """What rows take; None where they overlap."""
+        """What rows take; None where there are no such parts."""
         try:
             parts = tuple(part for _, part in parts_of(rows))
         except ValueError:
@@ -99,8 +108,8 @@ class Chooser(Generic[V]):
         schedule = schedule_of(self.graph, parts, self.held)
         order = [s.node for s in schedule.steps if isinstance(s, Compute)]
         timeline = simulate(self.graph, self.profile, schedule)
-        keys = {(r.candidate.key, r.keeps, r.twice): r.candidate.lines for r in rows}
-        marks = sum({r.candidate.key: r.candidate.lines for r in rows}.values())
+        keys = {(r.candidate.key, r.keeps, r.twice, r.late) for r in rows}
+        marks = len({mark for r in rows for mark in r.candidate.marks})
         cost = timeline.time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
         return Priced(rows, max(0, timeline.peak_bytes - self.limit(order)), cost, timeline.time_ns, timeline.peak_bytes)
 
@@ -111,10 +120,15 @@ class Chooser(Generic[V]):
         return min(found, key=lambda p: p.rank(math.inf))  # the first of equal ones
 
     def searched(self, rows: Rows[V], tables: int) -> Priced[V]:
-        """The best rows found from these, once so many tables were priced."""
-        best = self.price(rows)
-        assert best is not None
-        most = self.tried + tables
+        """The best rows found from these, once so many tables were priced: by moves that keep to the limit if these do, or come
+        closer to it; and by moves that may leave it for a while."""
+        start = self.price(rows)
+        assert start is not None
+        found = [self.within(start, self.tried + tables // 2), self.freely(start, self.tried + tables)]
+        return min(found, key=lambda p: p.rank(math.inf))
+
+    def freely(self, best: Priced[V], most: int) -> Priced[V]:
+        """The best rows found where a byte above the limit has its price."""
         price = 100 * A_PERCENT * self.step_ns / max(1, self.limit(()))
         for _ in range(ROUNDS):
             before = best
@@ -177,7 +191,10 @@ class Chooser(Generic[V]):
     def _row(self, candidate: Candidate[V], kept: set[int], runs: Counter[int]) -> Row[V]:
         nodes = self.graph.nodes[candidate.first : candidate.last + 1]
         twice = any(runs[n.id] > 2 for n in nodes)
-        results = {d for n in nodes for d in n.writes if self._leaves(d, candidate)}
+        made = {d for n in nodes for d in n.writes}
+        results = {d for d in made if self._leaves(d, candidate)}
+        if made <= kept:
+            return Row(candidate, twice=twice, late=True)
         return Row(candidate, Keeps.RESULT if results & kept else Keeps.NOTHING, twice)
 
     def _leaves(self, data: int, candidate: Candidate[V]) -> bool:
@@ -197,13 +214,11 @@ class Chooser(Generic[V]):
     def other_options(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
         """Other options for the rows of one code, then for each row."""
         for rows in _by_key(best.rows):
-            for keeps in OFFERED:
-                for twice in (False, True):
-                    yield _setting({r.candidate for r in rows}, keeps, twice)
+            for options in OPTIONS:
+                yield _setting({r.candidate for r in rows}, *options)
         for row in best.rows:
-            for keeps in OFFERED:
-                for twice in (False, True):
-                    yield _setting({row.candidate}, keeps, twice)
+            for options in OPTIONS:
+                yield _setting({row.candidate}, *options)
 
     def smaller(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
         """The largest parts within one for it: for all of the same code, then for each. And such parts within it."""
@@ -278,9 +293,9 @@ def _splitting(
     return change
 
 
-def _setting(candidates: set[Candidate[V]], keeps: Keeps, twice: bool) -> Callable[[Rows[V]], Rows[V]]:
+def _setting(candidates: set[Candidate[V]], keeps: Keeps, twice: bool, late: bool) -> Callable[[Rows[V]], Rows[V]]:
     def change(rows: Rows[V]) -> Rows[V]:
-        return tuple(replace(r, keeps=keeps, twice=twice) if r.candidate in candidates else r for r in rows)
+        return tuple(replace(r, keeps=keeps, twice=twice, late=late) if r.candidate in candidates else r for r in rows)
 
     return change
 

@@ -33,6 +33,8 @@ class Part:
 
     A part that is `twice` leaves nothing behind when another part first has it run again for its result; it runs once more for
     whoever needs something of it next. So does a part within a part, for which the outer one's run is the first.
+
+    What a part that is `late` makes is kept at first: each value until a backward node has read it.
     """
 
     first: int
@@ -40,6 +42,7 @@ class Part:
     keeps: Keeps = Keeps.NOTHING
     twice: bool = False
     outer: int | None = None
+    late: bool = False
 
     def __contains__(self, node: int | None) -> bool:
         return node is not None and self.first <= node <= self.last
@@ -84,7 +87,8 @@ def order_of(graph: Graph, parts: Sequence[Part]) -> tuple[int, ...]:
 
 def forgotten(graph: Graph, parts: Sequence[Part]) -> frozenset[int]:
     """The data that are not kept between the forward and the backward pass."""
-    return frozenset(_Step(graph, parts, {}).owner)
+    step = _Step(graph, parts, {})
+    return frozenset(step.owner) - step.kept
 
 
 class _Step:
@@ -105,7 +109,8 @@ class _Step:
         self.until = [max((self.last_read[d] for d in own), default=-1) for own in self.own]
         self.done = [False] * len(parts)
         self.passed = [False] * len(parts)
-        self.made: set[int] = set()
+        self.kept = {d for d, part in self.owner.items() if parts[part].late}  # until it is read
+        self.made: set[int] = set(self.kept)
         self.order: list[int] = []
         self.held_at: dict[int, Collection[int]] = {}  # by position in the order
         self.now = 0
@@ -154,6 +159,8 @@ class _Step:
             for data in node.reads:
                 self._demand(data)
             self.order.append(node.id)
+            self.made.difference_update(self.kept.intersection(node.reads))
+            self.kept.difference_update(node.reads)
         return tuple(self.order)
 
     def _demand(self, data: int, for_a_part: bool = False) -> None:
@@ -173,6 +180,7 @@ class _Step:
         self._run(index, range(part.first, self._end(index, wanted if passing else None)))
         if not passing:
             self.made.update(self.own[index])
+            self.kept.difference_update(self.own[index])  # from now on they are like any other part's
             self.done[index] = True
 
     def _run(self, index: int, nodes: Iterable[int]) -> None:
@@ -188,7 +196,7 @@ class _Step:
     def _still_there(self, index: int, node: int) -> list[int]:
         """What a node makes once more though it was kept, or is another part's to bring back: its readers have that copy."""
         written = (d for d in self.graph.nodes[node].writes if self._is_needed(d))
-        return [d for d in written if d not in self.owner or (d in self.made and self.owner[d] != index)]
+        return [d for d in written if d not in self.owner or d in self.made]
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""

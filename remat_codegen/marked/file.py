@@ -76,7 +76,8 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
 def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
     """Which of the options a reader has to be told of."""
     found = {"inside": any(e.keeps == "inside" for e in entries), "result": any(e.keeps == "result" for e in entries)}
-    return found | {"twice": any(e.twice for e in entries), "numbered": any(e.number is not None for e in entries)}
+    found |= {"twice": any(e.twice for e in entries), "late": any(e.late for e in entries)}
+    return found | {"numbered": any(e.number is not None for e in entries)}
 
 
 def imports_of(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:

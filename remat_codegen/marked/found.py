@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -12,11 +13,13 @@ from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.demand import Held
+from remat_codegen.marked.markable import IN_PLACE
+from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.marked.text import Mark, refusal_of
 from remat_codegen.marked.words import Text, Tree, Vertex
 from remat_codegen.profile.costs import Profile
 from remat_codegen.trace import Operation, refs
-from remat_codegen.trace.places import Span
+from remat_codegen.trace.places import Function, Span
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -30,18 +33,20 @@ class Found:
         self.node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
         self.working = [self._working(node) for node in model.graph.forward_nodes]
         self.numbers, self.times = self._counted()
-        self.refused: dict[tuple[str, Span], bool] = {}
+        self.refused: dict[Hashable, bool] = {}
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
         """All candidates, of single vertices and of several that make one node."""
-        single = [self.candidate((v,)) for v in self.tree.vertices]
+        single = [self.candidate((self._handed(v),)) for v in self.tree.vertices]
         return Candidates(c for c in (*single, *self.several) if c is not None)
 
     @cached_property
     def several(self) -> tuple[Candidate[Vertex], ...]:
-        """For each node, what the smallest vertices hold that make it."""
-        found = [self.candidate(self._covering(n)) for n in range(len(self.working))]
+        """For each node, what the smallest vertices hold that make it; and the same without what else is evaluated in them."""
+        covering = [self._covering(n) for n in range(len(self.working))]
+        alone = [tuple(self._alone(v, n) for v in vertices) for n, vertices in enumerate(covering)]
+        found = map(self.candidate, (*covering, *self._in_one_way(alone)))
         return tuple(c for c in found if c is not None)
 
     @property
@@ -91,11 +96,30 @@ class Found:
         text = vertex.text
         if self.is_module(vertex) or not vertex.markable or text is None or text.module is None:
             return False
-        return text.function.file in self.sources and not self._refused(text)
+        if text.function.file not in self.sources or self._refused(vertex, text):
+            return False
+        return not self._is_statement(vertex) or self._changes_a_tensor(vertex)
 
-    def mark(self, text: Text, name: str) -> Mark:
+    def _is_statement(self, vertex: Vertex) -> bool:
+        return self._statement(vertex) is not None
+
+    def _statement(self, vertex: Vertex) -> ast.AugAssign | None:
+        """The statement `y += x` that it is."""
+        assert vertex.text is not None
+        syntax = syntax_of(self.sources[vertex.text.function.file])
+        node = None if syntax is None else syntax.find(vertex.text.span)
+        return node if isinstance(node, ast.AugAssign) else None
+
+    def _changes_a_tensor(self, vertex: Vertex) -> bool:
+        """Whether `y += x` is a tensor's operation, in place: of a number, y is another one afterwards."""
+        own = self.tree.own(vertex)
+        return len(own) == 1 and self.trace.operations[own[0]].base in IN_PLACE.values()
+
+    def mark(self, vertex: Vertex, name: str) -> Mark:
         """The mark for an expression."""
-        return Mark(text.span, name, text.tensors, made=self.made.get(text.function.file))
+        assert vertex.text is not None
+        text = vertex.text
+        return Mark(text.span, name, text.tensors, vertex.outside, self.made.get(text.function.file))
 
     @cached_property
     def made(self) -> dict[str, frozenset[Span]]:
@@ -106,10 +130,10 @@ class Found:
                 found.setdefault(vertex.text.function.file, set()).add(vertex.text.span)
         return {file: frozenset(spans) for file, spans in found.items()}
 
-    def _refused(self, text: Text) -> bool:
-        key = text.function.file, text.span
+    def _refused(self, vertex: Vertex, text: Text) -> bool:
+        key = text.function.file, text.span, vertex.outside
         if key not in self.refused:
-            self.refused[key] = bool(refusal_of(self.sources[text.function.file], self.mark(text, "part")))
+            self.refused[key] = bool(refusal_of(self.sources[text.function.file], self.mark(vertex, "part")))
         return self.refused[key]
 
     # ------------------------------------------------------------------ which nodes
@@ -128,7 +152,7 @@ class Found:
         """What vertices hold, if that is whole nodes that can run again."""
         if not all(map(self._can_run_again, vertices)):
             return None
-        operations = {op for v in vertices for op in range(v.begin, v.end)}
+        operations = {op for v in vertices for op in self._operations(v)}
         nodes = sorted({self.node_of[op] for op in operations if op in self.node_of and self._works(op)})
         if not nodes or nodes != list(range(nodes[0], nodes[-1] + 1)):
             return None
@@ -136,8 +160,9 @@ class Found:
             return None
         if not all(self._runs_again(n) for n in nodes) or not any(self.model.graph.nodes[n].recomputable for n in nodes):
             return None
-        keys = tuple(map(self.key, vertices))
-        return Candidate(nodes[0], nodes[-1], vertices, keys, len({k for k in keys if k[0] == "text"}))
+        texts = {v.text: v.outside for v in vertices if not self.is_module(v) and v.text is not None}
+        marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
+        return Candidate(nodes[0], nodes[-1], vertices, tuple(map(self.key, vertices)), tuple(marks))
 
     def _works(self, operation: int) -> bool:
         return operation in self.working[self.node_of[operation]]
@@ -154,14 +179,76 @@ class Found:
         found: dict[int, Vertex] = {}
         for op in self.working[node]:
             innermost = self.tree.innermost(op)
-            ways = (v for v in (innermost, *self.tree.ancestors(innermost)) if self._can_run_again(v))
+            ways = (v for v in map(self._handed, (innermost, *self.tree.ancestors(innermost))) if self._can_run_again(v))
             vertex = next(ways, None)
             if vertex is None:
                 return ()
             found[vertex.id] = vertex
-        return tuple(
-            v for v in found.values() if not any(o.begin <= v.begin and v.end <= o.end for o in found.values() if o is not v)
+        made = {v.id: self._operations(v) for v in found.values()}
+        return tuple(v for v in found.values() if not any(made[v.id] < made[o] for o in found))
+
+    # ------------------------------------------------------------------ what is handed in
+
+    def _alone(self, vertex: Vertex, node: int) -> Vertex:
+        """A vertex without the expressions in it that a node needs nothing of but what they give."""
+        return self.without(vertex, lambda v: not any(v.begin <= op < v.end for op in self.working[node]))
+
+    def without(self, vertex: Vertex, fits: Callable[[Vertex], bool]) -> Vertex:
+        """A vertex without the outermost expressions that fit, of those in its own text."""
+        if not self._is_own(vertex) or self._is_statement(vertex):
+            return vertex
+        inner = self.tree.outermost(vertex, lambda v: self._is_around(vertex, v) and fits(v))
+        return replace(vertex, outside=tuple(v.text.span for v in inner if v.text is not None))
+
+    def _is_own(self, vertex: Vertex) -> bool:
+        """Whether it is an expression that could be marked, in a text that can."""
+        return not self.is_module(vertex) and vertex.text is not None and vertex.text.function.file in self.sources
+
+    def _handed(self, vertex: Vertex) -> Vertex:
+        """A vertex, `y += x` without x: that is always handed in."""
+        if not self._is_own(vertex) or (statement := self._statement(vertex)) is None:
+            return vertex
+        return replace(vertex, outside=() if isinstance(statement.value, ast.Name) else (span_of(statement.value),))
+
+    @staticmethod
+    def _is_around(outer: Vertex, inner: Vertex) -> bool:
+        """Whether an expression stands in the text of another one."""
+        first, second = outer.text, inner.text
+        if first is None or second is None or (first.function, first.number) != (second.function, second.number):
+            return False
+        return first.span[:2] <= second.span[:2] and second.span[2:] <= first.span[2:]
+
+    def _in_one_way(self, found: Sequence[tuple[Vertex, ...]]) -> list[tuple[Vertex, ...]]:
+        """The same, each expression marked in the way of the evaluation that has most handed in: in others some of that may
+        make no operation, as a shortcut that gives its input."""
+        ways: dict[tuple[Function, Span], list[tuple[Span, ...]]] = {}
+        for vertex in (v for vertices in found for v in vertices if v.text is not None):
+            assert vertex.text is not None
+            ways.setdefault((vertex.text.function, vertex.text.span), []).append(vertex.outside)
+        return [tuple(self._widened(v, ways) for v in vertices) for vertices in found]
+
+    def _widened(self, vertex: Vertex, ways: Mapping[tuple[Function, Span], Sequence[tuple[Span, ...]]]) -> Vertex:
+        if vertex.text is None:
+            return vertex
+        inside = {v.text.span for v in self._texts_in(vertex) if v.text is not None}
+        own = set(vertex.outside)
+        fitting = [w for w in ways[vertex.text.function, vertex.text.span] if own <= set(w) and not (set(w) - own) & inside]
+        return replace(vertex, outside=max(fitting, key=len))
+
+    def _texts_in(self, vertex: Vertex) -> Iterator[Vertex]:
+        """The expressions of its own text that are evaluated in a vertex."""
+        for child in self.tree.children(vertex):
+            if self._is_around(vertex, child):
+                yield child
+            yield from self._texts_in(child)
+
+    def _operations(self, vertex: Vertex) -> set[int]:
+        """What a vertex makes, less what is handed in."""
+        given = self.tree.outermost(
+            vertex, lambda v: self._is_around(vertex, v) and v.text is not None and v.text.span in vertex.outside
         )
+        outside = {op for v in given for op in range(v.begin, v.end)} if vertex.outside else set[int]()
+        return set(range(vertex.begin, vertex.end)) - outside
 
     # ------------------------------------------------------------------ names
 
@@ -197,4 +284,4 @@ class Found:
             path, number = vertex.called
             return "module", _LAYER.sub("*", path), number if self.times[path] > 1 else 0
         assert vertex.text is not None
-        return "text", vertex.text.function, vertex.text.span
+        return "text", vertex.text.function, vertex.text.span, vertex.outside

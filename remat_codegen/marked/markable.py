@@ -10,6 +10,7 @@ from remat_codegen.trace.places import Span
 
 SCOPES = frozenset("locals vars dir eval exec globals breakpoint".split())  # what looks at the names of the function it is in
 LAZY = frozenset("map filter zip enumerate reversed iter".split())
+IN_PLACE: dict[type, str] = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}  # what += is for a tensor
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -37,7 +38,9 @@ def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
 
 def _place(syntax: Syntax, node: ast.AST) -> str:
     """What of the surroundings speaks against a mark."""
-    if not isinstance(node, ast.expr) or isinstance(node, (ast.Starred, ast.Slice)):
+    if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and type(node.op) in IN_PLACE):
+        return "it changes what is no variable"
+    if not isinstance(node, (ast.expr, ast.AugAssign)) or isinstance(node, (ast.Starred, ast.Slice)):
         return "it is no expression"
     if isinstance(node, ast.GeneratorExp) or (isinstance(node, ast.Call) and _names(node.func) & LAZY):
         return "what is in it runs later"

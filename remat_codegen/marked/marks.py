@@ -28,14 +28,15 @@ class Marks:
 
 def write_marks(found: Found, vertices: Iterable[Vertex], file: str, children: Mapping[str, frozenset[str]]) -> Marks:
     """Marks these vertices in a file. `children` are the names of the modules in a module, by its path."""
-    texts = {(v.text.function, v.text.span): v.text for v in vertices if v.text is not None and found.is_marked(v)}
-    ordered = sorted((t for t in texts.values() if t.function.file == file), key=lambda t: t.span)
+    places = {(v.text.function, v.text.span): v for v in vertices if v.text is not None and found.is_marked(v)}
+    texts = ((v.text, v) for v in places.values() if v.text is not None)
+    ordered = sorted(((t, v) for t, v in texts if t.function.file == file), key=lambda pair: pair[0].span)
     inside = _children(found, children)
     names: dict[Key, str] = {}
-    for text in ordered:
+    for text, _ in ordered:
         names[text.function, text.span] = _name(found.sources[file], text, names, inside)
-    written = marked(found.sources[file], [found.mark(t, names[t.function, t.span]) for t in ordered])
-    classes = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t in ordered)
+    written = marked(found.sources[file], [found.mark(v, names[t.function, t.span]) for t, v in ordered])
+    classes = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t, _ in ordered)
     return Marks(names, written.text, written.parts, tuple(dict.fromkeys(classes)))
 
 

@@ -87,6 +87,8 @@ def name_for(syntax: Syntax, span: Span, taken: Collection[str] = (), children: 
     """What to call the part at a span: after the user's variable, else what is called last, else the operator. `taken` are the
     names of other parts in this function, `children` those of the class's modules: a longer name is found where it is one."""
     node = syntax.find(span)
+    if isinstance(node, ast.AugAssign):
+        return unused([said(node.target) or "part"], {*taken, *children})
     if not isinstance(node, ast.expr):
         return unused(["part"], {*taken, *children})
     last = said(node) or "part"

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.syntax import span_of
 from remat_codegen.readback.values import Problem
 from remat_codegen.trace.places import Span
 
 PART = "part"
 _ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+))?(?P<options>(/\w+)*)")
-_Names = Mapping[str, tuple[ast.expr, Any]]  # what lambdas call what they are given, each with the names around the lambda
+# What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
+_Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,20 @@ class Said:
     number: int | None  # None for all
     keeps: Keeps
     twice: bool
+    late: bool
     line: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark in the file: in which function, under which name, and the expression of the user's source that it stands for."""
+    """A mark in the file: in which function, under which name, and the expression of the user's source that it stands for.
+    `outside` are the expressions in that one that are evaluated before and handed in."""
 
     function: str
     name: str
     span: Span
     line: int
+    outside: tuple[Span, ...] = ()
 
 
 @dataclass(slots=True)
@@ -102,12 +107,13 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
         entry = _ENTRY.fullmatch(word)
         options = entry["options"].split("/")[1:] if entry else []
         keeps = [o for o in options if o in ("inside", "result")]
-        if entry is None or len(keeps) > 1 or set(options) - {*keeps, "twice"}:
+        if entry is None or len(keeps) > 1 or set(options) - {*keeps, "twice", "late"}:
             found.wrong(row, f"{word} is no entry of a plan")
             continue
         name = f"{key.value}.{entry['name']}".strip(".")
         number = None if entry["number"] is None else int(entry["number"])
-        yield Said(name, number, Keeps(keeps[0]) if keeps else Keeps.NOTHING, "twice" in options, row.lineno)
+        kept = Keeps(keeps[0]) if keeps else Keeps.NOTHING
+        yield Said(name, number, kept, "twice" in options, "late" in options, row.lineno)
 
 
 # ---------------------------------------------------------------------------------------------- the marks
@@ -155,9 +161,14 @@ class _Walk:
     def walk(self, theirs: Any, ours: Any, names: _Names) -> None:
         """Compares two trees; `names` are what lambdas of marks call what they are given."""
         if isinstance(ours, ast.Name) and ours.id in names:
-            return self.walk(theirs, *names[ours.id])
+            given, around, outside = names[ours.id]
+            if isinstance(theirs, ast.expr) and not isinstance(theirs, ast.Name):
+                outside.append(span_of(theirs))
+            return self.walk(theirs, given, around)
         if self._is_mark(theirs, ours):
             return self._marked(theirs, ours, names)
+        if isinstance(theirs, ast.AugAssign) and isinstance(ours, ast.Assign) and self._is_mark(theirs, ours.value):
+            return self._in_place(theirs, ours, names)
         if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
             for a, b in zip(theirs, ours, strict=True):
                 self.walk(a, b, names)
@@ -177,18 +188,33 @@ class _Walk:
         calls = isinstance(holder, ast.Call) and [*map(ast.unparse, holder.args)] == ["self"]
         return (known or (calls and not own)) and len(ours.args) > 1 and _is_text(ours.args[0])
 
+    def _in_place(self, theirs: ast.AugAssign, ours: Any, names: _Names) -> None:
+        """`y = kept.part("y", lambda y, x: y.add_(x), y, x)` for `y += x`."""
+        name, run, *given = ours.value.args
+        target, change = ast.unparse(theirs.target), IN_PLACE.get(type(theirs.op))
+        taken = [a.arg for a in run.args.args] if isinstance(run, ast.Lambda) else []
+        said = len(taken) == len(given) == 2 and ast.unparse(run.body) == f"{taken[0]}.{change}({taken[1]})"
+        if not said or [target, target] != [ast.unparse(ours.targets[0]), ast.unparse(given[0])] or len(ours.targets) > 1:
+            return self.found.wrong(ours, f"{self.function} is not the model's: {_shown(ours)} stands for {_shown(theirs)}")
+        self.walk(theirs.value, given[1], names)
+        outside = () if isinstance(theirs.value, ast.Name) else (span_of(theirs.value),)
+        self.found.marks.append(Mark(self.function, str(name.value), span_of(theirs), ours.lineno, outside))
+
     def _marked(self, theirs: Any, ours: ast.Call, names: _Names) -> None:
         name, run, *given = ours.args
         word = str(name.value)  # type: ignore[attr-defined]
-        self.found.marks.append(Mark(self.function, word, span_of(theirs), ours.lineno))
+        outside: list[Span] = []
         if isinstance(run, ast.Lambda):
             taken = [a.arg for a in run.args.args]
             if len(taken) != len(given):
                 return self.found.wrong(ours, f"{word} takes {len(taken)} inputs and is given {len(given)}")
-            inner = {taking: (g, names) for taking, g in zip(taken, given, strict=True)}
-            return self.walk(theirs, run.body, {**names, **inner})
-        call = ast.Call(func=run, args=given, keywords=[])
-        self.walk(theirs, ast.copy_location(call, ours), names)
+            inner = {taking: (g, names, outside) for taking, g in zip(taken, given, strict=True)}
+            self.walk(theirs, run.body, {**names, **inner})
+        else:
+            call = ast.Call(func=run, args=given, keywords=[])
+            self.walk(theirs, ast.copy_location(call, ours), names)
+            outside += [span_of(a) for a in getattr(theirs, "args", ()) if not isinstance(a, ast.Name)]
+        self.found.marks.append(Mark(self.function, word, span_of(theirs), ours.lineno, tuple(outside)))
 
 
 def _shown(node: Any) -> str:

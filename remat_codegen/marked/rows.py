@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from remat_codegen.marked.candidates import Candidate
 from remat_codegen.marked.choose import Row, parts_of
@@ -18,12 +19,14 @@ def rows_of(reading: Reading, found: Found) -> tuple[Rows, list[Problem]]:
     """The rows that a table has, and what is wrong with those that cannot be told."""
     problems: list[Problem] = []
     said: dict[int, Said] = {}
+    named: dict[int, Vertex] = {}
     for entry in reading.said:
         vertices = _named(entry, reading.marks, found)
         if not vertices:
             problems.append(Problem(entry.line, f"PLAN names {_spelled(entry)}, which this model does not have"))
         said |= {v.id: entry for v in vertices}
-    rows = _rows(said, found, problems)
+        named |= {v.id: v for v in vertices}
+    rows = _rows(said, named, found, problems)
     return _that_nest(rows, said, problems), problems
 
 
@@ -34,19 +37,27 @@ def _spelled(entry: Said) -> str:
 def _named(entry: Said, marks: Sequence[Mark], found: Found) -> list[Vertex]:
     """The evaluations that an entry names: a module's calls; or those of a mark in a module's forward."""
     owner, _, name = entry.name.rpartition(".")
-    places = {(m.function, m.span) for m in marks if m.name == name}
+    places = {(m.function, m.span): m for m in marks if m.name == name}
     calls = [v for v in found.tree.vertices if found.is_module(v) and found.code(v) == entry.name]
-    texts = (v for v in found.tree.vertices if v.text is not None and v.text.module == owner and found.is_marked(v))
-    marked = [v for v in texts if v.text is not None and (v.text.function.name, v.text.span) in places]
-    return [v for v in calls or marked if entry.number in (None, found.numbers[v.id])]
+    texts = (v for v in found.tree.vertices if v.text is not None and v.text.module == owner)
+    keyed = [((v.text.function.name, v.text.span), v) for v in texts if v.text is not None]
+    marked = (_as_marked(v, places[key], found) for key, v in keyed if key in places)
+    named = calls or [v for v in marked if found.is_marked(v)]
+    return [v for v in named if entry.number in (None, found.numbers[v.id])]
 
 
-def _rows(said: dict[int, Said], found: Found, problems: list[Problem]) -> list[Row[Vertex]]:
+def _as_marked(vertex: Vertex, mark: Mark, found: Found) -> Vertex:
+    """A vertex without what its mark is given, if that makes operations anywhere."""
+    assert vertex.text is not None
+    return replace(vertex, outside=tuple(s for s in mark.outside if s in found.made.get(vertex.text.function.file, ())))
+
+
+def _rows(said: dict[int, Said], named: dict[int, Vertex], found: Found, problems: list[Problem]) -> list[Row[Vertex]]:
     """A row for each evaluation that holds whole nodes, and one for those that do so together."""
     single: dict[Candidate[Vertex], Said] = {}
     left: dict[int, Said] = {}
     for number, entry in said.items():
-        candidate = found.candidate((found.tree.vertices[number],))
+        candidate = found.candidate((named[number],))
         if candidate is None:
             left[number] = entry
         else:
@@ -56,11 +67,13 @@ def _rows(said: dict[int, Said], found: Found, problems: list[Problem]) -> list[
         numbers = [v.id for v in candidate.vertices]
         if not set(numbers) & set(left) or not set(numbers) <= set(said):
             continue
+        if any(named[v.id] != v for v in candidate.vertices):
+            continue
         used.update(numbers)
         single[candidate] = said[numbers[-1]]
     for entry in {id(e): e for number, e in left.items() if number not in used}.values():
         problems.append(Problem(entry.line, f"PLAN has {_spelled(entry)} run again, of which no more is known than that"))
-    return [Row(candidate, entry.keeps, entry.twice) for candidate, entry in single.items()]
+    return [Row(candidate, entry.keeps, entry.twice, entry.late) for candidate, entry in single.items()]
 
 
 def _that_nest(rows: list[Row[Vertex]], said: dict[int, Said], problems: list[Problem]) -> Rows:

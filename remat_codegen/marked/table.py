@@ -34,6 +34,7 @@ class Entry:
     times: int
     keeps: Keeps
     twice: bool
+    late: bool
     freed_bytes: int
     order: int
 
@@ -56,7 +57,8 @@ class Entry:
     def options(self) -> str:
         """What stands behind its name."""
         number = "" if self.number is None else f"#{self.number}"
-        return number + (f"/{self.keeps}" if self.keeps else "") + ("/twice" if self.twice else "")
+        words = [self.keeps, "twice" if self.twice else "", "late" if self.late else ""]
+        return "/".join([number, *filter(None, words)])
 
 
 def united(entries: Iterable[Entry]) -> list[Entry]:
@@ -66,7 +68,7 @@ def united(entries: Iterable[Entry]) -> list[Entry]:
         groups[entry.path, entry.mark].append(entry)
     found = []
     for group in groups.values():
-        alike = len({(e.keeps, e.twice) for e in group}) == 1
+        alike = len({(e.keeps, e.twice, e.late) for e in group}) == 1
         if alike and len({e.number for e in group}) == group[0].times:
             order, freed = min(e.order for e in group), sum(e.freed_bytes for e in group)
             found.append(replace(group[0], number=None, order=order, freed_bytes=freed))

@@ -5,7 +5,7 @@
 
 Expressions are found by the places that the syntax tree gives, and replaced in the bytes of the file, so that comments and
 layout stay as they are. A method with several marks begins with `kept = parts(self)`. A statement that gets too wide is laid
-out anew.
+out anew. The statement `y += x` stands for an expression, too: `y = parts(self).part("y", lambda y, x: y.add_(x), y, x)`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.layout import Edit, applied, first_lines, laid_out
-from remat_codegen.marked.markable import markable, method_of
+from remat_codegen.marked.markable import IN_PLACE, markable, method_of
 from remat_codegen.marked.names import free_names, local_names, said, unused
 from remat_codegen.marked.outside import Outside, outside_of
 from remat_codegen.marked.syntax import Syntax, is_dotted, span_of, syntax_of
@@ -57,6 +57,9 @@ def refusal_of(source: str, mark: Mark) -> str:
     if refused or syntax is None:
         return refused
     node = syntax.find(mark.span)
+    if isinstance(node, ast.AugAssign):
+        inside = any(span_of(n) in (mark.made or ()) for n in ast.walk(node.value) if isinstance(n, ast.expr))
+        return "what is added is made in it" if inside and span_of(node.value) not in mark.outside else ""
     assert isinstance(node, ast.expr)
     found = outside_of(syntax, node, mark.outside, mark.made)
     return found.refused or _named_elsewhere(syntax, node, found)
@@ -86,7 +89,7 @@ class _Writer:
         self.source, self.syntax = source.encode(), syntax
         starts = [0, *(m.end() for m in re.finditer(rb"\r\n|\n|\r", self.source))]
         self.starts = starts
-        self.marks = {node: m for m in marks if (node := syntax.find(m.span)) is not None}
+        self.marks: dict[ast.AST, Mark] = {node: m for m in marks if (node := syntax.find(m.span)) is not None}
         names = set(re.findall(r"\w+", source))
         self.parts = unused(["parts", "remat_parts"], names)
         self.kept = unused(["kept", "kept_parts"], names)
@@ -113,7 +116,7 @@ class _Writer:
         return applied(self.source, edits)
 
     def _statement(self, node: ast.AST) -> ast.stmt:
-        return next(n for n in self.syntax.ancestors(node) if isinstance(n, ast.stmt))
+        return next(n for n in (node, *self.syntax.ancestors(node)) if isinstance(n, ast.stmt))
 
     def _is_inside(self, node: ast.AST) -> bool:
         return any(n in self.marks for n in self.syntax.ancestors(node))
@@ -138,8 +141,11 @@ class _Writer:
 
     def _part(self, node: ast.AST, known: Mapping[ast.AST, str]) -> bytes:
         """The call that stands for a marked expression. `known` are names of what a part around it has got."""
+        mark, method = self.marks[node], method_of(self.syntax, node)
+        holder = self.kept if method in self.begun else f"{self.parts}(self)"
+        if isinstance(node, ast.AugAssign):
+            return self._in_place(node, mark.name, holder)
         assert isinstance(node, ast.expr)
-        mark = self.marks[node]
         outside = outside_of(self.syntax, node, mark.outside, mark.made).nodes
         inputs = self._inputs(node, mark, outside)
         given = [*inputs, *(self._text(n, known).decode() for n in outside)]
@@ -151,9 +157,15 @@ class _Writer:
             listed = ", ".join([*inputs, *names])
             run = f"lambda {listed}: " if listed else "lambda: "
             run += f"({inside})" if bare else inside
-        method = method_of(self.syntax, node)
-        holder = self.kept if method in self.begun else f"{self.parts}(self)"
         return f"{holder}.part({', '.join([_quoted(mark.name), run, *given])})".encode()
+
+    def _in_place(self, node: ast.AugAssign, name: str, holder: str) -> bytes:
+        """What stands for `y += x`."""
+        target = self._segment(node.target).decode()
+        value = self._parameters([node.value], [target], node.value)[0]
+        run = f"lambda {target}, {value}: {target}.{IN_PLACE[type(node.op)]}({value})"
+        given = self._text(node.value, {}).decode()
+        return f"{target} = {holder}.part({_quoted(name)}, {run}, {target}, {given})".encode()
 
     def _inputs(self, node: ast.expr, mark: Mark, outside: Iterable[ast.expr]) -> list[str]:
         """The local names that are handed in."""

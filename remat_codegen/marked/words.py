@@ -40,6 +40,7 @@ class Vertex:
 
     `called` is the module's call that it is, (path, number), and nothing beside that; `text` the expression that it is. One
     that is both is an expression that calls a module. `refused` says why the expression cannot be marked; empty where it can.
+    `outside` are expressions inside it that it is looked at without: they are evaluated before, and handed in.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Vertex:
     text: Text | None = None
     refused: str = ""
     children: tuple[int, ...] = ()
+    outside: tuple[Span, ...] = ()
 
     @property
     def markable(self) -> bool:
@@ -74,6 +76,14 @@ class Tree:
         while vertex.parent is not None:
             vertex = self.vertices[vertex.parent]
             yield vertex
+
+    def outermost(self, vertex: Vertex, fits: Callable[[Vertex], bool]) -> Iterator[Vertex]:
+        """The vertices inside one that fit, less those inside of such."""
+        for child in self.children(vertex):
+            if fits(child):
+                yield child
+            else:
+                yield from self.outermost(child, fits)
 
     def own(self, vertex: Vertex) -> tuple[int, ...]:
         """The operations of a vertex that none of its children makes."""

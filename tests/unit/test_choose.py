@@ -16,8 +16,8 @@ from remat_codegen.schedule import simulate, without_recomputation
 def candidates_of(graph):
     """Each node, and all neighbours."""
     able = [n.id for n in graph.forward_nodes if n.recomputable]
-    single = [Candidate(n, n, (n,), ("node", n % 3), 0) for n in able]
-    pairs = [Candidate(n, n + 1, (n,), ("pair", n % 2), 0) for n in able if n + 1 in able]
+    single = [Candidate(n, n, (n,), ("node", n % 3)) for n in able]
+    pairs = [Candidate(n, n + 1, (n,), ("pair", n % 2)) for n in able if n + 1 in able]
     return Candidates([*single, *pairs])
 
 
@@ -59,5 +59,5 @@ def test_a_step_within_its_limit_needs_no_table():
 
 
 def test_the_largest_within_a_candidate_lie_apart():
-    found = Candidates(Candidate(a, b, (a,), (a, b), 0) for a, b in [(0, 5), (0, 2), (1, 2), (3, 3), (4, 5), (5, 5)])
+    found = Candidates(Candidate(a, b, (a,), (a, b)) for a, b in [(0, 5), (0, 2), (1, 2), (3, 3), (4, 5), (5, 5)])
     assert [(c.first, c.last) for c in found.largest_within(found.all[0])] == [(0, 2), (3, 3), (4, 5)]

@@ -98,7 +98,7 @@ def test_a_file_within_its_budget_differs_in_what_is_marked(generated):
     assert "PLAN = {" in text and "# the comment stays" in text
     model = text.partition("\nPLAN = {")[0]
     added = [line for line in model.split("\n") if ".part(" in line and not line.startswith("#")]
-    assert len(added) == 1 and "F.gelu" in added[0]
+    assert len(added) <= 2 and all("F.gelu" in line or "x + " in line for line in added)  # which costs decide
 
 
 def test_a_file_that_cannot_be_carried_is_wrapped(generated):

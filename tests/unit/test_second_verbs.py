@@ -84,7 +84,7 @@ def test_any_table_is_read_back(name, carries):
     reading = read(text, traced.target.source if carries else None)
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
-    assert {(r.candidate, r.keeps, r.twice) for r in rows} == {(r.candidate, r.keeps, r.twice) for r in again}
+    assert {(r.candidate, r.keeps, r.twice, r.late) for r in rows} == {(r.candidate, r.keeps, r.twice, r.late) for r in again}
 
 
 @pytest.mark.parametrize(

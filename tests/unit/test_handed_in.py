@@ -1,0 +1,107 @@
+"""Parts of an expression alone: what else is evaluated in it is handed in. And what is kept until the backward pass read it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from second_edition import found_in, planned_peak, random_rows, text_of, traced_module, trained
+from torch import nn
+
+from remat_codegen.marked.candidates import Candidate
+from remat_codegen.marked.choose import OPTIONS, Row
+from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.reading import read
+from remat_codegen.marked.rows import rows_of
+
+STATE_BYTES = 5056
+
+
+class Residual(nn.Module):
+    """Changes in place what its second norm gives; one shortcut makes operations, the other none."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+        self.norm1, self.norm2, self.act = nn.BatchNorm2d(after), nn.BatchNorm2d(after), nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.silu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        y += self.shortcut(x)
+        return self.act(y)
+
+
+class Skips(nn.Module):
+    """Reads some values at two places that lie apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.ModuleList([Residual(4, 8), Residual(8, 8)]), nn.ModuleList([Residual(16, 8), Residual(16, 4)])
+        self.drop, self.mix, self.norm = nn.Dropout(0.2), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+        for block in self.up:
+            x = block(torch.cat([x, skips.pop()], 1))
+        return x + self.drop(self.norm(torch.sin(self.mix(x)))).exp()
+
+
+@pytest.fixture(scope="module")
+def traced():
+    torch.manual_seed(0)
+    return traced_module(Skips().train(), (torch.randn(2, 4, 24, 24),), {}, Path(__file__))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_table_is_exact_and_read_back(traced, seed, tmp_path):
+    found = found_in(traced)
+    rows = random_rows(found, random.Random(seed), 0.5)
+    text = text_of(traced, found, rows)
+    compared = trained(traced, text, tmp_path)
+    assert compared.identical, compared.differences
+    reading = read(text, traced.target.source)
+    again, problems = rows_of(reading, found)
+    assert not reading.problems and not problems
+    assert set(rows) == set(again)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_beside_each_other_take_what_the_simulator_says(traced, seed, tmp_path):
+    """Each node alone, as far as there is such a part."""
+    found, rng = found_in(traced), random.Random(seed)
+    smallest = (found.candidates.smallest(n.id) for n in traced.graph.forward_nodes)
+    nodes = list(dict.fromkeys(c for c in smallest if c is not None))
+    chosen: list[Candidate] = []
+    for candidate in rng.sample(nodes, len(nodes) * 2 // 3):
+        if all(candidate.last < c.first or c.last < candidate.first for c in chosen):
+            chosen.append(candidate)
+    options = [o for o in OPTIONS if o[0] is Keeps.NOTHING]
+    rows = tuple(Row(c, *rng.choice(options)) for c in chosen)
+    compared = trained(traced, text_of(traced, found, rows), tmp_path)
+    assert compared.identical, compared.differences
+    assert compared.measured_peak_bytes <= planned_peak(traced, found, rows) + 4096 + STATE_BYTES * (len(rows) + 1)
+
+
+def test_each_layer_is_marked_in_the_same_way(traced):
+    """In one a shortcut makes operations, in the other none: `y += self.shortcut(x)` is one mark all the same."""
+    found = found_in(traced)
+    ends = [c for c in found.candidates.all if any("norm2" in str(v.called) for v in c.vertices) and len(c.vertices) > 1]
+    assert sorted(len(c.vertices) for c in ends) == [3, 4, 4, 4]
+    text = text_of(traced, found, tuple(map(Row, ends)))
+    assert 'part("y", lambda y, shortcut: y.add_(shortcut), y, self.shortcut(x))' in text
+
+
+def test_what_is_handed_in_does_not_run_again(traced):
+    """`F.silu(self.norm1(self.conv1(x)))` without the norm, and so on."""
+    found = found_in(traced)
+    text = text_of(traced, found, tuple(Row(c) for c in found.several if len(c.vertices) == 1 and c.vertices[0].outside))
+    assert 'part("y", F.silu, self.norm1(self.conv1(x)))' in text
+    assert '"exp", lambda norm: self.drop(norm).exp(), self.norm(' in text
