@@ -21,6 +21,7 @@ from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 pytestmark = pytest.mark.timeout(1800)
 OTHER_PLANNERS = [p for p in PLANNERS if p != DEFAULT_PLANNER]
 SEARCHING = ("best", "checkmate", "checkmate-lp")  # as long as they are given
+LONG = ("transformer", "padded_encoder")
 SECONDS = 10.0  # for each of their plans: what they have found by then has to be as right as what takes longer
 
 
@@ -48,8 +49,8 @@ def little_time(monkeypatch):
 
 
 def marked(name: str):
-    """Models of torch alone are small enough for every run of the tests."""
-    return pytest.param(name, marks=pytest.mark.slow) if name in builders.LIBRARIES else name
+    """Most models of torch alone are small enough for every run of the tests."""
+    return pytest.param(name, marks=pytest.mark.slow) if name in (*builders.LIBRARIES, *LONG) else name
 
 
 def generate(name: str, budget: str, folder: Path, planner: str = "rockmate") -> Report:

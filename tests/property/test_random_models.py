@@ -27,7 +27,7 @@ from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.verify import compare
 
-CASES = int(os.environ.get("CASES", "200"))
+CASES = int(os.environ.get("CASES", "120"))
 SEED = int(os.environ.get("SEED", "0"))
 SLACK = 4096  # bytes: seeds of the backward pass, single numbers
 STATE = 5056  # bytes of a generator's state

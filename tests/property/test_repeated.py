@@ -24,7 +24,7 @@ from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.verify import compare
 
-CASES = int(os.environ.get("CASES", "30"))
+CASES = int(os.environ.get("CASES", "16"))
 SEED = int(os.environ.get("SEED", "0"))
 WIDTH, ROWS = 32, 64
 SLACK = 4096  # bytes: seeds of the backward pass, single numbers

@@ -79,8 +79,11 @@ def generate(model: Path, name: str, budget: str, folder: Path):
     return pipeline.generate(request, Progress(None))
 
 
-@pytest.mark.parametrize("name", ["Once", "Shared", "WithLoss"])
-@pytest.mark.parametrize("budget", ["100%", "75%"])
+CASES = [("Once", "100%"), ("Shared", "75%"), ("WithLoss", "75%")]
+FURTHER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("Once", "75%"), ("Shared", "100%"), ("WithLoss", "100%"))]
+
+
+@pytest.mark.parametrize(("name", "budget"), [*CASES, *FURTHER])
 def test_exact_and_within_budget(name, budget, model, tmp_path):
     report = generate(model, name, budget, tmp_path)
     assert report.verify.ok, report.verify.failures()
