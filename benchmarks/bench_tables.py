@@ -34,9 +34,9 @@ HEAD = ("graph", "budget", "planner %", "table %", "points lost", "over (bytes)"
 
 
 def subjects() -> list[str]:
-    """All graphs and examples."""
+    """All graphs, and the examples that have a class."""
     graphs = sorted(p.name.removesuffix(".graph.json") for p in RESULTS.glob("compare-*.graph.json"))
-    return graphs + sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
+    return graphs + sorted(p.stem for p in (ROOT / "examples").glob("*.py") if "\nclass " in p.read_text())
 
 
 def candidates_of(graph: Graph) -> Candidates[int]:
@@ -92,11 +92,14 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
     return rows
 
 
-def written(rows: list[list[str]]) -> str:
+def written(rows: list[list[str]], planner: str) -> str:
     """The report."""
     lost = [float(r[4]) for r in rows if r[4] and r[5] == "0"]
     over = sum(bool(r[5]) and r[5] != "0" for r in rows)
-    lines = ["Tables of parts beside the schedules that they were made from: overheads in percent of the plain step.", ""]
+    lines = [
+        f"Tables of parts beside the schedules of {planner} that they were made from: overheads in percent of the plain step.",
+        "",
+    ]
     lines += [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(r)} |" for r in rows), ""]
     if lost:
         lines.append(f"Of {len(lost)} tables within their budgets, {sum(v > 0.5 for v in lost)} lose more than 0.5 points;")
@@ -124,7 +127,7 @@ def main() -> None:
     known = remembered(path)
     for name in options.of:
         known[name] = measured(name, options.budgets, options.planner)
-        path.write_text(written([row for subject in subjects() for row in known.get(subject, [])]))
+        path.write_text(written([row for subject in subjects() for row in known.get(subject, [])], options.planner))
 
 
 if __name__ == "__main__":
