@@ -15,7 +15,7 @@ from typing import Any
 from remat_codegen.marked.demand import Keeps
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.syntax import span_of
-from remat_codegen.readback.values import Problem
+from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
 
 PART = "part"
@@ -177,7 +177,12 @@ class _Walk:
                 if name not in ("ctx", "type_comment", "kind"):
                     self.walk(getattr(theirs, name, None), getattr(ours, name, None), names)
         elif isinstance(theirs, (ast.AST, list)) or isinstance(ours, (ast.AST, list)) or theirs != ours:
-            self.found.wrong(ours, f"{self.function} is not the model's: {_shown(ours)} stands for {_shown(theirs)}")
+            self.not_the_same(theirs, ours)
+
+    def not_the_same(self, theirs: Any, ours: Any) -> None:
+        """Notes that something else stands here than in the model."""
+        one, other = told_apart(_shown(ours), _shown(theirs))
+        self.found.wrong(ours, f"{self.function} is not the model's: `{one}` stands for `{other}`")
 
     def _is_mark(self, theirs: Any, ours: Any) -> bool:
         if not (isinstance(ours, ast.Call) and isinstance(ours.func, ast.Attribute) and ours.func.attr == PART):
@@ -195,7 +200,7 @@ class _Walk:
         taken = [a.arg for a in run.args.args] if isinstance(run, ast.Lambda) else []
         said = len(taken) == len(given) == 2 and ast.unparse(run.body) == f"{taken[0]}.{change}({taken[1]})"
         if not said or [target, target] != [ast.unparse(ours.targets[0]), ast.unparse(given[0])] or len(ours.targets) > 1:
-            return self.found.wrong(ours, f"{self.function} is not the model's: {_shown(ours)} stands for {_shown(theirs)}")
+            return self.not_the_same(theirs, ours)
         self.walk(theirs.value, given[1], names)
         outside = () if isinstance(theirs.value, ast.Name) else (span_of(theirs.value),)
         self.found.marks.append(Mark(self.function, str(name.value), span_of(theirs), ours.lineno, outside))
@@ -220,6 +225,4 @@ class _Walk:
 def _shown(node: Any) -> str:
     if isinstance(node, list):
         return f"{len(node)} statements" if node and isinstance(node[0], ast.stmt) else f"{len(node)} of them"
-    text = ast.unparse(node) if isinstance(node, ast.AST) else repr(node)
-    line = " ".join(text.split())
-    return f"`{line if len(line) <= 100 else line[:97] + '...'}`"
+    return ast.unparse(node) if isinstance(node, ast.AST) else repr(node)

@@ -8,10 +8,9 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from remat_codegen.readback.values import Problem
+from remat_codegen.readback.values import Problem, cut, told_apart
 
 OF_THE_PLAN = ("BUDGET_BYTES", "PLANNED_PEAK_BYTES")  # constants that say what was planned, not what is done
-WIDEST = 100  # characters of a statement in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,9 @@ def differences(text: str, expected: str) -> list[Problem]:
 def _described(have: Sequence[_Row], wrong: Sequence[_Row], right: Sequence[_Row], at: int) -> list[Problem]:
     """One stretch of statements that differs: first what stands in the place of something else, then what is left over."""
     both = min(len(wrong), len(right))
-    found = [
-        Problem(w.line, f"has `{_short(w)}` where `{_short(r)}` is expected{_in(w)}")
-        for w, r in zip(wrong[:both], right[:both], strict=True)
-    ]
-    found += [Problem(w.line, f"has `{_short(w)}`, which does not belong here{_in(w)}") for w in wrong[both:]]
+    pairs = [(w, *told_apart(w.text, r.text)) for w, r in zip(wrong[:both], right[:both], strict=True)]
+    found = [Problem(w.line, f"has `{have_}` where `{want}` is expected{_in(w)}") for w, have_, want in pairs]
+    found += [Problem(w.line, f"has `{cut(w.text)}`, which does not belong here{_in(w)}") for w in wrong[both:]]
     return [*found, *_missing(right[both:], have[min(at + len(wrong), len(have) - 1)].line if have else 1)]
 
 
@@ -54,16 +51,11 @@ def _missing(rows: Sequence[_Row], line: int) -> list[Problem]:
         return []
     more = "" if len(rows) == 1 else f", and {len(rows) - 1} more after it,"
     be = "is" if len(rows) == 1 else "are"
-    return [Problem(line, f"`{_short(rows[0])}`{more} {be} missing before this line{_in(rows[0])}")]
+    return [Problem(line, f"`{cut(rows[0].text)}`{more} {be} missing before this line{_in(rows[0])}")]
 
 
 def _in(row: _Row) -> str:
     return f" (in {row.place})" if row.place else ""
-
-
-def _short(row: _Row) -> str:
-    line = " ".join(row.text.split())
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 3]}..."
 
 
 def _rows(tree: ast.Module) -> Iterator[_Row]:

@@ -146,6 +146,8 @@ class Machine:
         """Views that nobody reads do not stand in the file."""
         for between in range(self.reached + 1, node):
             if not self.operations.only_views(between):
+                if node == self.graph.loss:
+                    raise self.give_up(f"the forward pass is over, and {self.name(between)} was not computed")
                 raise self.give_up(f"computes {self.name(node)} before {self.name(between)}, which the model computes first")
             self._add(Compute(between))
 
@@ -200,7 +202,10 @@ class Machine:
 
     def name(self, node: int) -> str:
         """A node as messages name it: by what it makes, and where it comes from."""
-        last = self.model.trace.operations[self.model.bodies[node].operations[-1]]
+        operations = self.model.bodies[node].operations
+        if not operations:
+            return "the loss" if node == self.graph.loss else self.graph.nodes[node].name
+        last = self.model.trace.operations[operations[-1]]
         where = ", ".join(p for p in (last.module_path, location(last.source)) if p)
         return f"{self.graph.nodes[node].name}{f' ({where})' if where else ''}"
 

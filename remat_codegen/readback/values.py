@@ -64,6 +64,24 @@ class Other:
     """What has no bearing on a schedule: a dtype, a flag, a number that is not spelled out."""
 
 
+WIDEST = 100  # characters of a file's text in a message
+
+
+def told_apart(one: str, other: str) -> tuple[str, str]:
+    """Two texts, each in a line, cut where they are too long: around where they begin to differ."""
+    one, other = (" ".join(text.split()) for text in (one, other))
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = same - WIDEST // 3 if same > WIDEST // 2 and max(len(one), len(other)) > WIDEST else 0
+    return cut(one, start), cut(other, start)
+
+
+def cut(text: str, start: int = 0) -> str:
+    """A text in a line, no longer than messages have it."""
+    line = " ".join(text.split())
+    before, left = "..." if start else "", line[start:]
+    return before + (left if len(left) <= WIDEST - len(before) else f"{left[: WIDEST - 3 - len(before)]}...")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something wrong in a generated file, and the line where it shows."""

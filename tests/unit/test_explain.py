@@ -19,6 +19,7 @@ from remat_codegen.explain import explain
 from remat_codegen.planfile import SavedPlan, order_of
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
+from remat_codegen.readback.values import WIDEST, cut, told_apart
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.schedule import simulate, with_forgets
@@ -161,6 +162,7 @@ WRONG = {
         "is not called like that",
         "head_forward(m, m, ",
     ),
+    "a return too early": ("    return head_forward(m, ", "    return None; head_forward(m, ", "was not computed", None),
     "no run_forward": ("def run_forward(", "def run_forwards(", "has no run_forward", None),
     "no Python": ("def run_forward(", "def run forward(", "is no Python", "def run forward("),
     "a statement of another kind": (
@@ -280,3 +282,11 @@ def test_a_plan_on_disk_is_checked_and_written(case, edited, tmp_path):
     assert "run_backward" not in path.read_text() and lifecycle.check(path, QUIET).ok
     assert CliRunner().invoke(cli, ["update", str(path), "--plan", str(beside)]).exit_code == 0
     assert path.read_text() == before
+
+
+def test_long_texts_are_cut_where_they_differ():
+    same = "x = [" + ", ".join(map(str, range(100)))
+    one, other = told_apart(f"{same}, 7]", f"{same}, 8]")
+    assert one != other and one.startswith("...") and one.endswith("7]") and other.endswith("8]") and len(one) <= WIDEST
+    assert told_apart("a  = 1", "a = 2") == ("a = 1", "a = 2")
+    assert told_apart(same, same[:-2])[0].endswith("99") and len(cut(same)) == WIDEST
