@@ -366,7 +366,7 @@ def _made_again(
         plan = pipeline.make_plan(request, traced, progress, _previous(header))
         with progress.stage("emit"):
             return pipeline.emit(traced, planfile.schedule_of(plan, traced.graph, file), plan, header.request), plan
-    plan, brought = second.planned(request, traced, progress)
+    _, plan, brought = second.planned(request, traced, progress)
     with progress.stage("emit"):
         return second.emit(traced, plan, header.request, brought), plan
 

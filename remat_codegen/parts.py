@@ -142,7 +142,8 @@ class Entry:
     """
 
     def __init__(self, name, options, module):
-        self.name, self.inside, self.result, self.late = name, "inside" in options, "result" in options, "late" in options
+        self.name, self.inside, self.result = name, "inside" in options, "result" in options
+        self.late = "late" in options
         if TWICE:
             self.twice = "twice" in options
         if RANDOM:
@@ -334,7 +335,7 @@ class Part:
         finally:
             step.part = outer
             step.rest()
-        if NESTED and outer is not None:  # by which it gets them when that runs again; places are held, which takes nothing
+        if NESTED and outer is not None:  # it gets them when that runs again; places are held, for nothing
             self.let_go([held for held in self.held if held.view])
         return result
 
@@ -586,7 +587,7 @@ class Step:
         self.model, self.table, self.lock = weakref.ref(model), table, threading.RLock()
         self.part = self.replay = self.backward = self.kept = None
         self.lent, self.exchanged, self.given = {}, [], _all(given, torch.Tensor)
-        self.sharded = any(hasattr(kind, "unshard") for kind in {*map(type, modules)})  # FSDP2 exchanges parameters by itself
+        self.sharded = any(hasattr(kind, "unshard") for kind in {*map(type, modules)})  # FSDP2 exchanges them
         holders = [held for m in modules for held in (m._parameters, m._buffers) if held]
         seen = [(held, name, t, t._version) for held in holders for name, t in held.items() if t is not None]
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []

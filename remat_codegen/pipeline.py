@@ -161,14 +161,16 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
     return profile
 
 
-def make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
+def make_plan(
+    request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = (), profile: Profile | None = None
+) -> SavedPlan:
     """A new plan; the order of the plan before it, if there was one, where that still does about as well.
 
-    Raises BudgetError where nothing fits.
+    `profile` are the costs, measured if not given. Raises BudgetError where nothing fits.
     """
     assert request.budget is not None
     budget = parse_budget(request.budget)
-    profile = measured_costs(request, traced, progress)
+    profile = measured_costs(request, traced, progress) if profile is None else profile
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     limit = budget.resolve(plain.peak_bytes + reserve_of(traced).slack_bytes)
     note_solver(progress)

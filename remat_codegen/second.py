@@ -63,8 +63,7 @@ def generate(request: Request, progress: Progress) -> Report:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
         request = replace(request, dynamic="")
     traced = trace_target(request, progress)
-    made = make_plan(request, traced, progress) if request.plan is None else planfile.load(request.plan)
-    plan, brought = in_parts(request, traced, made, progress)
+    made, plan, brought = planned(request, traced, progress)
     with progress.stage("emit"):
         write_atomically(request.output_path, emit(traced, plan, request, brought))
         if request.save_plan is not None:
@@ -72,18 +71,17 @@ def generate(request: Request, progress: Progress) -> Report:
     return finished(request, plan, traced, progress)
 
 
-def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, Brought]:
-    """A new plan, and the table that it is brought to. Raises BudgetError where nothing fits."""
-    return in_parts(request, traced, make_plan(request, traced, progress), progress)
+def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, SavedPlan, Brought]:
+    """A planner's plan, new or saved; the same as a table takes it; and that table. All by the same costs.
 
-
-def in_parts(request: Request, traced: Traced, plan: SavedPlan, progress: Progress) -> tuple[SavedPlan, Brought]:
-    """A planner's plan as a table takes it, and that table. Raises BudgetError where none fits, PlanFileError where the plan
-    is for another graph."""
+    Raises BudgetError where nothing fits, PlanFileError where a saved plan is for another graph.
+    """
+    saved = None if request.plan is None else planfile.load(request.plan)
     profile = measured_costs(request, traced, progress)
+    plan = make_plan(request, traced, progress, profile=profile) if saved is None else saved
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, plan)
-        return as_planned(plan, traced, profile, brought), brought
+        return plan, as_planned(plan, traced, profile, brought), brought
 
 
 def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSummary, ...]:
