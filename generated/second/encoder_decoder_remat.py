@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"00031f7243a95e05"}
+#: "seal":"e974af07a50f90b4"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -347,23 +347,29 @@ class Place:
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                if reader and part.spares:
-                    return part.result_for(self)
+                if reader and part.spares and (result := part.result_for(self)) is not None:
+                    return result
             todo = [part] if self.value is None else []
             while todo:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
                 raise part.error("saved less when it ran again")
-            value, _ = self.value, part.unchanged(self.watched, self.version, "what it gave")
+            value = self.value
+            for tensor in self.watched:
+                part.unchanged(tensor, self.version, "what it gave")
             if self.late and not reader:
                 self.drop()
+                self.gone = weakref.ref(value)
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it."""
-        self.watched, self.version = tensor.detach(), tensor._version
-        self.value = self.watched if self.look is _shape else _view(self.watched, self.like[:4])
+        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        seen = tensor.detach()
+        if self.value is None:
+            self.watched, self.version = [], tensor._version
+            self.value = seen if self.look is _shape else _view(seen, self.like[:4])
+        self.watched.append(seen)
 
     def drop(self):
         """Lets its first value go, and what else its part kept of that memory."""
@@ -371,15 +377,15 @@ class Place:
         for ref in self.part.places + self.part.results:
             place = ref and ref()
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
-                place.gone, place.late, place.value, place.watched = weakref.ref(place.value), False, None, None
+                place.late, place.value, place.watched = False, None, ()
 
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
         if CHECK and not (torch.equal(self.truth, tensor) or torch.allclose(self.truth, tensor, 0, 0, True)):
             raise self.part.error(f"computed other values when it ran again: of {self.like}")
-        self.value = self.watched = tensor.detach()
-        self.version = tensor._version
+        self.value, self.version = tensor.detach(), tensor._version
+        self.watched = [self.value]
 
 
 class Held:
@@ -506,7 +512,8 @@ class Part:
         """Its result, for one reader: no place is filled, and it can run again."""
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
-        return next(tensor.detach() for found, tensor in self.wanted(result) if found is place)
+        [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
@@ -723,7 +730,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late and place.value is None:
+        if place.late:
             place.keep(tensor)
         return place
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10576044,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1164,"bound":0.0065,"device":"cpu","order":"200|124:68,70,74,76;141:83,
 #: 85;156:53,55-56,58-59,61-62;167:19,21-22,24-25,27-28,30;170:34,36,40,42;190:3,5-6,8-9,11-12,14",
-#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"aaa17ddb0a8e5ec1"}
+#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"09775f78c90ba035"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -320,23 +320,29 @@ class Place:
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                if reader and part.spares:
-                    return part.result_for(self)
+                if reader and part.spares and (result := part.result_for(self)) is not None:
+                    return result
             todo = [part] if self.value is None else []
             while todo:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
                 raise part.error("saved less when it ran again")
-            value, _ = self.value, part.unchanged(self.watched, self.version, "what it gave")
+            value = self.value
+            for tensor in self.watched:
+                part.unchanged(tensor, self.version, "what it gave")
             if self.late and not reader:
                 self.drop()
+                self.gone = weakref.ref(value)
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it."""
-        self.watched, self.version = tensor.detach(), tensor._version
-        self.value = self.watched if self.look is _shape else _view(self.watched, self.like[:4])
+        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        seen = tensor.detach()
+        if self.value is None:
+            self.watched, self.version = [], tensor._version
+            self.value = seen if self.look is _shape else _view(seen, self.like[:4])
+        self.watched.append(seen)
 
     def drop(self):
         """Lets its first value go, and what else its part kept of that memory."""
@@ -344,15 +350,15 @@ class Place:
         for ref in self.part.places + self.part.results:
             place = ref and ref()
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
-                place.gone, place.late, place.value, place.watched = weakref.ref(place.value), False, None, None
+                place.late, place.value, place.watched = False, None, ()
 
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
         if CHECK and not (torch.equal(self.truth, tensor) or torch.allclose(self.truth, tensor, 0, 0, True)):
             raise self.part.error(f"computed other values when it ran again: of {self.like}")
-        self.value = self.watched = tensor.detach()
-        self.version = tensor._version
+        self.value, self.version = tensor.detach(), tensor._version
+        self.watched = [self.value]
 
 
 class Held:
@@ -478,7 +484,8 @@ class Part:
         """Its result, for one reader: no place is filled, and it can run again."""
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
-        return next(tensor.detach() for found, tensor in self.wanted(result) if found is place)
+        [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
@@ -696,7 +703,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late and place.value is None:
+        if place.late:
             place.keep(tensor)
         return place
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"58d1b4b9ae5e80ad"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"c611fb3868f03cf4"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -285,23 +285,29 @@ class Place:
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                if reader and part.spares:
-                    return part.result_for(self)
+                if reader and part.spares and (result := part.result_for(self)) is not None:
+                    return result
             todo = [part] if self.value is None else []
             while todo:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
                 raise part.error("saved less when it ran again")
-            value, _ = self.value, part.unchanged(self.watched, self.version, "what it gave")
+            value = self.value
+            for tensor in self.watched:
+                part.unchanged(tensor, self.version, "what it gave")
             if self.late and not reader:
                 self.drop()
+                self.gone = weakref.ref(value)
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it."""
-        self.watched, self.version = tensor.detach(), tensor._version
-        self.value = self.watched if self.look is _shape else _view(self.watched, self.like[:4])
+        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        seen = tensor.detach()
+        if self.value is None:
+            self.watched, self.version = [], tensor._version
+            self.value = seen if self.look is _shape else _view(seen, self.like[:4])
+        self.watched.append(seen)
 
     def drop(self):
         """Lets its first value go, and what else its part kept of that memory."""
@@ -309,15 +315,15 @@ class Place:
         for ref in self.part.places + self.part.results:
             place = ref and ref()
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
-                place.gone, place.late, place.value, place.watched = weakref.ref(place.value), False, None, None
+                place.late, place.value, place.watched = False, None, ()
 
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
         if CHECK and not (torch.equal(self.truth, tensor) or torch.allclose(self.truth, tensor, 0, 0, True)):
             raise self.part.error(f"computed other values when it ran again: of {self.like}")
-        self.value = self.watched = tensor.detach()
-        self.version = tensor._version
+        self.value, self.version = tensor.detach(), tensor._version
+        self.watched = [self.value]
 
 
 class Held:
@@ -389,6 +395,9 @@ class Part:
         if changed and not all(self.held[i].view for i in changed):
             raise self.error(f"changes an input in place, its tensor {changed[0]}: take it out of the plan")
         self.changed = changed
+        for place in [self.held[i].source for i in changed]:
+            if place.late and place.value is not None:  # it is another one now
+                place.drop()
 
     def lend(self, results, given):
         """From now on, what saves its result gets the result's place, if that was made in here."""
@@ -446,7 +455,8 @@ class Part:
         """Its result, for one reader: no place is filled, and it can run again."""
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
-        return next(tensor.detach() for found, tensor in self.wanted(result) if found is place)
+        [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
@@ -678,7 +688,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late and place.value is None:
+        if place.late:
             place.keep(tensor)
         return place
 

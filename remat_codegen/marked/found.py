@@ -111,7 +111,12 @@ class Found:
         return node if isinstance(node, ast.AugAssign) else None
 
     def _changes_a_tensor(self, vertex: Vertex) -> bool:
-        """Whether `y += x` is a tensor's operation, in place: of a number, y is another one afterwards."""
+        """Whether `y += x` is a tensor's operation, in place, wherever it is evaluated: a number would be another one."""
+        assert vertex.text is not None
+        place = vertex.text.function, vertex.text.span
+        return all(self._is_in_place(v) for v in self.tree.vertices if v.text and (v.text.function, v.text.span) == place)
+
+    def _is_in_place(self, vertex: Vertex) -> bool:
         own = self.tree.own(vertex)
         return len(own) == 1 and self.trace.operations[own[0]].base in IN_PLACE.values()
 

@@ -27,7 +27,10 @@ PURE = frozenset(
 )
 PURE_METHODS = frozenset("get keys values items index count join format startswith endswith lower upper strip".split())
 LIBRARIES = frozenset("torch F nn math functional operator".split())
-DRAWING = ("drop", "rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "geometric", "gumbel")
+DRAWING = (
+    *("drop", "rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "geometric", "gumbel"),
+    *("rrelu", "scaled_dot_product", "multi_head_attention"),
+)
 SOMETIMES = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)  # what is in there may run never, or often
 
 
@@ -174,7 +177,10 @@ def _is_callee(syntax: Syntax, node: ast.AST) -> bool:
 
 def _may_draw(call: ast.Call) -> bool:
     """Whether a call may draw random numbers, or change something: what draws before another has to stay before it."""
-    return not _is_pure(call) or any(word in ast.unparse(call.func) for word in DRAWING)
+    keywords = {k.arg for k in call.keywords}
+    switched = any(isinstance(a, ast.Constant) and a.value is True for a in call.args)  # as in F.relu(x, True)
+    changes = switched or keywords & {"out", "inplace", None}
+    return not _is_pure(call) or bool(changes) or any(word in ast.unparse(call.func) for word in DRAWING)
 
 
 def _before(node: ast.expr, found: list[ast.expr]) -> dict[ast.expr, list[ast.expr]]:

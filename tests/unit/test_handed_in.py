@@ -105,3 +105,33 @@ def test_what_is_handed_in_does_not_run_again(traced):
     text = text_of(traced, found, tuple(Row(c) for c in found.several if len(c.vertices) == 1 and c.vertices[0].outside))
     assert 'part("y", F.silu, self.norm1(self.conv1(x)))' in text
     assert '"exp", lambda norm: self.drop(norm).exp(), self.norm(' in text
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:
+        y += self.mix(x)
+        return torch.sin(y)
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = nn.ModuleList([Sum(), Sum()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor | float = 0.5
+        for layer in self.sums:
+            y = layer(x, y)
+        return y
+
+
+def test_a_number_is_not_changed_in_place():
+    """In the first layer y is a number: `y += x` is not marked, for the text is the same for both."""
+    traced = traced_module(Sums().train(), (torch.randn(4, 8),), {}, Path(__file__))
+    spans = {v.text.span[0] for c in found_in(traced).candidates.all for v in c.vertices if v.text is not None}
+    source = traced.target.source.split("\n")
+    assert spans and not any("+=" in source[line - 1] for line in spans)

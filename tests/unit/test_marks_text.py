@@ -168,6 +168,14 @@ def test_what_cannot_be_done_right_is_refused(line, text, reason):
 def test_evaluation_order_stays():
     asked = {"outside": ["self.b(y)"], "made": ["F.dropout(x) + self.b(y)", "F.dropout(x)", "self.b(y)"]}
     assert "change its order" in why("z = F.dropout(x) + self.b(y)", "F.dropout(x) + self.b(y)", **asked)
+    for first in (
+        "F.rrelu(x)",
+        "F.relu(x, True)",
+        "F.relu(x, inplace=True)",
+        "F.scaled_dot_product_attention(x, x, x, None, 0.1)",
+    ):
+        asked = {"outside": ["self.b(y)"], "made": [f"{first} + self.b(y)", first, "self.b(y)"]}
+        assert "change its order" in why(f"z = {first} + self.b(y)", f"{first} + self.b(y)", **asked)
     assert not why("z = x.exp() + self.b(y)", "x.exp() + self.b(y)", outside=["self.b(y)"])
 
 

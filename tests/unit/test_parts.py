@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from parted import Net, exact, planned, same, step
@@ -283,3 +284,62 @@ def test_a_class_whose_forward_is_a_step():
     torch.manual_seed(0)
     model = Model().train()
     same(step(root, [X]), step(model, [X]))
+
+
+VIEWS = {
+    "rows": lambda x: x[3:],
+    "columns": lambda x: x[:, 4:],
+    "all of it": lambda x: x.view(*x.shape),
+    "turned": lambda x: x.t()[:6, :6],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    "plan", ["a b c", "a/twice b/twice c", "a b/twice c", "a/late b c", "a b/late c", "a/late b/twice/late c/late"]
+)
+def test_a_view_that_is_changed_in_place_is_exact_or_refused(view, plan):
+    """`y = x[3:]; y += z`, and x is read afterwards: what b gives is a view of what a gave."""
+
+    def run(self, kept, x):
+        x = kept.part("a", torch.sin, self.one(x))
+        y = VIEWS[view](x)
+        z = self.two(X.detach())[: y.shape[0], : y.shape[1]]
+        kept.part("b", lambda y, z: y.add_(z), y, z)
+        return self.one(kept.part("c", torch.sin, x))
+
+    net = Net(run, one=linear(), two=linear()).train()
+    wanted = step(net, (X,))
+    try:
+        found = step(planned(net, plan), (X,))
+    except RuntimeError as error:
+        assert plan not in ("a b c", "a/late b c") and "again" in str(error)
+        return
+    same(found, wanted)
+
+
+def test_late_values_are_kept_until_they_are_read():
+    def run(self, kept, x):
+        x = kept.part("a", torch.exp, self.one(x))
+        return self.two(kept.part("b", torch.sin, x)) + x
+
+    net = Net(run, one=linear(), two=linear())
+    assert exact(net, "a/late b", X) == ["b", "a"] * 2  # read by sin, and then by exp: two steps
+    assert exact(net, "a/late", X) == ["a"] * 2
+    exact(net, "a/late b/late", X)
+    exact(net, "a/twice/late b/late", X)
+
+
+def test_late_values_that_are_changed_meanwhile_are_noticed():
+    """By whoever has them, under a counter of its own."""
+
+    def run(self, kept, x):
+        a = kept.part("a", torch.sin, self.one(x))
+        e = torch.sin(a) + self.two(X.detach()) * a.data
+        with torch.no_grad():
+            a.add_(1)
+        return e
+
+    net = planned(Net(run, one=linear(), two=linear()).train(), "a/late")
+    with pytest.raises(RuntimeError, match="changed in place"):
+        net(X).sum().backward()
