@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"e974af07a50f90b4"}
+#: "seal":"59ae07170b0e243a"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -513,7 +513,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
-        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
+        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10576044,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1164,"bound":0.0065,"device":"cpu","order":"200|124:68,70,74,76;141:83,
 #: 85;156:53,55-56,58-59,61-62;167:19,21-22,24-25,27-28,30;170:34,36,40,42;190:3,5-6,8-9,11-12,14",
-#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"09775f78c90ba035"}
+#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"71f72f1f21225ff0"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -485,7 +485,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
-        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
+        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""

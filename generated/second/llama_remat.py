@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"c7ca332e3f3bcd7b"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"2523cd0610b3a2ec"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -481,7 +481,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
-        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
+        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""

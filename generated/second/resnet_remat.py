@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"c611fb3868f03cf4"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"a265ff5c69aa9aa1"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -456,7 +456,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
-        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
+        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""

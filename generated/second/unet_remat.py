@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":39949444,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0411,"bound":0.0389,"device":"cpu","order":"155|85:73;89:67-69;
 #: 3*(90:67-68)+5-5;111:46-47;134:18-20,22-24;143:8-11,13-15",
-#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"f26959709608ab1a"}
+#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"e945d411448e8aef"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -459,7 +459,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
-        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
+        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""

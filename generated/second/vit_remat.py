@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"7cca8fe17b43f938"}
+#: "seal":"7d8a4e849b64c0ca"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -439,7 +439,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares = False  # next time it is for all
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
-        return tensor.detach() if place.look(tensor) == place.like else None  # not a copy where a view is expected
+        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
