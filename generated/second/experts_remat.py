@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"abd7947aeac072b7"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"b093cde048399218"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -335,7 +335,7 @@ class Place:
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version

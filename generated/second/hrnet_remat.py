@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10576044,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1164,"bound":0.0065,"device":"cpu","order":"200|124:68,70,74,76;141:83,
 #: 85;156:53,55-56,58-59,61-62;167:19,21-22,24-25,27-28,30;170:34,36,40,42;190:3,5-6,8-9,11-12,14",
-#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"71f72f1f21225ff0"}
+#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"32f924e1987c5c3d"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -337,7 +337,7 @@ class Place:
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"2523cd0610b3a2ec"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"527d97d6c80a5aba"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -332,7 +332,7 @@ class Place:
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version

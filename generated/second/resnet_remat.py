@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"a265ff5c69aa9aa1"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"90c253f4d060ee44"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -302,7 +302,7 @@ class Place:
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":39949444,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0411,"bound":0.0389,"device":"cpu","order":"155|85:73;89:67-69;
 #: 3*(90:67-68)+5-5;111:46-47;134:18-20,22-24;143:8-11,13-15",
-#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"e945d411448e8aef"}
+#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"db76aa15e154bedc"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -315,7 +315,7 @@ class Place:
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version

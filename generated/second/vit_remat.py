@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"7d8a4e849b64c0ca"}
+#: "seal":"a4823cd88fe8587a"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -290,7 +290,7 @@ class Place:
             return value
 
     def keep(self, tensor):
-        """Takes the value of the first run, by a tensor that is it, or a view of it. Whoever has one may not change it."""
+        """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version
