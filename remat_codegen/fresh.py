@@ -75,14 +75,20 @@ def trained_alone(
         except Exception as error:  # whatever the user's objects raise
             return Found(stage="pickle", said=said(error))
         (folder / "task.json").write_text(json.dumps(task))
-        command = [sys.executable, "-I", str(RUNNER), str(folder)]
-        ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False)
+        code, errors = run_alone(folder)
         written = folder / "found.json"
         if not written.exists():
-            last = next(reversed(ended.stderr.decode(errors="replace").split("\n")[:-1]), "")
-            return Found(stage="process", said=f"it ended with code {ended.returncode}: {last}"[:300])
+            last = next(reversed(errors.split("\n")[:-1]), "")
+            return Found(stage="process", said=f"it ended with code {code}: {last}"[:300])
         found = json.loads(written.read_text())
         return Found(tuple(found["steps"]), found["stage"], found["said"])
+
+
+def run_alone(folder: Path) -> tuple[int, str]:
+    """Runs fresh_runner.py on a folder in a new process; its exit code, and what it said to stderr."""
+    command = [sys.executable, "-I", str(RUNNER), str(folder)]
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False)
+    return ended.returncode, ended.stderr.decode(errors="replace")
 
 
 def _task(generated: Any, target: Target, carried: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: a thread that waits must not spin
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import fresh
 import torch
 from pinned import others
 
@@ -54,6 +55,14 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process in which `verify` trains a file is forked from one that has imported PyTorch, which takes seconds; not where
+    just that is tested, and not on CUDA."""
+    if request.path.name != "test_fresh.py" and request.path.parent.name != "cuda":
+        monkeypatch.setattr("remat_codegen.fresh.run_alone", fresh.run_alone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What the tests of files in a process of their own share: a file is generated as the command line does, and trained in a new
 process that imports what its user would: the generated file alone, where that carries the class.
 
-Each process is forked from one that has imported PyTorch and nothing else, so that it starts at once.
+Each process is forked from one that has imported PyTorch and nothing else, so that it starts at once; so are those in which
+`verify` trains a file, but in the tests of just that (test_fresh.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import io
 import multiprocessing
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 
+RUNNER = Path(__file__).parents[1] / "remat_codegen" / "fresh_runner.py"
 FORWARD = "    def forward(self, x):\n        return self.b(torch.tanh(self.a(x)).exp().sin())\n"
 INIT = "    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n"
 INPUTS = """
@@ -42,8 +45,27 @@ def in_a_process(folder: Path, function: Callable[..., Any], *args: Any) -> Any:
 @functools.cache
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
     return context
+
+
+def run_alone(folder: Path) -> tuple[int, str]:
+    """What remat_codegen.fresh.run_alone does, in a process that need not import PyTorch first."""
+    process = _context().Process(target=_run, args=(folder, dict(os.environ)))
+    process.start()
+    process.join()
+    said = folder / "stderr"
+    return process.exitcode, said.read_text(errors="replace") if said.exists() else ""
+
+
+def _run(folder: Path, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(folder / "stderr", "w") as errors, open(os.devnull, "w") as nowhere:
+        os.dup2(errors.fileno(), 2)
+        os.dup2(nowhere.fileno(), 1)
+    sys.argv = ["fresh_runner.py", str(folder)]
+    runpy.run_path(os.fspath(RUNNER), run_name="__main__")
 
 
 def _pool() -> concurrent.futures.ProcessPoolExecutor:

@@ -52,7 +52,7 @@ def _costs(model, device, cache, advance=None):
     return Profile(tuple(1000 + t for t in touched), (0,) * len(touched), device)
 
 
-SLOW = {"add_a_function_below", "change_a_number", "change_an_argument", "change_the_width"}  # which resemble the others
+SLOW = {"add_a_function_below", "add_a_comment", "change_a_number", "change_an_argument", "change_the_width"}  # which resemble the others
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHANGES])

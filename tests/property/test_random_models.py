@@ -138,7 +138,7 @@ def _any_times(profile: Profile, draw: random.Random) -> Profile:
     return replace(profile, time_ns=tuple(draw.choice((1_000, 10_000, 100_000, 1_000_000)) for _ in profile.time_ns))
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", [n if n % 2 == 0 else pytest.param(n, marks=pytest.mark.slow) for n in range(10)])
 def test_random_models(part, tmp_path):
     torch._dynamo.reset() if hasattr(torch, "_dynamo") else None
     for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES, 10):
@@ -151,7 +151,7 @@ def test_models_that_assign_or_read_buffers(part, tmp_path):
         check(seed, tmp_path, kind=StatefulModel)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_models_with_functions_that_have_a_backward_of_their_own(part, tmp_path):
     for seed in range(SEED * 1_000_000 + part, SEED * 1_000_000 + CASES // 10, 4):
         check(seed, tmp_path, kind=FunctionModel)
