@@ -104,15 +104,15 @@ def made_original(task: Any) -> torch.nn.Module:
     return found if isinstance(found, torch.nn.Module) else found(*task.init[0], **task.init[1])
 
 
-def made(generated: ModuleType | None, task: Any, folder: Path) -> torch.nn.Module:
-    """The model that is trained, in the state that the original had."""
+def made(generated: ModuleType | None, original: torch.nn.Module | None, task: Any, folder: Path) -> torch.nn.Module:
+    """The model that is trained, in the state that the original had. `original` is there where the file wraps one."""
     if task.carried and task.kind != "class":
         with doing("unpickle"):  # only the file's classes are here: its own are what a factory's model is made of
             model = torch.load(folder / "model.pt", pickle_module=pickling(generated, task), weights_only=False)
             return model if task.device == "cpu" else model.to(task.device)
     with doing("make"):
         torch.manual_seed(task.seed)
-        model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if task.carried else made_original(task)
+        model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if original is None else original
         model = model.train().to(task.device)
         model.load_state_dict(torch.load(folder / "state.pt", weights_only=False))
         return model if task.carried or generated is None else generated.rematerialize(model)
@@ -123,9 +123,11 @@ def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, s
     sys.path[:] = task.path
     if task.carried:
         sys.meta_path.insert(0, WithoutOriginal(task.original, task.module_name))
+    with doing("make"):  # before the file that wraps it, which imports its library, too
+        original = None if task.carried else made_original(task)
     with doing("import"):
         generated = None if task.without_file else loaded(task.module_name, task.file)
-    model = made(generated, task, folder)
+    model = made(generated, original, task, folder)
     with doing("unpickle"):
         args, kwargs = torch.load(folder / "inputs.pt", pickle_module=pickling(generated, task), weights_only=False)
         training.know_dataclasses((args, kwargs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 from remat_codegen import planfile, planline
@@ -16,6 +17,7 @@ from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
 from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers
 from remat_codegen.marked.found import Found
+from remat_codegen.marked.library import Library
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
@@ -94,12 +96,22 @@ def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSumm
 
 def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     """What the table of a file says of a model, and what is wrong with its table and its marks."""
-    sources = carried_sources(traced)
-    found = Found(traced.model, build(traced.model.trace), sources)
-    reading = read(text, next(iter(sources.values()), None))
+    found = found_of(traced)
+    reading = read(text, carried_sources(traced), library_file)
     rows, problems = rows_of(reading, found)
     schedule = schedule_of(traced.graph, [part for _, part in parts_of(rows)], found.held)
     return Brought(found, rows, schedule, 0), [*reading.problems, *problems]
+
+
+def found_of(traced: Traced) -> Found:
+    """What can be a part of a model: in the user's file where that is carried, and in those of libraries."""
+    sources = carried_sources(traced)
+    return Found(traced.model, build(traced.model.trace), sources, Library(traced.target.module, sources))
+
+
+def library_file(module: str) -> str:
+    """The file of a module that a model uses; empty where it uses none of that name."""
+    return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
 def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
@@ -121,7 +133,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
 def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule) -> Brought:
     """The best table that the search finds from a schedule. It may be above the limit."""
     reserve, graph = reserve_of(traced), traced.graph
-    found = Found(traced.model, build(traced.model.trace), carried_sources(traced))
+    found = found_of(traced)
     costs = found.with_held(profile)
     chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
     best = chooser.search(schedule)
@@ -155,20 +167,22 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
     """The file's text."""
     marks = _marks(traced, brought)
     entries = entries_of(traced.graph, brought, marks)
+    own, source = next(iter(carried_sources(traced).items()), ("", None))
     given = writing.Given(
         target=portable(request.target),
         class_name=traced.target.class_name,
         graph=traced.graph.digest(),
         described=_described(traced),
-        source=None if marks is None else marks.text,
-        parts="" if marks is None or not marks.names else marks.parts,
-        kinds=() if marks is None else marks.classes,
-        features=features_of(traced, marks is not None and bool(marks.names)),
+        source=marks.texts.get(own, source),
+        parts=marks.parts if marks.names else "",
+        kinds=marks.classes(own),
+        methods=_methods(brought.found, marks, own),
+        features=features_of(traced, marks),
     )
     return planline.seal(writing.write(given, entries, facts_of(traced, plan, request, {})))
 
 
-def features_of(traced: Traced, marks: bool) -> Features:
+def features_of(traced: Traced, marks: Marks) -> Features:
     """What the helpers have to know for this model. What depends on the table alone they always know, so that another budget
     changes rows and not the helpers."""
     record = traced.model.record
@@ -176,21 +190,26 @@ def features_of(traced: Traced, marks: bool) -> Features:
         random=draws(traced.model.trace),
         buffers=moves_buffers(traced.target.module, record),
         in_place=changes_in_place(record),
-        marks=marks,
+        marks=bool(marks.names),
+        library=any(file not in carried_sources(traced) for file in marks.texts),
     )
 
 
-def _marks(traced: Traced, brought: Brought) -> Marks | None:
-    """The user's file with marks; None where the file wraps the model."""
-    if not brought.found.sources:
-        return None
-    [file] = brought.found.sources
+def _marks(traced: Traced, brought: Brought) -> Marks:
+    """The model's source with marks."""
     modules = traced.target.module.named_modules(remove_duplicate=False)
     children = {path: frozenset(module._modules) for path, module in modules}
-    return write_marks(brought.found, [v for row in brought.rows for v in row.candidate.vertices], file, children)
+    return write_marks(brought.found, [v for row in brought.rows for v in row.candidate.vertices], children)
 
 
-def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entry]:
+def _methods(found: Found, marks: Marks, own: str) -> writing.Methods:
+    """What has marks in other files than the user's own."""
+    texts = [t for file, methods in marks.methods.items() if file != own for t in methods]
+    owners = [owner for t in texts if (owner := found.owner_of(t)) is not None]
+    return writing.Methods(tuple(owners), {o.module: marks.texts[library_file(o.module)] for o in owners})
+
+
+def entries_of(graph: Graph, brought: Brought, marks: Marks) -> list[Entry]:
     """The table's entries, each with the bytes that it frees."""
     pairs = parts_of(brought.rows)
     gone = forgotten(graph, [part for _, part in pairs])
@@ -206,12 +225,12 @@ def entries_of(graph: Graph, brought: Brought, marks: Marks | None) -> list[Entr
     return united(found)
 
 
-def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks | None, freed: int) -> Entry:
+def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks, freed: int) -> Entry:
     number, times = found.numbers[vertex.id], found.times[found.code(vertex)]
     if found.is_module(vertex):
         assert vertex.called is not None
         return Entry(vertex.called[0], "", number, times, row.keeps, row.twice, row.late, freed, vertex.begin)
-    assert vertex.text is not None and vertex.text.module is not None and marks is not None
+    assert vertex.text is not None and vertex.text.module is not None
     name = marks.names[vertex.text.function, vertex.text.span]
     return Entry(vertex.text.module, name, number, times, row.keeps, row.twice, row.late, freed, vertex.begin)
 

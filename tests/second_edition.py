@@ -15,7 +15,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.marked.choose import OPTIONS, Row, parts_of
 from remat_codegen.marked.demand import schedule_of
 from remat_codegen.marked.found import Found
-from remat_codegen.marked.words import Vertex, build
+from remat_codegen.marked.words import Vertex
 from remat_codegen.pipeline import Traced
 from remat_codegen.planfile import SavedPlan, order_of
 from remat_codegen.profile.cache import Cache
@@ -39,9 +39,9 @@ def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     return Traced(target, model)
 
 
-def found_in(traced: Traced, carries: bool = True) -> Found:
+def found_in(traced: Traced) -> Found:
     """What can be a part."""
-    return Found(traced.model, build(traced.model.trace), second.carried_sources(traced) if carries else {})
+    return second.found_of(traced)
 
 
 def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Vertex], ...]:

@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"87f16505bd59ae75"}
+#: "seal":"f93f133d4c5ce509"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---------------------------------------------------------------------------- 1. examples/encoder_decoder.py, with what could be rebuilt marked
-#     .part(name, run, *inputs)   is run(*inputs). Where the plan below has the name, autograd keeps nothing of it: it runs
-#                                 again when autograd first misses something of it.
+# ---------------------------------------------------------------------------- 1. examples/encoder_decoder.py, marked
+#     .part(name, run, *inputs)   is run(*inputs). Where the plan below has the name, autograd keeps nothing of it: it
+#                                 runs again when autograd first misses something of it.
 
 
 class Attention(nn.Module):
@@ -130,8 +130,8 @@ class EncoderDecoder(nn.Module):
 
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
-# A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their forward,
-# and the bytes that are not held between the forward and the backward pass.
+# A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
+# methods, and the bytes that are not held between the forward and the backward pass.
 PLAN = {
     "": "memory memory_norm x",  # 4.8 MiB
     "encoder.0": "norm1 attention.q_proj attention.k_proj attention.v_proj norm2 feed.relu",  # 4.5 MiB
@@ -153,15 +153,17 @@ PLANNED_PEAK_BYTES = 69602824
 
 # ---------------------------------------------------------------------------- 3. the helpers
 # How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds
-# what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets an
-# empty `Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result. The
-# part holds what it takes to run again: its inputs (or their places, where another part lends them), and what was around.
+# what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets
+# an empty `Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result.
+# The part holds what it takes to run again: its inputs (or their places, where another part lends them), and what was
+# around.
 #
 # On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
-# it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again
-# later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one do not.
+# it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
+# again later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one
+# do not.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -202,15 +204,25 @@ def training_step(forward, plan):
 def adopt(model, plan, *kinds):
     """`model` itself, class and parameters as they are: its training steps run as the plan says.
 
-    `kinds` are classes whose forward is marked: modules of a class of that name take it over.
+    `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
-    marked = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}
+    written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
     for module in model.modules():
-        kind = marked.get((type(module).__module__, type(module).__qualname__))
-        if kind is not None and "forward" not in vars(module):
-            module.forward = InstanceForward(module, kind=kind)
-    model.forward = InstanceForward(model, vars(model).get("forward"), plan)
+        _take_over(module, written)
+    model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def _take_over(module, written):
+    """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
+    for base in type(module).__mro__:
+        kind = written.get((base.__module__, base.__qualname__), base)
+        for name, method in vars(kind).items() if kind is not base else ():
+            theirs = getattr(type(module), name, None) is vars(base).get(name)  # not one of a class between
+            if theirs and any("part" in code.co_names for code in _codes([method])):
+                before = vars(module).setdefault(name, InstanceMethod(module, name))
+                if isinstance(before, InstanceMethod) and before.before is None:
+                    before.kind = kind
 
 
 def running_again():
@@ -232,25 +244,26 @@ def _hooks():
     return C._autograd._top_saved_tensors_default_hooks(True)
 
 
-class InstanceForward:
-    """`forward` of one module, copied and pickled with it: its call is a part, or, with a plan, a training step."""
+class InstanceMethod:
+    """A method of one module, copied and pickled with it; its `forward` is a part, or, with a plan, a training step."""
 
-    def __init__(self, module, before=None, plan=None, kind=None):
-        self.module, self.before, self.plan, self.kind = weakref.ref(module), before, plan, kind
+    def __init__(self, module, name="forward", before=None, plan=None, kind=None):
+        self.module, self.name, self.before = weakref.ref(module), name, before
+        self.plan, self.kind = plan, kind
 
     def __reduce__(self):
-        return InstanceForward, (self.module(), self.before, self.plan, self.kind)
+        return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType((self.kind or type(self.module())).forward, self.module())
+        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
 
     def __call__(self, *args, **kwargs):
-        step, forward = RUNNING.get(), self.__wrapped__
+        step, method = RUNNING.get(), self.__wrapped__
         if self.plan is not None:
-            return _planned(self.module(), self.plan, forward, args, kwargs)
-        entries = step and step.table.calls.get(id(self.module()))
-        return step.call(entries).part("", _call, forward, args, kwargs) if entries else forward(*args, **kwargs)
+            return _planned(self.module(), self.plan, method, args, kwargs)
+        entries = step and self.name == "forward" and step.table.calls.get(id(self.module()))
+        return step.call(entries).part("", _call, method, args, kwargs) if entries else method(*args, **kwargs)
 
 
 def _call(forward, args, kwargs):
@@ -289,8 +302,8 @@ class Table:
         module = named.get(owner) if path and options in OPTIONS else None
         if module is None or (mark and not mark in _strings(module)):
             raise ValueError(f"PLAN names {text}, which this model or its helpers do not know: generate the file again")
-        if not mark and not isinstance(vars(module).get("forward"), InstanceForward):
-            module.forward = InstanceForward(module, vars(module).get("forward"))
+        if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
+            module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
         found[mark, number] = Entry(path, options.split("/"), module)
 
@@ -301,12 +314,17 @@ OPTIONS += [*(f"{option}/twice".strip("/") for option in OPTIONS), "late", "twic
 
 def _strings(module):
     """The strings in the code of a module's class: its marks are among them."""
-    found = [vars(module).get("forward")]
+    found = [f for f in vars(module).values() if isinstance(f, InstanceMethod)]
     found += [f for kind in type(module).__mro__ if kind is not torch.nn.Module for f in vars(kind).values()]
-    codes = [getattr(inspect.unwrap(getattr(f, "__func__", f)), "__code__", None) for f in found]
+    return {c for code in _codes(found) for c in code.co_consts if isinstance(c, str)}
+
+
+def _codes(functions):
+    """The code of functions, and of those within them."""
+    codes = [getattr(inspect.unwrap(getattr(f, "__func__", f)), "__code__", None) for f in functions]
     for code in codes:  # which grows
         codes += [c for c in getattr(code, "co_consts", ()) if isinstance(c, types.CodeType)]
-    return {c for code in codes for c in getattr(code, "co_consts", ()) if isinstance(c, str)}
+    return [code for code in codes if isinstance(code, types.CodeType)]
 
 
 class Call:

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"a4823cd88fe8587a"}
+#: "seal":"67a8cd3a1d181f0b"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -79,8 +79,8 @@ class ViT(nn.Module):
 
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
-# A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their forward,
-# and the bytes that are not held between the forward and the backward pass.
+# A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
+# methods, and the bytes that are not held between the forward and the backward pass.
 PLAN = {
     "blocks.0": "norm1 norm2 mlp.0 mlp.1",  # 8.5 MiB
     "blocks.1": "norm1 norm2 mlp.0 mlp.1",  # 8.5 MiB
@@ -94,15 +94,17 @@ PLANNED_PEAK_BYTES = 47893960
 
 # ---------------------------------------------------------------------------- 3. the helpers
 # How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds
-# what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets an
-# empty `Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result. The
-# part holds what it takes to run again: its inputs (or their places, where another part lends them), and what was around.
+# what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets
+# an empty `Place`. A part's result is *lent*: whatever saves it later, or a view of it, gets the place of that result.
+# The part holds what it takes to run again: its inputs (or their places, where another part lends them), and what was
+# around.
 #
 # On the way back autograd brings what it holds to `Step.unpack`. If that is an empty place, its part runs again
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
-# it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs again
-# later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one do not.
+# it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
+# again later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one
+# do not.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -143,9 +145,9 @@ def training_step(forward, plan):
 def adopt(model, plan, *kinds):
     """`model` itself, class and parameters as they are: its training steps run as the plan says.
 
-    `kinds` are classes whose forward is marked: modules of a class of that name take it over.
+    `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
-    model.forward = InstanceForward(model, vars(model).get("forward"), plan)
+    model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
 
 
@@ -168,25 +170,26 @@ def _hooks():
     return C._autograd._top_saved_tensors_default_hooks(True)
 
 
-class InstanceForward:
-    """`forward` of one module, copied and pickled with it: its call is a part, or, with a plan, a training step."""
+class InstanceMethod:
+    """A method of one module, copied and pickled with it; its `forward` is a part, or, with a plan, a training step."""
 
-    def __init__(self, module, before=None, plan=None, kind=None):
-        self.module, self.before, self.plan, self.kind = weakref.ref(module), before, plan, kind
+    def __init__(self, module, name="forward", before=None, plan=None, kind=None):
+        self.module, self.name, self.before = weakref.ref(module), name, before
+        self.plan, self.kind = plan, kind
 
     def __reduce__(self):
-        return InstanceForward, (self.module(), self.before, self.plan, self.kind)
+        return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType((self.kind or type(self.module())).forward, self.module())
+        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
 
     def __call__(self, *args, **kwargs):
-        step, forward = RUNNING.get(), self.__wrapped__
+        step, method = RUNNING.get(), self.__wrapped__
         if self.plan is not None:
-            return _planned(self.module(), self.plan, forward, args, kwargs)
-        entries = step and step.table.calls.get(id(self.module()))
-        return step.call(entries).part("", _call, forward, args, kwargs) if entries else forward(*args, **kwargs)
+            return _planned(self.module(), self.plan, method, args, kwargs)
+        entries = step and self.name == "forward" and step.table.calls.get(id(self.module()))
+        return step.call(entries).part("", _call, method, args, kwargs) if entries else method(*args, **kwargs)
 
 
 def _call(forward, args, kwargs):
@@ -225,8 +228,8 @@ class Table:
         module = named.get(owner) if path and options in OPTIONS else None
         if module is None or mark:
             raise ValueError(f"PLAN names {text}, which this model or its helpers do not know: generate the file again")
-        if not mark and not isinstance(vars(module).get("forward"), InstanceForward):
-            module.forward = InstanceForward(module, vars(module).get("forward"))
+        if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
+            module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = self.calls.setdefault(id(module), {})
         found[mark, number] = Entry(path, options.split("/"), module)
 

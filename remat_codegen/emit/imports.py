@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 _SAME_NAME = re.compile(r"import ((?:\w+\.)*\w+)\.(\w+) as \2")
 
 
 def sections(lines: Iterable[str]) -> list[list[str]]:
-    """The standard library's imports, then torch's; in each, plain imports before `from`, by name. Doubles are left out."""
+    """The standard library's imports, then others; in each, plain imports before `from`, by name. Doubles are left out."""
     unique = _merged({_plain(line) for line in lines})
-    standard = [line for line in unique if _module(line) != "torch"]
-    torch = [line for line in unique if _module(line) == "torch"]
-    return [sorted(section, key=_order) for section in (standard, torch) if section]
+    standard = [line for line in unique if _module(line) in sys.stdlib_module_names]
+    others = [line for line in unique if _module(line) not in sys.stdlib_module_names]
+    return [sorted(section, key=_order) for section in (standard, others) if section]
+
+
+def within(line: str, width: int) -> list[str]:
+    """An import line, or several in its place that are no wider."""
+    before, _, names = line.partition(" import ")
+    if len(line) <= width or not line.startswith("from "):
+        return [line]
+    return [f"{before} import (", *(f"    {name.strip()}," for name in names.split(",")), ")"]
 
 
 def _merged(lines: set[str]) -> set[str]:

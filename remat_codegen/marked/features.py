@@ -28,6 +28,7 @@ class Features:
     nested: bool = True
     twice: bool = True
     numbered: bool = True
+    library: bool = True
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""
@@ -171,8 +172,9 @@ def _name(statement: cst.CSTNode) -> str | None:
     """What a statement defines, if it is one that can go."""
     if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
         return statement.name.value
-    if isinstance(statement, cst.SimpleStatementLine) and isinstance(statement.body[0], cst.Assign):
-        target = statement.body[0].targets[0].target
+    assigned = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    if isinstance(assigned, (cst.Assign, cst.AnnAssign)):
+        target = assigned.target if isinstance(assigned, cst.AnnAssign) else assigned.targets[0].target
         return target.value if isinstance(target, cst.Name) else None
     return None
 

@@ -17,20 +17,31 @@ import libcst as cst
 from remat_codegen import parts
 from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
-from remat_codegen.emit.imports import sections
+from remat_codegen.emit.imports import sections, within
 from remat_codegen.emit.render import Facts, on_one_line, templates
 from remat_codegen.marked.features import Features, settled
+from remat_codegen.marked.library import Owner, Written, meanings, written
 from remat_codegen.marked.table import Entry, table
+from remat_codegen.marked.text import WIDTH
 
 MIB = 2**20
 _BLANK = re.compile(r"\n{4,}")
 
 
 @dataclass(frozen=True, slots=True)
+class Methods:
+    """Methods of libraries with marks: whose they are, and the marked texts of their files, by module."""
+
+    owners: tuple[Owner, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
-    the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some. `described` are the
-    inputs that were planned for, in words; `features` what the helpers have to know."""
+    the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some, `methods` what has some
+    in classes of libraries. `described` are the inputs that were planned for, in words; `features` what helpers have to know.
+    """
 
     target: str
     class_name: str
@@ -39,6 +50,7 @@ class Given:
     source: str | None
     parts: str = ""
     kinds: tuple[str, ...] = ()
+    methods: Methods = field(default_factory=lambda: Methods())
     features: Features = field(default_factory=Features)
 
 
@@ -49,6 +61,7 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
     renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
     helpers = usersource.rename_names(helpers_of(given.features), renamed)
+    library = _library(given, carried, helpers)
     text = (
         templates()
         .get_template("marked.py.jinja")
@@ -60,12 +73,13 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             described=given.described,
             carried=carried,
             marks=bool(given.parts),
-            numbers=(2, 3) if carried is not None else (1, 2),
+            library=library,
+            numbers=range(1 + (carried is not None), 5),
             plan=table(entries),
             uses=_uses(entries),
-            imports=imports_of(helpers, carried),
+            imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
-            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts")},
+            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts", "WRITTEN")},
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
         )
@@ -80,9 +94,20 @@ def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
     return found | {"numbered": any(e.number is not None for e in entries)}
 
 
-def imports_of(helpers: str, carried: usersource.Carried | None) -> list[list[str]]:
-    lines = [line for line in _own_imports() if line.removeprefix("import ") in names_in(helpers) | {"torch"}]
-    return sections([*lines, *(carried.imports if carried is not None else ())])
+def imports_of(helpers: str, lines: Sequence[str]) -> list[list[str]]:
+    return [[part for line in section for part in within(line, WIDTH)] for section in sections([*_of_helpers(helpers), *lines])]
+
+
+def _of_helpers(helpers: str) -> list[str]:
+    return [line for line in _own_imports() if line.removeprefix("import ") in names_in(helpers) | {"torch"}]
+
+
+def _library(given: Given, carried: usersource.Carried | None, helpers: str) -> tuple[Written, ...]:
+    """The classes of libraries with marks. Nothing in the file has their names, nor those of what they need."""
+    imported = meanings([*_of_helpers(helpers), *(carried.imports if carried is not None else ())])
+    defined = {*_helper_names(), *(carried.names if carried is not None else ()), "PLAN", "rematerialize"}
+    defined |= {"BUDGET_BYTES", "PLANNED_PEAK_BYTES", given.parts}
+    return written(given.methods.owners, given.methods.texts, dict.fromkeys(defined - {""}) | imported)
 
 
 @cache

@@ -13,6 +13,7 @@ from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.demand import Held
+from remat_codegen.marked.library import Library, Owner
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.marked.text import Mark, refusal_of
@@ -25,10 +26,13 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 class Found:
-    """The candidates of a model. `sources` are the texts, by file, that can be marked."""
+    """The candidates of a model. `sources` are the texts, by file, that can be marked, and `library` what of other files."""
 
-    def __init__(self, model: Model, tree: Tree, sources: Mapping[str, str] | None = None) -> None:
-        self.model, self.tree, self.sources = model, tree, sources or {}
+    def __init__(
+        self, model: Model, tree: Tree, sources: Mapping[str, str] | None = None, library: Library | None = None
+    ) -> None:
+        self.model, self.tree, self.library = model, tree, library
+        self.sources = {**(library.sources(tree) if library is not None else {}), **(sources or {})}
         self.record, self.trace = model.record, model.trace
         self.node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
         self.working = [self._working(node) for node in model.graph.forward_nodes]
@@ -96,7 +100,7 @@ class Found:
         text = vertex.text
         if self.is_module(vertex) or not vertex.markable or text is None or text.module is None:
             return False
-        if text.function.file not in self.sources or self._refused(vertex, text):
+        if not self._is_written(text) or self._refused(vertex, text):
             return False
         return not self._is_statement(vertex) or self._changes_a_tensor(vertex)
 
@@ -207,7 +211,18 @@ class Found:
 
     def _is_own(self, vertex: Vertex) -> bool:
         """Whether it is an expression that could be marked, in a text that can."""
-        return not self.is_module(vertex) and vertex.text is not None and vertex.text.function.file in self.sources
+        return not self.is_module(vertex) and vertex.text is not None and self._is_written(vertex.text)
+
+    def _is_written(self, text: Text) -> bool:
+        """Whether the text that an expression stands in can be in the file, so that it can be marked."""
+        file = text.function.file
+        return file in self.sources and (
+            self.library is None or file in self.library.carried or self.owner_of(text) is not None
+        )
+
+    def owner_of(self, text: Text) -> Owner | None:
+        """The class of a library that an expression stands in."""
+        return None if self.library is None else self.library.owner(text)
 
     def _handed(self, vertex: Vertex) -> Vertex:
         """A vertex, `y += x` without x: that is always handed in."""

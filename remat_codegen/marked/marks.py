@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,27 +18,50 @@ Key = tuple[Function, Span]
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of one file. `names` are theirs, by function and place; `text` is the file with them, in which `parts` has the
-    name `parts`; `classes` are those in whose methods some stand."""
+    """The marks of a model's source. `names` are theirs, by function and place; `texts` are the files with them, in which
+    `parts` has the name `parts`; `methods` are those in which some stand, by file."""
 
     names: Mapping[Key, str]
-    text: str
+    texts: Mapping[str, str]
     parts: str
-    classes: tuple[str, ...]
+    methods: Mapping[str, tuple[Text, ...]]
+
+    def classes(self, file: str) -> tuple[str, ...]:
+        """The classes of a file in whose methods some stand."""
+        names = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t in self.methods.get(file, ()))
+        return tuple(dict.fromkeys(names))
 
 
-def write_marks(found: Found, vertices: Iterable[Vertex], file: str, children: Mapping[str, frozenset[str]]) -> Marks:
-    """Marks these vertices in a file. `children` are the names of the modules in a module, by its path."""
+def write_marks(found: Found, vertices: Iterable[Vertex], children: Mapping[str, frozenset[str]]) -> Marks:
+    """Marks these vertices in their files. `children` are the names of the modules in a module, by its path."""
     places = {(v.text.function, v.text.span): v for v in vertices if v.text is not None and found.is_marked(v)}
     texts = ((v.text, v) for v in places.values() if v.text is not None)
-    ordered = sorted(((t, v) for t, v in texts if t.function.file == file), key=lambda pair: pair[0].span)
-    inside = _children(found, children)
+    by_file: dict[str, list[tuple[Text, Vertex]]] = {}
+    for text, vertex in sorted(texts, key=lambda pair: (pair[0].function.file, pair[0].span)):
+        by_file.setdefault(text.function.file, []).append((text, vertex))
+    inside, paths = _children(found, children), _paths(found)
     names: dict[Key, str] = {}
-    for text, _ in ordered:
-        names[text.function, text.span] = _name(found.sources[file], text, names, inside)
-    written = marked(found.sources[file], [found.mark(v, names[t.function, t.span]) for t, v in ordered])
-    classes = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t, _ in ordered)
-    return Marks(names, written.text, written.parts, tuple(dict.fromkeys(classes)))
+    for file, pairs in by_file.items():
+        for text, _ in pairs:
+            taken = {n for (function, _), n in names.items() if paths[function] & paths[text.function]}
+            names[text.function, text.span] = _name(found.sources[file], text, taken, inside)
+    words = frozenset(w for file in by_file for w in re.findall(r"\w+", found.sources[file]))
+    written = {
+        file: marked(found.sources[file], [found.mark(v, names[t.function, t.span]) for t, v in pairs], taken=words)
+        for file, pairs in by_file.items()
+    }
+    methods = {file: tuple({t.function: t for t, _ in pairs}.values()) for file, pairs in by_file.items()}
+    parts = next((w.parts for w in written.values()), "parts")
+    return Marks(names, {file: w.text for file, w in written.items()}, parts, methods)
+
+
+def _paths(found: Found) -> dict[Function, set[str]]:
+    """The modules whose methods functions are: what is named in one of those has to differ."""
+    paths: dict[Function, set[str]] = {}
+    for vertex in found.tree.vertices:
+        if vertex.text is not None and vertex.text.module is not None:
+            paths.setdefault(vertex.text.function, set()).add(vertex.text.module)
+    return paths
 
 
 def _children(found: Found, children: Mapping[str, frozenset[str]]) -> dict[Function, frozenset[str]]:
@@ -50,9 +74,7 @@ def _children(found: Found, children: Mapping[str, frozenset[str]]) -> dict[Func
     return inside
 
 
-def _name(source: str, text: Text, names: Mapping[Key, str], children: Mapping[Function, frozenset[str]]) -> str:
+def _name(source: str, text: Text, taken: set[str], children: Mapping[Function, frozenset[str]]) -> str:
     syntax = syntax_of(source)
     assert syntax is not None
-    owner = text.function.name.rpartition(".")[0]
-    taken = {name for (function, _), name in names.items() if function.name.rpartition(".")[0] == owner}
     return name_for(syntax, text.span, taken, children.get(text.function, frozenset()))

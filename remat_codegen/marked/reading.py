@@ -7,8 +7,9 @@ expression, that expression is what it marks; all else has to be the same.
 from __future__ import annotations
 
 import ast
+import linecache
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from remat_codegen.trace.places import Span
 
 PART = "part"
 _ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+))?(?P<options>(/\w+)*)")
+_WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]+)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
 _Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
 
@@ -38,9 +40,10 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark in the file: in which function, under which name, and the expression of the user's source that it stands for.
-    `outside` are the expressions in that one that are evaluated before and handed in."""
+    """A mark in the file: in which function, under which name, and the expression of the user's source, or of a library's,
+    that it stands for. `outside` are the expressions in that one that are evaluated before and handed in."""
 
+    file: str
     function: str
     name: str
     span: Span
@@ -61,8 +64,9 @@ class Reading:
         self.problems.append(Problem(getattr(node, "lineno", 1), text))
 
 
-def read(text: str, source: str | None) -> Reading:
-    """The table and the marks of a file. `source` is the user's file where the generated one carries its classes."""
+def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = lambda module: "") -> Reading:
+    """The table and the marks of a file. `sources` are the user's files whose classes the generated one carries, with their
+    texts; `file_of` knows in which file a library's module is."""
     found = Reading()
     try:
         tree = ast.parse(text)
@@ -70,8 +74,12 @@ def read(text: str, source: str | None) -> Reading:
         found.problems.append(Problem(getattr(error, "lineno", None) or 1, f"is not Python: {error}"))
         return found
     _read_table(tree, found)
-    if source is not None:
-        _read_marks(tree, ast.parse(source), found)
+    written = _written(tree)
+    ours = ast.Module([s for s in tree.body if getattr(s, "name", None) not in written], [])
+    for file, source in sources.items():
+        _read_marks(file, dict(_functions(ours)), ast.parse(source), found)
+    for name, (module, kind) in written.items():
+        _read_written(tree, name, kind, file_of(module), found)
     return found
 
 
@@ -119,11 +127,42 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
 # ---------------------------------------------------------------------------------------------- the marks
 
 
-def _read_marks(tree: ast.Module, source: ast.Module, found: Reading) -> None:
+def _read_marks(
+    file: str, ours: Mapping[str, Any], source: ast.Module, found: Reading, renamed: Mapping[str, str] | None = None
+) -> None:
+    """`renamed` are names that are others in the source."""
     theirs = dict(_functions(source))
-    for name, function in _functions(tree):
+    for name, function in ours.items():
         if name in theirs:
-            _Walk(name, found).bodies(theirs[name], function)
+            _Walk(file, name, found, renamed or {}).bodies(theirs[name], function)
+
+
+def _written(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """The classes that have methods of others, by their names: the module of that other one, and its name there."""
+    classes = {}
+    for statement in tree.body:
+        said = _WRITTEN.fullmatch(ast.unparse(statement)) if isinstance(statement, ast.Assign) else None
+        if said is not None:
+            classes[said["name"]] = said["module"], said["kind"]
+    return classes
+
+
+def _read_written(tree: ast.Module, name: str, kind: str, file: str, found: Reading) -> None:
+    """Walks through a class with methods of another one, which is `kind` in a file."""
+    classes = [s for s in tree.body if isinstance(s, ast.ClassDef) and s.name == name]
+    source = "".join(linecache.getlines(file))
+    if len(classes) != 1 or not source:
+        return found.wrong(classes[0] if classes else None, f"{name} is not the one class of that name, or {kind} is not known")
+    ours = {n.replace(name, kind, 1): f for n, f in _functions(ast.Module([*classes], []))}
+    theirs = dict(_functions(ast.parse(source)))
+    if missing := [n for n in ours if n not in theirs]:
+        return found.wrong(ours[missing[0]], f"{missing[0]} is not in {file}")
+    _read_marks(file, ours, ast.parse(source), found, _renamed(tree))
+
+
+def _renamed(tree: ast.Module) -> dict[str, str]:
+    aliases = (a for s in tree.body if isinstance(s, ast.ImportFrom) for a in s.names)
+    return {a.asname: a.name for a in aliases if a.asname}
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -138,8 +177,8 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Any]]:
 class _Walk:
     """Through one function of the user's and the file's."""
 
-    def __init__(self, function: str, found: Reading) -> None:
-        self.function, self.found = function, found
+    def __init__(self, file: str, function: str, found: Reading, renamed: Mapping[str, str]) -> None:
+        self.file, self.function, self.found, self.renamed = file, function, found, renamed
         self.holders: set[str] = set()
 
     def bodies(self, theirs: Any, ours: Any) -> None:
@@ -165,6 +204,8 @@ class _Walk:
             if isinstance(theirs, ast.expr) and not isinstance(theirs, ast.Name):
                 outside.append(span_of(theirs))
             return self.walk(theirs, given, around)
+        if isinstance(ours, ast.Name) and isinstance(theirs, ast.Name) and self.renamed.get(ours.id) == theirs.id:
+            return None
         if self._is_mark(theirs, ours):
             return self._marked(theirs, ours, names)
         if isinstance(theirs, ast.AugAssign) and isinstance(ours, ast.Assign) and self._is_mark(theirs, ours.value):
@@ -203,7 +244,7 @@ class _Walk:
             return self.not_the_same(theirs, ours)
         self.walk(theirs.value, given[1], names)
         outside = () if isinstance(theirs.value, ast.Name) else (span_of(theirs.value),)
-        self.found.marks.append(Mark(self.function, str(name.value), span_of(theirs), ours.lineno, outside))
+        self.found.marks.append(Mark(self.file, self.function, str(name.value), span_of(theirs), ours.lineno, outside))
 
     def _marked(self, theirs: Any, ours: ast.Call, names: _Names) -> None:
         name, run, *given = ours.args
@@ -219,7 +260,7 @@ class _Walk:
             call = ast.Call(func=run, args=given, keywords=[])
             self.walk(theirs, ast.copy_location(call, ours), names)
             outside += [span_of(a) for a in getattr(theirs, "args", ()) if not isinstance(a, ast.Name)]
-        self.found.marks.append(Mark(self.function, word, span_of(theirs), ours.lineno, tuple(outside)))
+        self.found.marks.append(Mark(self.file, self.function, word, span_of(theirs), ours.lineno, tuple(outside)))
 
 
 def _shown(node: Any) -> str:

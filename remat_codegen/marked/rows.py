@@ -37,10 +37,10 @@ def _spelled(entry: Said) -> str:
 def _named(entry: Said, marks: Sequence[Mark], found: Found) -> list[Vertex]:
     """The evaluations that an entry names: a module's calls; or those of a mark in a module's forward."""
     owner, _, name = entry.name.rpartition(".")
-    places = {(m.function, m.span): m for m in marks if m.name == name}
+    places = {(m.file, m.function, m.span): m for m in marks if m.name == name}
     calls = [v for v in found.tree.vertices if found.is_module(v) and found.code(v) == entry.name]
     texts = (v for v in found.tree.vertices if v.text is not None and v.text.module == owner)
-    keyed = [((v.text.function.name, v.text.span), v) for v in texts if v.text is not None]
+    keyed = [((v.text.function.file, v.text.function.name, v.text.span), v) for v in texts if v.text is not None]
     marked = (_as_marked(v, places[key], found) for key, v in keyed if key in places)
     named = calls or [v for v in marked if found.is_marked(v)]
     return [v for v in named if entry.number in (None, found.numbers[v.id])]

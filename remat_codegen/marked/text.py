@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from remat_codegen.errors import UnsupportedError
@@ -71,8 +71,10 @@ def _named_elsewhere(syntax: Syntax, node: ast.expr, found: Outside) -> str:
     return "it reads a name that an inner function assigns" if declared & set(free_names(node)) else ""
 
 
-def marked(source: str, marks: Sequence[Mark], width: int = WIDTH) -> Marked:
-    """The text of a file with marks. Raises UnsupportedError for one that cannot be written."""
+def marked(source: str, marks: Sequence[Mark], width: int = WIDTH, taken: Collection[str] = ()) -> Marked:
+    """The text of a file with marks. `taken` are names that `parts` is not called by.
+
+    Raises UnsupportedError for one that cannot be written."""
     for mark in marks:
         refused = refusal_of(source, mark)
         if refused:
@@ -80,18 +82,18 @@ def marked(source: str, marks: Sequence[Mark], width: int = WIDTH) -> Marked:
     syntax = syntax_of(source)
     if syntax is None or not marks:
         return Marked(source, "parts")
-    writer = _Writer(source, syntax, marks)
+    writer = _Writer(source, syntax, marks, taken)
     return Marked(laid_out(writer.edited(), writer.changed, width), writer.parts)
 
 
 class _Writer:
-    def __init__(self, source: str, syntax: Syntax, marks: Sequence[Mark]) -> None:
+    def __init__(self, source: str, syntax: Syntax, marks: Sequence[Mark], taken: Collection[str]) -> None:
         self.source, self.syntax = source.encode(), syntax
         starts = [0, *(m.end() for m in re.finditer(rb"\r\n|\n|\r", self.source))]
         self.starts = starts
         self.marks: dict[ast.AST, Mark] = {node: m for m in marks if (node := syntax.find(m.span)) is not None}
         names = set(re.findall(r"\w+", source))
-        self.parts = unused(["parts", "remat_parts"], names)
+        self.parts = unused(["parts", "remat_parts"], names | set(taken))
         self.kept = unused(["kept", "kept_parts"], names)
         self.words = names
         self.begun = self._begun()

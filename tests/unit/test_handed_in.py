@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_module, trained
 from torch import nn
 
+from remat_codegen import second
 from remat_codegen.marked.candidates import Candidate
 from remat_codegen.marked.choose import OPTIONS, Row
 from remat_codegen.marked.demand import Keeps
@@ -67,7 +68,7 @@ def test_any_table_is_exact_and_read_back(traced, seed, tmp_path):
     text = text_of(traced, found, rows)
     compared = trained(traced, text, tmp_path)
     assert compared.identical, compared.differences
-    reading = read(text, traced.target.source)
+    reading = read(text, second.carried_sources(traced))
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
     assert set(rows) == set(again)

@@ -1,0 +1,253 @@
+"""Methods of classes that stay where they are: of libraries, and of PyTorch's own modules. Where a plan cuts within one, its
+text is written into the file, with marks, and the names that it needs are imported from where its class stands."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import linecache
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from remat_codegen.emit.usersource import rename_names
+from remat_codegen.marked.names import free_names, unused
+from remat_codegen.marked.syntax import syntax_of
+from remat_codegen.marked.words import Text, Tree
+from remat_codegen.trace.places import Function
+
+LICENSES = "License-Expression", "License"
+Meaning = tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The class that a method is of: its module's name, its own within that, and the name of the method."""
+
+    module: str
+    kind: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A class of a library with marks in its methods, as a file has it: its code, under which name, the class that it is of, by
+    module and name, and the imports that all this needs. `about` says where it comes from."""
+
+    code: str
+    name: str
+    of: tuple[str, str]
+    imports: tuple[str, ...]
+    about: str
+
+
+class Library:
+    """What can be marked in the classes of a model's modules whose own file the generated one does not carry."""
+
+    def __init__(self, model: torch.nn.Module, carried: Iterable[str] = ()) -> None:
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.carried = frozenset(carried)
+        self.known: dict[tuple[Function, type], Owner | None] = {}
+
+    def sources(self, tree: Tree) -> dict[str, str]:
+        """The texts, by file, of the methods that may be marked."""
+        texts = (v.text for v in tree.vertices if v.text is not None and not v.refused)
+        return {t.function.file: _text(t.function.file) for t in texts if self.owner(t) is not None}
+
+    def owner(self, text: Text) -> Owner | None:
+        """Whose method an expression stands in; None where that may not be written elsewhere."""
+        module = self.modules.get(text.module or "") if text.module is not None else None
+        if module is None or text.function.file in self.carried or text.function.name.rpartition(".")[2] in vars(module):
+            return None
+        if type(module).__module__.startswith("torch.") and not module._modules:
+            return None  # a word itself, as nn.Linear is
+        key = text.function, type(module)
+        if key not in self.known:
+            self.known[key] = _owner(*key)
+        return self.known[key]
+
+
+def _owner(function: Function, kind: type) -> Owner | None:
+    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it."""
+    place, _, name = function.name.rpartition(".")
+    found = getattr(kind, name, None)
+    owner = next((c for c in kind.__mro__ if vars(c).get(name) is found), None)
+    if not isinstance(found, types.FunctionType) or owner is None or owner.__qualname__ != place:
+        return None
+    code = found.__code__
+    if (code.co_filename, code.co_qualname, code.co_firstlineno) != (function.file, function.name, function.line):
+        return None
+    if not _is_importable(owner, function.file) or needs(function.file, place, name) is None:
+        return None
+    return Owner(owner.__module__, place, name)
+
+
+def _is_importable(kind: type, file: str) -> bool:
+    """Whether a class is found by its name, in any process."""
+    module = sys.modules.get(kind.__module__)
+    found: object = module
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not kind or getattr(module, "__file__", None) != file:
+        return False
+    try:
+        spec = importlib.util.find_spec(kind.__module__)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    return spec is not None and spec.origin == file
+
+
+@lru_cache(maxsize=4096)
+def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
+    """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
+    method = method_in(_text(file), kind, name)
+    if method is None or method.decorator_list or (kind.count(".") and ast.get_docstring(method)):
+        return None
+    inside = [*ast.walk(method)]
+    if any(isinstance(n, (ast.Global, ast.Import, ast.ImportFrom)) for n in inside):
+        return None  # an import within it may be relative
+    read = {n.id for n in inside if isinstance(n, ast.Name)}
+    words = read | {n.attr for n in inside if isinstance(n, ast.Attribute)}
+    if read & {"super", "__class__", "locals", "globals", "vars", "eval", "exec"} or any(map(_is_private, words)):
+        return None
+    local = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    local |= {n.arg for n in inside if isinstance(n, ast.arg)}
+    local |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n is not method}
+    local |= {n.name for n in inside if isinstance(n, ast.ExceptHandler) and n.name}
+    needed = [n for n in dict.fromkeys((*free_names(method), *read)) if n not in local and not hasattr(builtins, n)]
+    module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
+    if any(n in read & local for n in needed) or not all(hasattr(module, n) for n in needed) or _sets(file) & set(needed):
+        return None
+    return tuple(sorted(needed))
+
+
+def _is_private(name: str) -> bool:
+    """Whether Python reads a name in a class as another one."""
+    return name.startswith("__") and not name.endswith("__")
+
+
+@lru_cache(maxsize=256)
+def _sets(file: str) -> frozenset[str]:
+    """The names of a file that its functions give other values while it runs."""
+    syntax = syntax_of(_text(file))
+    return frozenset(n for s in (syntax.parents if syntax else ()) if isinstance(s, ast.Global) for n in s.names)
+
+
+def _text(file: str) -> str:
+    return "".join(linecache.getlines(file))
+
+
+def method_in(source: str, kind: str, name: str) -> ast.FunctionDef | None:
+    """A method of a class in a text, the last of that name."""
+    syntax = syntax_of(source)
+    body: Sequence[ast.AST] = () if syntax is None else syntax.tree.body
+    for part in kind.split("."):
+        inner = [n for n in body if isinstance(n, ast.ClassDef) and n.name == part]
+        body = inner[-1].body if inner else ()
+    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == name]
+    return found[-1] if found else None
+
+
+# ---------------------------------------------------------------------------------------------- what is written
+
+
+def written(owners: Iterable[Owner], texts: Mapping[str, str], taken: Mapping[str, Meaning]) -> tuple[Written, ...]:
+    """The classes that have these methods, each with those of them, from the marked `texts` by module. Their names are none of
+    those `taken`, unless they mean the same, and one name means one thing in all of them."""
+    by_kind: dict[tuple[str, str], list[str]] = {}
+    for owner in dict.fromkeys(owners):
+        by_kind.setdefault((owner.module, owner.kind), []).append(owner.method)
+    names = _Names(taken)
+    return tuple(_class(*key, methods, texts[key[0]], names) for key, methods in sorted(by_kind.items()))
+
+
+class _Names:
+    """The names of a file at its top, each with what it means: (a module, "") or (a module, a name in it); None for what is
+    defined there."""
+
+    def __init__(self, taken: Mapping[str, Meaning]) -> None:
+        self.meant = dict(taken)
+
+    def new(self, name: str, meaning: Meaning) -> str:
+        """A name like this one that is free."""
+        found = unused([name], self.meant)
+        self.meant[found] = meaning
+        return found
+
+    def of(self, module: str, name: str = "") -> str:
+        """What to call a module, or what it calls `name`."""
+        value = getattr(sys.modules[module], name) if name else sys.modules[module]
+        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+            meaning = value.__name__, ""
+        else:
+            meaning = (_home(value, name) or module), name
+        known = next((n for n, meant in self.meant.items() if meant == meaning), None)
+        return known or self.new(name or module.rpartition(".")[2], meaning)
+
+    def import_of(self, name: str) -> str:
+        """The line that imports a name."""
+        module, there = self.meant[name] or ("", "")
+        before, _, last = (module, "", there) if there else module.rpartition(".")
+        line = f"from {before} import {last}" if before else f"import {last}"
+        return line if last == name else f"{line} as {name}"
+
+
+def _home(value: Any, name: str) -> str:
+    """Where a class of PyTorch's or the standard library's is defined; empty for others."""
+    module = str(getattr(value, "__module__", ""))
+    public = not any(part.startswith("_") for part in module.split("."))
+    known = module.partition(".")[0] in {"torch", *sys.stdlib_module_names}
+    return module if public and known and getattr(sys.modules.get(module), name, None) is value else ""
+
+
+def meanings(lines: Iterable[str]) -> dict[str, Meaning]:
+    """What the names mean that these lines import."""
+    found: dict[str, Meaning] = {}
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        for alias in getattr(node, "names", ()):
+            if isinstance(node, ast.ImportFrom):
+                inner = f"{node.module}.{alias.name}"
+                known = inner in sys.modules and not node.level
+                found[alias.asname or alias.name] = (inner, "") if known else (node.module or "", alias.name)
+            else:
+                found[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0],
+                    "",
+                )
+    return found
+
+
+def _class(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> Written:
+    file = sys.modules[module].__file__ or ""
+    called = {n: names.of(module, n) for method in methods for n in needs(file, kind, method) or ()}
+    own = names.new(kind.rpartition(".")[2], None)
+    found = sorted((m for m in (method_in(text, kind, name) for name in methods) if m is not None), key=lambda m: m.lineno)
+    code = rename_names("\n\n".join(_lines_of(text, m) for m in found), {n: to for n, to in called.items() if n != to})
+    lines = {names.import_of(n) for n in called.values()}
+    return Written(f"class {own}:\n{code}", own, (module, kind), tuple(sorted(lines)), about(module))
+
+
+def _lines_of(text: str, method: ast.FunctionDef) -> str:
+    """A method's lines, as if its class stood at the top."""
+    lines = text.splitlines()[method.lineno - 1 : method.end_lineno]
+    return "\n".join(line[max(0, method.col_offset - 4) :] for line in lines)
+
+
+@lru_cache(maxsize=64)
+def about(module: str) -> str:
+    """Where a module comes from: its name, and the package's, with version and licence."""
+    top = module.partition(".")[0]
+    for package in dict.fromkeys(metadata.packages_distributions().get(top, ())):
+        told = metadata.metadata(package)
+        licences = [told[key] for key in LICENSES if told[key] and "\n" not in told[key]]
+        licences += [c.rpartition(" :: ")[2] for c in told.get_all("Classifier") or () if c.startswith("License ::")]
+        version = metadata.version(package).partition("+")[0]
+        return f"{module} ({package} {version}{', ' + licences[0] if licences else ''})"
+    return module

@@ -1,0 +1,279 @@
+"""Files with methods of classes that stay where they are, with marks. What a copy would do otherwise stays there."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from emitted import load
+from second_edition import found_in, text_of, traced_module, trained
+
+from remat_codegen import explain, lifecycle, second
+from remat_codegen.marked.choose import Row
+from remat_codegen.marked.reading import read
+from remat_codegen.marked.rows import rows_of
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.target import load_target
+
+LAYERS = """
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .scales import scale
+
+SCALE = 1.5
+COUNT = 0
+
+
+def noted(function):
+    return lambda self, x: function(self, x)
+
+
+def count():
+    global COUNT
+    COUNT += 1
+
+
+class Plain(nn.Module):
+    \"\"\"Methods of its own, one of which calls the other.\"\"\"
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def widened(self, x: torch.Tensor, power: float = SCALE) -> torch.Tensor:
+        # a comment
+        return torch.tanh(self.up(x).sin() * math.sqrt(power))
+
+    def forward(self, x):
+        y = scale(self.widened(x)) * F.softplus(self.up(x))
+        return x + self.drop(self.down(y))
+
+
+class Inherits(Plain):
+    \"\"\"Has its methods from another class.\"\"\"
+
+
+class Overrides(Plain):
+    \"\"\"Has one of its own, which calls the other one's by super().\"\"\"
+
+    def widened(self, x, power=2.0):
+        return super().widened(x, power).exp()
+
+
+class Decorated(Plain):
+    @noted
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x).sin()))
+
+
+class Private(Plain):
+    def __scaled(self, x):
+        return torch.tanh(x.sin())
+
+    def forward(self, x):
+        return x + self.down(self.__scaled(self.up(x)).exp())
+
+
+class Counts(Plain):
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x).sin() + COUNT))
+
+
+class Model(nn.Module):
+    def __init__(self, *kinds):
+        super().__init__()
+        self.layers = nn.ModuleList(globals()[kind]() for kind in kinds)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def example_inputs():
+    return (torch.randn(256, 32, generator=torch.Generator().manual_seed(0)),)
+
+
+def plain():
+    return Model("Plain", "Plain", "Plain")
+
+
+def mixed():
+    return Model("Plain", "Inherits", "Overrides", "Decorated", "Private", "Counts")
+"""
+SCALES = "def scale(x):\n    return 2 * x\n"
+OTHERS = """
+from torch import nn
+
+from . import layers
+from .layers import example_inputs
+
+SCALE = 3.0
+
+
+def scale(x):
+    return 3 * x
+
+
+class Plain(layers.Plain):
+    \"\"\"The same names with other meanings.\"\"\"
+
+    def forward(self, x):
+        y = scale(self.widened(x)).sin().tanh() * SCALE
+        return x + self.down(y)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(layers.Plain(), Plain(), layers.Plain(), Plain())
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A package that is installed."""
+    folder = tmp_path_factory.mktemp("site")
+    package = folder / "remat_tested_library"
+    package.mkdir()
+    for name, text in {"__init__": "", "layers": LAYERS, "others": OTHERS, "scales": SCALES}.items():
+        (package / f"{name}.py").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        yield package.name
+
+
+@pytest.fixture
+def marked(library):
+    """A file in which all is marked that can be, for a model of the library's, and the model itself."""
+
+    def make(target: str):
+        module, _, name = target.partition(":")
+        module = importlib.import_module(f"{library}.{module}")
+        torch.manual_seed(1)
+        model = getattr(module, name)()
+        return _marked(model, module.example_inputs(), Path(module.__file__))
+
+    return make
+
+
+def _marked(model, args, path):
+    traced = traced_module(model, args, {}, path)
+    found = found_in(traced)
+    smallest = (found.candidates.smallest(n.id) for n in traced.graph.forward_nodes)
+    nodes = list(dict.fromkeys(c for c in smallest if c is not None and any(map(found.is_marked, c.vertices))))
+    rows = tuple(Row(c) for c in nodes if not any(o.holds(c) for o in nodes))
+    return text_of(traced, found, rows), traced, rows
+
+
+def _problems(text, traced):
+    found = found_in(traced)
+    reading = read(text, second.carried_sources(traced), second.library_file)
+    return [*reading.problems, *rows_of(reading, found)[1]]
+
+
+def test_a_model_of_a_library_from_the_command_on(library, tmp_path):
+    output = tmp_path / "made_remat.py"
+    report = second.generate(Request(f"{library}.layers:mixed", "60%", output, edition=2, verify=True), Progress(None))
+    assert report.verify is not None and report.verify.ok, report.verify.failures()
+    assert report.verify.measured_peak_bytes <= report.budget_bytes
+    found = explain.explain(output, Progress(None))
+    assert found.ok and found.as_planned, found.problems
+    assert lifecycle.check(output, Progress(None)).ok
+
+
+def test_what_has_marks_is_written_and_nothing_else(marked, library, tmp_path):
+    text, traced, rows = marked("layers:plain")
+    assert "class Plain:\n    def widened(self, x: torch.Tensor, power: float = SCALE) -> torch.Tensor:\n" in text
+    assert "        # a comment\n" in text and "    def forward(self, x):\n" in text
+    assert "__init__" not in text.partition("the helpers\n")[0] and "class Model" not in text
+    assert f"from {library}.layers import SCALE, scale\n" in text and "import math\n" in text
+    assert f'WRITTEN["{library}.layers", "Plain"] = Plain\n' in text
+    assert trained(traced, text, tmp_path).identical
+    assert not _problems(text, traced)
+
+
+def test_what_a_copy_would_do_otherwise_stays_where_it_is(marked, tmp_path):
+    """Decorated methods, names that Python reads in their class only, values that change; what a subclass has of its own."""
+    text, traced, rows = marked("layers:mixed")
+    assert "class Plain:" in text and "def widened" in text and "def forward" in text
+    assert not any(f"class {name}" in text for name in ("Decorated", "Private", "Counts", "Overrides", "Inherits"))
+    named = {v.text.module for row in rows for v in row.candidate.vertices if v.text is not None and v.text.module}
+    assert named >= {"layers.0", "layers.1", "layers.2"}  # of which the last has a method of its own
+    assert trained(traced, text, tmp_path).identical
+    assert not _problems(text, traced)
+
+
+def test_names_with_two_meanings(marked, library, tmp_path):
+    text, traced, _ = marked("others:Both")
+    assert "class Plain:" in text and "class Plain_2:" in text and "scale as scale_2" in text
+    assert trained(traced, text, tmp_path).identical
+    assert not _problems(text, traced)
+
+
+def test_copies_and_pickles_have_them(marked, library, tmp_path):
+    text, traced, _ = marked("layers:plain")
+    original = traced.target.module
+    module = load(text, tmp_path)
+    model = module.rematerialize(copy.deepcopy(original))
+    [x] = traced.target.args
+    results = [_step(m, x) for m in (original, model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)))]
+    assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
+    assert type(model) is type(original) and model.state_dict().keys() == original.state_dict().keys()
+
+
+def _step(model, x):
+    torch.manual_seed(2)
+    model.zero_grad()
+    out = model(x)
+    out.square().sum().backward()
+    return [out.detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self.up(x)", "self.up(x + 0)"),
+        ("math.sqrt(power)", "power"),
+        ("        # a comment\n", "        x = x.relu()\n"),
+        ('", "Plain"] = Plain', '", "Inherits"] = Plain'),
+        ("class Plain:\n    def widened", "class Plain:\n    def narrowed"),
+        ("class Plain:\n", "class Plain:\n    pass\n\n\nclass Plain:\n"),
+    ],
+)
+def test_no_edit_of_them_goes_unnoticed(marked, old, new):
+    text, traced, _ = marked("layers:plain")
+    assert old in text and not _problems(text, traced)
+    assert _problems(text.replace(old, new, 1), traced)
+
+
+def test_methods_of_pytorchs_own_layers(write_file, tmp_path):
+    """Beside classes that the file carries; modules without others inside are words themselves."""
+    layers = "nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 128, batch_first=True), 3)"
+    model = write_file(
+        f"import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.encoder = {layers}\n\n    def forward(self, x):\n        return self.encoder(x).sin()\n\n\n"
+        "def example_inputs():\n    return (torch.randn(4, 32, 32),)\n",
+    )
+    target = load_target(f"{model}:Net")
+    text, traced, _ = _marked(target.module, target.args, target.path)
+    assert "class Net(nn.Module):" in text and "class TransformerEncoderLayer:" in text and "class Linear" not in text
+    assert "Net.forward = training_step(Net.forward, PLAN)" in text
+    assert trained(traced, text, tmp_path).identical
+    assert not _problems(text, traced)
+    made = load(text, tmp_path).Net()  # of the file's own class
+    made.load_state_dict(target.module.state_dict())
+    assert all(map(torch.equal, _step(target.module, *target.args), _step(made, *target.args)))
