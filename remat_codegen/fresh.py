@@ -48,7 +48,8 @@ class Found:
 
 def carries(generated: Any, target: Target) -> bool:
     """Whether a generated file defines the model's class itself, rather than to wrap the original."""
-    return getattr(getattr(generated, target.class_name, None), "__module__", None) == generated.__name__
+    found = getattr(generated, target.class_name, None)
+    return isinstance(found, type) and issubclass(found, torch.nn.Module) and found.__module__ == generated.__name__
 
 
 def trained_alone(

@@ -39,6 +39,9 @@ _LOOKS_LIKE_TENSOR = re.compile(r"[A-Za-z]\w*\s*\[")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
+CACHE = "use_cache"  # the argument by which models of transformers return what generation goes on from
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What `forward` is called with."""

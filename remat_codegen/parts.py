@@ -32,6 +32,7 @@ RANDOM = True  # the model draws random numbers from torch's generators
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
+DEFAULTED = True  # it is trained with arguments that need not be given, such as use_cache=False
 LIBRARY = True  # some are in methods of classes that are in other files
 NESTED = True  # the table has parts within parts
 TWICE = True  # it has entries with /twice
@@ -41,6 +42,7 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
+DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 OTHER = "which this file is not made for: generate it again"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
@@ -113,6 +115,8 @@ def _planned(model, plan, forward, args, kwargs):
     plain = not plan or not model.training or not torch.is_grad_enabled()
     if plain or _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
+    if DEFAULTED:
+        kwargs = DEFAULTS | kwargs
     return Step(model, plan, (args, kwargs)).first(forward, args, kwargs)
 
 
@@ -126,14 +130,19 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+            if LIBRARY and self.kind in WRITTEN.values():
+                self.method = _wrapped_alike(getattr(type(module), self.name), self.method)
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__
@@ -141,6 +150,20 @@ class InstanceMethod:
             return _planned(self.module(), self.plan, method, args, kwargs)
         entries = step and self.name == "forward" and step.table.calls.get(id(self.module()))
         return step.call(entries).part("", _call, method, args, kwargs) if entries else method(*args, **kwargs)
+
+
+def _wrapped_alike(theirs, ours):
+    """A function, in what decorators have put around another one."""
+    inner = inspect.unwrap(theirs)
+    if inner is theirs:
+        return ours
+    held = [cell.cell_contents for cell in theirs.__closure__]
+    wraps = [callable(f) and f is not theirs and inspect.unwrap(f) is inner for f in held]
+    alike = [_wrapped_alike(f, ours) if wrapping else f for f, wrapping in zip(held, wraps, strict=True)]
+    closure = tuple(map(types.CellType, alike))
+    made = types.FunctionType(theirs.__code__, theirs.__globals__, theirs.__name__, theirs.__defaults__, closure)
+    made.__kwdefaults__, made.__wrapped__ = theirs.__kwdefaults__, ours  # type: ignore[attr-defined]
+    return made
 
 
 def _call(forward, args, kwargs):

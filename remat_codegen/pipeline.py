@@ -124,6 +124,10 @@ def trace_target(request: Request, progress: Progress) -> Traced:
     """Loads the request's target and finds its graph. Raises RematError where it cannot."""
     with progress.stage("load"):
         target = _target(request)
+    if target.without_cache:
+        progress.note(
+            "note: training steps run with use_cache=False, in the file, too; evaluation and generate() keep their cache"
+        )
     with progress.stage("trace"):
         asked = parse_dynamic(request.dynamic, target.module.forward, target.args, target.kwargs)
         traced = trace_sizes(target.module, target.args, target.kwargs, _autocast(request), asked)

@@ -12,6 +12,7 @@ from remat_codegen.emit.usersource import carry
 from remat_codegen.errors import BudgetError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
+from remat_codegen.inputs import CACHE
 from remat_codegen.marked import file as writing
 from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Keeps, forgotten, schedule_of
@@ -176,6 +177,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         source=marks.texts.get(own, source),
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
+        defaults={CACHE: "False"} if without_cache(traced) else {},
         methods=_methods(brought.found, marks, own),
         features=features_of(traced, marks),
     )
@@ -191,8 +193,14 @@ def features_of(traced: Traced, marks: Marks) -> Features:
         buffers=moves_buffers(traced.target.module, record),
         in_place=changes_in_place(record),
         marks=bool(marks.names),
+        defaulted=without_cache(traced),
         library=any(file not in carried_sources(traced) for file in marks.texts),
     )
+
+
+def without_cache(traced: Traced) -> bool:
+    """Whether a model is planned for training steps that make no cache for generation."""
+    return traced.target.kwargs.get(CACHE) is False
 
 
 def _marks(traced: Traced, brought: Brought) -> Marks:

@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from remat_codegen.errors import TargetError
-from remat_codegen.inputs import Inputs, as_inputs, make_inputs, parse_init
+from remat_codegen.inputs import CACHE, Inputs, as_inputs, make_inputs, parse_init
 from remat_codegen.torch_seam import pytree
 
 FORM = "a target is written like model.py:Name or package.module:Name"
@@ -53,6 +53,7 @@ class Target:
     """A model that is ready to be traced: in training mode, on its device, with inputs beside it.
 
     `path` and `source` are the file that was named, `name` what was named in it; `init_text` is `--init` as it was written.
+    `without_cache` says that the inputs have use_cache=False because training needs no cache, though the model makes one.
     """
 
     spec: str
@@ -64,6 +65,7 @@ class Target:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     init_text: str = ""
+    without_cache: bool = False
 
     @property
     def class_name(self) -> str:
@@ -100,9 +102,21 @@ def load_target(spec: str, *, init: str = "", inputs: str | None = None, device:
         given = _inputs(inputs, loaded, module, seed)
     module = _moved(module.train(), where, name)
     given = given.to(where)
+    cached, given = given, _without_cache(module, given)
     _check_trainable(module, given, name)
     _check_call(module, given, name)
-    return Target(spec, loaded.path, read_source(loaded.path), name, kind, module, given.args, given.kwargs, init.strip())
+    return Target(
+        spec,
+        loaded.path,
+        read_source(loaded.path),
+        name,
+        kind,
+        module,
+        given.args,
+        given.kwargs,
+        init.strip(),
+        given is not cached,
+    )
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -347,6 +361,17 @@ def _moved(module: torch.nn.Module, device: torch.device, name: str) -> torch.nn
         return module.to(device)
     except (RuntimeError, NotImplementedError) as error:
         raise TargetError(f"cannot be moved to {device}: {_described(error)}", where=name) from error
+
+
+def _without_cache(module: torch.nn.Module, given: Inputs) -> Inputs:
+    """The inputs of a training step, without the cache for generation that models of transformers return as they come."""
+    if getattr(getattr(module, "config", None), CACHE, None) is not True or CACHE in given.kwargs:
+        return given
+    with contextlib.suppress(TypeError, ValueError):  # a forward that says nothing of its parameters, or not these
+        signature = inspect.signature(module.forward)
+        if CACHE in signature.parameters and CACHE not in signature.bind_partial(*given.args, **given.kwargs).arguments:
+            return replace(given, kwargs={**given.kwargs, CACHE: False})
+    return given
 
 
 def _check_trainable(module: torch.nn.Module, given: Inputs, name: str) -> None:

@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"f93f133d4c5ce509"}
+#: "seal":"b709a6957a71ff7f"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -249,14 +249,17 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

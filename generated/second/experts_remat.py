@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"aac5dd81fb8058ab"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"15060ac80f917181"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -220,14 +220,17 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10576044,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1164,"bound":0.0065,"device":"cpu","order":"200|124:68,70,74,76;141:83,
 #: 85;156:53,55-56,58-59,61-62;167:19,21-22,24-25,27-28,30;170:34,36,40,42;190:3,5-6,8-9,11-12,14",
-#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"5ba8294d0238618e"}
+#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"2e454785db5d3e73"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -220,14 +220,17 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

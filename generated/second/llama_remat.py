@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"1bfb3f746d67950a"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"82fb98d8819afaa4"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -217,14 +217,17 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

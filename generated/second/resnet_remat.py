@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"a4c0805f0858888c"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"e43b34814045e7b8"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -185,14 +185,17 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":39949444,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0411,"bound":0.0389,"device":"cpu","order":"155|85:73;89:67-69;
 #: 3*(90:67-68)+5-5;111:46-47;134:18-20,22-24;143:8-11,13-15",
-#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"96041191b904a2cc"}
+#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"0c84f28c2ec55b84"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -201,14 +201,17 @@ class InstanceMethod:
 
     def __init__(self, module, name="forward", before=None, plan=None, kind=None):
         self.module, self.name, self.before = weakref.ref(module), name, before
-        self.plan, self.kind = plan, kind
+        self.plan, self.kind, self.method = plan, kind, None
 
     def __reduce__(self):
         return InstanceMethod, (self.module(), self.name, self.before, self.plan, self.kind)
 
     @property
     def __wrapped__(self):
-        return self.before or types.MethodType(getattr(self.kind or type(self.module()), self.name), self.module())
+        module = self.module()
+        if self.method is None and self.kind is not None:
+            self.method = vars(self.kind)[self.name]
+        return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

@@ -237,6 +237,7 @@ class _Renderer:
             names={n: n if n not in {a.name for a in self.arguments} else f"remat_{n}" for n in ("result", "decided")},
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
+            without_cache=any(a.name == "use_cache" and a.value is False for a in self.arguments),
         )
         parts |= self.guards.constants(given)
         given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())

@@ -29,6 +29,7 @@ class Features:
     twice: bool = True
     numbered: bool = True
     library: bool = True
+    defaulted: bool = True
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

@@ -40,8 +40,8 @@ class Methods:
 class Given:
     """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
     the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some, `methods` what has some
-    in classes of libraries. `described` are the inputs that were planned for, in words; `features` what helpers have to know.
-    """
+    in classes of libraries. `defaults` are arguments of training steps that need not be given. `described` are the inputs that
+    were planned for, in words; `features` what helpers have to know."""
 
     target: str
     class_name: str
@@ -50,6 +50,7 @@ class Given:
     source: str | None
     parts: str = ""
     kinds: tuple[str, ...] = ()
+    defaults: Mapping[str, str] = field(default_factory=dict)
     methods: Methods = field(default_factory=lambda: Methods())
     features: Features = field(default_factory=Features)
 
@@ -74,12 +75,13 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             carried=carried,
             marks=bool(given.parts),
             library=library,
+            defaults=given.defaults,
             numbers=range(1 + (carried is not None), 5),
             plan=table(entries),
             uses=_uses(entries),
             imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
-            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts", "WRITTEN")},
+            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts", "WRITTEN", "DEFAULTS")},
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
         )
@@ -106,7 +108,7 @@ def _library(given: Given, carried: usersource.Carried | None, helpers: str) -> 
     """The classes of libraries with marks. Nothing in the file has their names, nor those of what they need."""
     imported = meanings([*_of_helpers(helpers), *(carried.imports if carried is not None else ())])
     defined = {*_helper_names(), *(carried.names if carried is not None else ()), "PLAN", "rematerialize"}
-    defined |= {"BUDGET_BYTES", "PLANNED_PEAK_BYTES", given.parts}
+    defined |= {"BUDGET_BYTES", "PLANNED_PEAK_BYTES", given.parts, given.class_name}
     return written(given.methods.owners, given.methods.texts, dict.fromkeys(defined - {""}) | imported)
 
 

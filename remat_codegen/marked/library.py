@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib.util
+import inspect
 import linecache
 import sys
 import types
@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from remat_codegen.emit.usersource import rename_names
-from remat_codegen.marked.names import free_names, unused
+from remat_codegen.marked.names import unused
 from remat_codegen.marked.syntax import syntax_of
 from remat_codegen.marked.words import Text, Tree
 from remat_codegen.trace.places import Function
@@ -79,14 +81,30 @@ def _owner(function: Function, kind: type) -> Owner | None:
     place, _, name = function.name.rpartition(".")
     found = getattr(kind, name, None)
     owner = next((c for c in kind.__mro__ if vars(c).get(name) is found), None)
-    if not isinstance(found, types.FunctionType) or owner is None or owner.__qualname__ != place:
+    inner = _wrapped_in(found)
+    if inner is None or owner is None or owner.__qualname__ != place:
         return None
-    code = found.__code__
+    code = inner.__code__
     if (code.co_filename, code.co_qualname, code.co_firstlineno) != (function.file, function.name, function.line):
         return None
     if not _is_importable(owner, function.file) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
+
+
+def _wrapped_in(function: Any) -> types.FunctionType | None:
+    """The function that a method is without what decorators have put around it; None where the same could not be put around
+    another one. (The helpers do: parts.py, _wrapped_alike.)"""
+    inner = inspect.unwrap(function) if callable(function) else None
+    while function is not inner:
+        if not isinstance(function, types.FunctionType):
+            return None
+        cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
+        around = [f for f in cells if callable(f) and f is not function and inspect.unwrap(f) is inner]
+        if len(around) != 1 or len(cells) != len(function.__closure__ or ()):
+            return None
+        function = around[0]
+    return inner if isinstance(inner, types.FunctionType) else None
 
 
 def _is_importable(kind: type, file: str) -> bool:
@@ -97,10 +115,11 @@ def _is_importable(kind: type, file: str) -> bool:
         found = getattr(found, part, None)
     if found is not kind or getattr(module, "__file__", None) != file:
         return False
-    try:
-        spec = importlib.util.find_spec(kind.__module__)
-    except (ImportError, ValueError, AttributeError):
-        return False
+    before = kind.__module__.rpartition(".")[0]
+    if not before:
+        return kind.__module__ == Path(file).stem  # else it was loaded under a name of ours
+    places = getattr(sys.modules.get(before), "__path__", None)
+    spec = None if places is None else PathFinder.find_spec(kind.__module__, places)
     return spec is not None and spec.origin == file
 
 
@@ -108,9 +127,9 @@ def _is_importable(kind: type, file: str) -> bool:
 def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
     method = method_in(_text(file), kind, name)
-    if method is None or method.decorator_list or (kind.count(".") and ast.get_docstring(method)):
+    if method is None or (kind.count(".") and ast.get_docstring(method)):
         return None
-    inside = [*ast.walk(method)]
+    inside = [n for s in (method.args, *method.body, *filter(None, [method.returns])) for n in ast.walk(s)]
     if any(isinstance(n, (ast.Global, ast.Import, ast.ImportFrom)) for n in inside):
         return None  # an import within it may be relative
     read = {n.id for n in inside if isinstance(n, ast.Name)}
@@ -119,11 +138,11 @@ def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
         return None
     local = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
     local |= {n.arg for n in inside if isinstance(n, ast.arg)}
-    local |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n is not method}
+    local |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     local |= {n.name for n in inside if isinstance(n, ast.ExceptHandler) and n.name}
-    needed = [n for n in dict.fromkeys((*free_names(method), *read)) if n not in local and not hasattr(builtins, n)]
+    needed = [n for n in dict.fromkeys(read) if n not in local and not hasattr(builtins, n)]
     module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
-    if any(n in read & local for n in needed) or not all(hasattr(module, n) for n in needed) or _sets(file) & set(needed):
+    if not all(hasattr(module, n) for n in needed) or _sets(file) & set(needed):
         return None
     return tuple(sorted(needed))
 

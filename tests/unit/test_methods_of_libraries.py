@@ -21,6 +21,7 @@ from remat_codegen.request import Request
 from remat_codegen.target import load_target
 
 LAYERS = """
+import functools
 import math
 
 import torch
@@ -35,6 +36,20 @@ COUNT = 0
 
 def noted(function):
     return lambda self, x: function(self, x)
+
+
+def twice(times):
+    # with an argument, and saying what it wraps
+
+    def decorator(function):
+        @functools.wraps(function)
+        def wrapper(self, x, *, shift=0.5):
+            assert wrapper is not function
+            return sum(function(self, x) for _ in range(times)) + shift
+
+        return wrapper
+
+    return decorator
 
 
 def count():
@@ -75,6 +90,13 @@ class Decorated(Plain):
         return x + self.down(torch.tanh(self.up(x).sin()))
 
 
+class Wrapped(Plain):
+    @twice(2)
+    @twice(1)
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x).sin()))
+
+
 class Private(Plain):
     def __scaled(self, x):
         return torch.tanh(x.sin())
@@ -108,7 +130,7 @@ def plain():
 
 
 def mixed():
-    return Model("Plain", "Inherits", "Overrides", "Decorated", "Private", "Counts")
+    return Model("Plain", "Inherits", "Overrides", "Decorated", "Private", "Counts", "Wrapped")
 """
 SCALES = "def scale(x):\n    return 2 * x\n"
 OTHERS = """
@@ -207,9 +229,11 @@ def test_what_has_marks_is_written_and_nothing_else(marked, library, tmp_path):
 
 
 def test_what_a_copy_would_do_otherwise_stays_where_it_is(marked, tmp_path):
-    """Decorated methods, names that Python reads in their class only, values that change; what a subclass has of its own."""
+    """Methods of which nothing says what wraps them, names that Python reads in their class only, values that change; what a
+    subclass has of its own."""
     text, traced, rows = marked("layers:mixed")
     assert "class Plain:" in text and "def widened" in text and "def forward" in text
+    assert "class Wrapped:\n    def forward" in text and "@twice" not in text
     assert not any(f"class {name}" in text for name in ("Decorated", "Private", "Counts", "Overrides", "Inherits"))
     named = {v.text.module for row in rows for v in row.candidate.vertices if v.text is not None and v.text.module}
     assert named >= {"layers.0", "layers.1", "layers.2"}  # of which the last has a method of its own

@@ -86,9 +86,9 @@ def example_inputs():
 def generated(write_file, tmp_path):
     """A file made by the command's own way."""
 
-    def make(budget, source=NET, name="Net", **options):
+    def make(budget, source=NET, name="Net", file="model.py", **options):
         output = tmp_path / "net_remat.py"
-        request = Request(f"{write_file(source)}:{name}", budget, output, verify=True, edition=2, **options)
+        request = Request(f"{write_file(source, file)}:{name}", budget, output, verify=True, edition=2, **options)
         return output, second.generate(request, Progress(Console(stderr=True, width=200)))
 
     return make
@@ -105,7 +105,7 @@ def test_a_file_within_its_budget_differs_in_what_is_marked(generated):
 
 
 def test_a_file_that_cannot_be_carried_is_wrapped(generated):
-    output, report = generated("60%", NET + "\n\nglobals()\n")
+    output, report = generated("60%", NET + "\n\nglobals()\n", file="cannot_be_carried.py")
     assert report.verify is not None and report.verify.ok, report.verify
     before = output.read_text().partition("the helpers")[0]
     assert "__init__" not in before and ".part(" in before and "def rematerialize(model)" in output.read_text()
