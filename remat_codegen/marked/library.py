@@ -7,6 +7,7 @@ import ast
 import builtins
 import inspect
 import linecache
+import symtable
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,9 @@ from remat_codegen.marked.words import Text, Tree
 from remat_codegen.trace.places import Function
 
 LICENSES = "License-Expression", "License"
+WITHIN = {"super", "__class__", "locals", "globals", "vars", "eval", "exec"}  # what looks at the class or file it stands in
 Meaning = tuple[str, str] | None
+_NO_PARAMETERS: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ def _owner(function: Function, kind: type) -> Owner | None:
     code = inner.__code__
     if (code.co_filename, code.co_qualname, code.co_firstlineno) != (function.file, function.name, function.line):
         return None
+    if inner.__closure__:  # it has what its class, or a decorator, gave it
+        return None
     if not _is_importable(owner, function.file) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
@@ -127,24 +132,47 @@ def _is_importable(kind: type, file: str) -> bool:
 def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
     method = method_in(_text(file), kind, name)
-    if method is None or (kind.count(".") and ast.get_docstring(method)):
+    if method is None:
         return None
     inside = [n for s in (method.args, *method.body, *filter(None, [method.returns])) for n in ast.walk(s)]
-    if any(isinstance(n, (ast.Global, ast.Import, ast.ImportFrom)) for n in inside):
-        return None  # an import within it may be relative
-    read = {n.id for n in inside if isinstance(n, ast.Name)}
-    words = read | {n.attr for n in inside if isinstance(n, ast.Attribute)}
-    if read & {"super", "__class__", "locals", "globals", "vars", "eval", "exec"} or any(map(_is_private, words)):
+    if any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in inside):
+        return None  # which may be relative
+    if "." in kind and any(isinstance(n, (ast.Constant, ast.JoinedStr)) and n.end_lineno != n.lineno for n in inside):
+        return None  # a text of several lines, which would be another one further to the left
+    names = {n.id for n in inside if isinstance(n, ast.Name)} | {n.attr for n in inside if isinstance(n, ast.Attribute)}
+    if names & WITHIN or any(map(_is_private, names)):
         return None
-    local = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    local |= {n.arg for n in inside if isinstance(n, ast.arg)}
-    local |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    local |= {n.name for n in inside if isinstance(n, ast.ExceptHandler) and n.name}
-    needed = [n for n in dict.fromkeys(read) if n not in local and not hasattr(builtins, n)]
+    read, beside = _global_names(file, method), _beside(method)
     module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
-    if not all(hasattr(module, n) for n in needed) or _sets(file) & set(needed):
+    needed = {n for n in read | beside if not (hasattr(builtins, n) and not hasattr(module, n))}
+    if not all(hasattr(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
         return None
     return tuple(sorted(needed))
+
+
+def _global_names(file: str, method: ast.FunctionDef) -> set[str]:
+    """The names that a method, and what is defined in it, reads of its file or of Python itself."""
+    alone = ast.Module([ast.ClassDef("C", [], [], [method], [], **_NO_PARAMETERS)], [])
+    [table] = symtable.symtable(ast.unparse(ast.fix_missing_locations(alone)), file, "exec").get_children()
+    ahead, found = [t for t in table.get_children() if t.get_name() == method.name], set[str]()
+    for inner in ahead:  # which grows
+        ahead += inner.get_children()
+        found |= {symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global()}
+    return found
+
+
+def _beside(method: ast.FunctionDef) -> set[str]:
+    """The names in its defaults and annotations, which Python reads where the class is defined."""
+    outside: list[ast.AST] = [method.args, *filter(None, [method.returns])]
+    return {n.id for outer in outside for n in ast.walk(outer) if isinstance(n, ast.Name)}
+
+
+def _names_in_class(file: str, kind: str) -> set[str]:
+    """What the class itself binds."""
+    node = _class_in(_text(file), kind)
+    own = [s for s in (node.body if node is not None else []) if not isinstance(s, (ast.FunctionDef, ast.ClassDef))]
+    bound = {n.id for s in own for n in ast.walk(s) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    return bound | {getattr(s, "name", "") for s in (node.body if node is not None else [])}
 
 
 def _is_private(name: str) -> bool:
@@ -165,13 +193,18 @@ def _text(file: str) -> str:
 
 def method_in(source: str, kind: str, name: str) -> ast.FunctionDef | None:
     """A method of a class in a text, the last of that name."""
-    syntax = syntax_of(source)
-    body: Sequence[ast.AST] = () if syntax is None else syntax.tree.body
-    for part in kind.split("."):
-        inner = [n for n in body if isinstance(n, ast.ClassDef) and n.name == part]
-        body = inner[-1].body if inner else ()
-    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == name]
+    node = _class_in(source, kind)
+    found = [n for n in (node.body if node is not None else ()) if isinstance(n, ast.FunctionDef) and n.name == name]
     return found[-1] if found else None
+
+
+def _class_in(source: str, kind: str) -> ast.ClassDef | None:
+    syntax = syntax_of(source)
+    body, found = [] if syntax is None else syntax.tree.body, None
+    for part in kind.split("."):
+        found = next((n for n in reversed(body) if isinstance(n, ast.ClassDef) and n.name == part), None)
+        body = [] if found is None else found.body
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- what is written
