@@ -96,9 +96,14 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        for name, method in vars(kind).items() if kind is not base else ():
-            theirs = getattr(type(module), name, None) is vars(base).get(name)  # not one of a class between
-            if theirs and any("part" in code.co_names for code in _codes([method])):
+        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
+        for name in marked:
+            theirs = vars(base).get(name)
+            known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
+            if known and LIBRARY and kind in WRITTEN.values():
+                inner = inspect.unwrap(theirs)
+                known = (inner.__module__, inner.__qualname__) == (base.__module__, f"{base.__qualname__}.{name}")
+            if known:
                 before = vars(module).setdefault(name, InstanceMethod(module, name))
                 if isinstance(before, InstanceMethod) and before.before is None:
                     before.kind = kind
@@ -141,8 +146,13 @@ class InstanceMethod:
         if self.method is None and self.kind is not None:
             self.method = vars(self.kind)[self.name]
             if LIBRARY and self.kind in WRITTEN.values():
-                self.method = _wrapped_alike(getattr(type(module), self.name), self.method)
+                self.method = _alike(getattr(type(module), self.name), self.method)
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or "module" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__
@@ -152,17 +162,29 @@ class InstanceMethod:
         return step.call(entries).part("", _call, method, args, kwargs) if entries else method(*args, **kwargs)
 
 
-def _wrapped_alike(theirs, ours):
-    """A function, in what decorators have put around another one."""
+def _alike(theirs, ours):
+    """A function with marks, with all that another one has which it was written from, and in what decorators put around it."""
     inner = inspect.unwrap(theirs)
+    mine, its = ({n for code in _codes([f]) for n in code.co_names} & {*f.__globals__} for f in (ours, inner))
+    for name in mine & its:
+        if ours.__globals__[name] is not inner.__globals__[name]:
+            raise ValueError(f"{inner.__qualname__} has another {name} than when this file was imported: import it later")
+    made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, inner.__defaults__)
+    made.__kwdefaults__ = inner.__kwdefaults__
+    made.__dict__.update(inner.__dict__)
+    return _wrapped_alike(theirs, inner, made)
+
+
+def _wrapped_alike(theirs, inner, ours):
     if inner is theirs:
         return ours
     held = [cell.cell_contents for cell in theirs.__closure__]
     wraps = [callable(f) and f is not theirs and inspect.unwrap(f) is inner for f in held]
-    alike = [_wrapped_alike(f, ours) if wrapping else f for f, wrapping in zip(held, wraps, strict=True)]
+    alike = [_wrapped_alike(f, inner, ours) if wrapping else f for f, wrapping in zip(held, wraps, strict=True)]
     closure = tuple(map(types.CellType, alike))
     made = types.FunctionType(theirs.__code__, theirs.__globals__, theirs.__name__, theirs.__defaults__, closure)
-    made.__kwdefaults__, made.__wrapped__ = theirs.__kwdefaults__, ours  # type: ignore[attr-defined]
+    made.__kwdefaults__ = theirs.__kwdefaults__
+    made.__dict__.update(theirs.__dict__, __wrapped__=ours)
     return made
 
 

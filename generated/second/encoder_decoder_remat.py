@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"b709a6957a71ff7f"}
+#: "seal":"c2ac8fb42773da8d"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -217,9 +217,11 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        for name, method in vars(kind).items() if kind is not base else ():
-            theirs = getattr(type(module), name, None) is vars(base).get(name)  # not one of a class between
-            if theirs and any("part" in code.co_names for code in _codes([method])):
+        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
+        for name in marked:
+            theirs = vars(base).get(name)
+            known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
+            if known:
                 before = vars(module).setdefault(name, InstanceMethod(module, name))
                 if isinstance(before, InstanceMethod) and before.before is None:
                     before.kind = kind
@@ -260,6 +262,11 @@ class InstanceMethod:
         if self.method is None and self.kind is not None:
             self.method = vars(self.kind)[self.name]
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or "module" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

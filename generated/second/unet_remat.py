@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":39949444,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0411,"bound":0.0389,"device":"cpu","order":"155|85:73;89:67-69;
 #: 3*(90:67-68)+5-5;111:46-47;134:18-20,22-24;143:8-11,13-15",
-#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"0c84f28c2ec55b84"}
+#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"0e8a6ca1a2a9908b"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -169,9 +169,11 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        for name, method in vars(kind).items() if kind is not base else ():
-            theirs = getattr(type(module), name, None) is vars(base).get(name)  # not one of a class between
-            if theirs and any("part" in code.co_names for code in _codes([method])):
+        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
+        for name in marked:
+            theirs = vars(base).get(name)
+            known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
+            if known:
                 before = vars(module).setdefault(name, InstanceMethod(module, name))
                 if isinstance(before, InstanceMethod) and before.before is None:
                     before.kind = kind
@@ -212,6 +214,11 @@ class InstanceMethod:
         if self.method is None and self.kind is not None:
             self.method = vars(self.kind)[self.name]
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or "module" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"5ae8bb7fb90bff4d"}
+#: "seal":"3e89e13614edd44e"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -186,6 +186,11 @@ class InstanceMethod:
         if self.method is None and self.kind is not None:
             self.method = vars(self.kind)[self.name]
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or "module" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
 
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__

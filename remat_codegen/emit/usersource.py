@@ -120,7 +120,8 @@ def rename_names(code: str, names: Mapping[str, str]) -> str:
     if not names:
         return code
     lines = code.split("\n")
-    tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+    silent = (tokenize.NL, tokenize.COMMENT)
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(code).readline) if t.type not in silent]
     for before, token, after in reversed(list(zip([None, *tokens], tokens, [*tokens[1:], None], strict=False))):
         if token.type != tokenize.NAME or token.string not in names or (before is not None and before.string == "."):
             continue

@@ -7,6 +7,7 @@ import ast
 import builtins
 import inspect
 import linecache
+import re
 import symtable
 import sys
 import types
@@ -27,7 +28,15 @@ from remat_codegen.marked.words import Text, Tree
 from remat_codegen.trace.places import Function
 
 LICENSES = "License-Expression", "License"
-WITHIN = {"super", "__class__", "locals", "globals", "vars", "eval", "exec"}  # what looks at the class or file it stands in
+WITHIN = {"__name__", "__file__", "__spec__", "__package__", "__doc__", "__builtins__", "__loader__"} | {
+    "super",
+    "__class__",
+    "locals",
+    "globals",
+    "vars",
+    "eval",
+    "exec",
+}  # what looks at the class or file it stands in
 Meaning = tuple[str, str] | None
 _NO_PARAMETERS: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}
 
@@ -90,7 +99,10 @@ def _owner(function: Function, kind: type) -> Owner | None:
     code = inner.__code__
     if (code.co_filename, code.co_qualname, code.co_firstlineno) != (function.file, function.name, function.line):
         return None
-    if inner.__closure__:  # it has what its class, or a decorator, gave it
+    if inner.__closure__ or inner.__globals__ is not vars(sys.modules.get(owner.__module__, ast)):
+        return None  # it has what its class, or a decorator, gave it
+    method = method_in(_text(function.file), place, name)
+    if method is None or min([method.lineno, *(d.lineno for d in method.decorator_list)]) != function.line:
         return None
     if not _is_importable(owner, function.file) or needs(function.file, place, name) is None:
         return None
@@ -132,13 +144,11 @@ def _is_importable(kind: type, file: str) -> bool:
 def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
     method = method_in(_text(file), kind, name)
-    if method is None:
-        return None
+    if method is None or method.col_offset > 4 or (name.startswith("__") and name.endswith("__")):
+        return None  # moved to the left, its text may be another one; and Python looks for special methods in classes only
     inside = [n for s in (method.args, *method.body, *filter(None, [method.returns])) for n in ast.walk(s)]
     if any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in inside):
         return None  # which may be relative
-    if "." in kind and any(isinstance(n, (ast.Constant, ast.JoinedStr)) and n.end_lineno != n.lineno for n in inside):
-        return None  # a text of several lines, which would be another one further to the left
     names = {n.id for n in inside if isinstance(n, ast.Name)} | {n.attr for n in inside if isinstance(n, ast.Attribute)}
     if names & WITHIN or any(map(_is_private, names)):
         return None
@@ -216,7 +226,8 @@ def written(owners: Iterable[Owner], texts: Mapping[str, str], taken: Mapping[st
     by_kind: dict[tuple[str, str], list[str]] = {}
     for owner in dict.fromkeys(owners):
         by_kind.setdefault((owner.module, owner.kind), []).append(owner.method)
-    names = _Names(taken)
+    words = {word for text in texts.values() for word in re.findall(r"\w+", text)}
+    names = _Names(taken, words)
     return tuple(_class(*key, methods, texts[key[0]], names) for key, methods in sorted(by_kind.items()))
 
 
@@ -224,12 +235,12 @@ class _Names:
     """The names of a file at its top, each with what it means: (a module, "") or (a module, a name in it); None for what is
     defined there."""
 
-    def __init__(self, taken: Mapping[str, Meaning]) -> None:
-        self.meant = dict(taken)
+    def __init__(self, taken: Mapping[str, Meaning], words: Iterable[str]) -> None:
+        self.meant, self.words = dict.fromkeys(dir(builtins)) | dict(taken), frozenset(words)
 
     def new(self, name: str, meaning: Meaning) -> str:
-        """A name like this one that is free."""
-        found = unused([name], self.meant)
+        """A name like this one that is free; another one is not in any of the texts either."""
+        found = name if name not in self.meant else unused([name], {*self.meant, *self.words})
         self.meant[found] = meaning
         return found
 
@@ -288,8 +299,7 @@ def _class(module: str, kind: str, methods: Sequence[str], text: str, names: _Na
 
 def _lines_of(text: str, method: ast.FunctionDef) -> str:
     """A method's lines, as if its class stood at the top."""
-    lines = text.splitlines()[method.lineno - 1 : method.end_lineno]
-    return "\n".join(line[max(0, method.col_offset - 4) :] for line in lines)
+    return "\n".join(text.replace("\r\n", "\n").split("\n")[method.lineno - 1 : method.end_lineno])
 
 
 @lru_cache(maxsize=64)

@@ -153,6 +153,8 @@ def _read_written(tree: ast.Module, name: str, kind: str, file: str, found: Read
     source = "".join(linecache.getlines(file))
     if len(classes) != 1 or not source:
         return found.wrong(classes[0] if classes else None, f"{name} is not the one class of that name, or {kind} is not known")
+    if wrong := [n for n in classes[0].body if not isinstance(n, ast.FunctionDef) or n.decorator_list]:
+        return found.wrong(wrong[0], f"{name} has more than methods of {kind}")
     ours = {n.replace(name, kind, 1): f for n, f in _functions(ast.Module([*classes], []))}
     theirs = dict(_functions(ast.parse(source)))
     if missing := [n for n in ours if n not in theirs]:

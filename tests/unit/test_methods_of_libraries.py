@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -243,7 +244,7 @@ def test_what_a_copy_would_do_otherwise_stays_where_it_is(marked, tmp_path):
 
 def test_names_with_two_meanings(marked, library, tmp_path):
     text, traced, _ = marked("others:Both")
-    assert "class Plain:" in text and "class Plain_2:" in text and "scale as scale_2" in text
+    assert "class Plain:" in text and "class Plain_2:" in text and re.search(r"import scale as scale_\d", text)
     assert trained(traced, text, tmp_path).identical
     assert not _problems(text, traced)
 
