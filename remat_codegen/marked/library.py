@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,7 +133,7 @@ def _is_importable(kind: type, file: str) -> bool:
         return False
     before = kind.__module__.rpartition(".")[0]
     if not before:
-        return kind.__module__ == Path(file).stem  # else it was loaded under a name of ours
+        return False  # a file of its own is loaded more than once, by us and by others: its classes are then others
     places = getattr(sys.modules.get(before), "__path__", None)
     spec = None if places is None else PathFinder.find_spec(kind.__module__, places)
     return spec is not None and spec.origin == file
