@@ -96,8 +96,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known and LIBRARY and kind in WRITTEN.values():
@@ -163,12 +163,12 @@ class InstanceMethod:
 
 
 def _alike(theirs, ours):
-    """A function with marks, with all that another one has which it was written from, and in what decorators put around it."""
+    """A function with marks, with all that the one has which it was written from, and within what decorates that."""
     inner = inspect.unwrap(theirs)
     mine, its = ({n for code in _codes([f]) for n in code.co_names} & {*f.__globals__} for f in (ours, inner))
     for name in mine & its:
         if ours.__globals__[name] is not inner.__globals__[name]:
-            raise ValueError(f"{inner.__qualname__} has another {name} than when this file was imported: import it later")
+            raise ValueError(f"{inner.__qualname__} has another {name} by now: import this file later")
     made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, inner.__defaults__)
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)

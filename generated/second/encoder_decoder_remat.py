@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"c2ac8fb42773da8d"}
+#: "seal":"c20bdce7efc84bd4"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -217,8 +217,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

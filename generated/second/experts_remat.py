@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"34f447c9dbe4d75d"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"ceb3d648a423047c"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -188,8 +188,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

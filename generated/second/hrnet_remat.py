@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10576044,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1164,"bound":0.0065,"device":"cpu","order":"200|124:68,70,74,76;141:83,
 #: 85;156:53,55-56,58-59,61-62;167:19,21-22,24-25,27-28,30;170:34,36,40,42;190:3,5-6,8-9,11-12,14",
-#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"a04bec40e2edec9e"}
+#: "notes":["37\u0020options\u0020from\u002025\u0020integer\u0020programs"],"seal":"b6d06157acf1e554"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -188,8 +188,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

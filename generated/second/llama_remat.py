@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"f4bc3c1d90cbe9f1"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"b8795fbd38f6c776"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -185,8 +185,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"c2177985b6266a0d"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"9b10ff85c99a5360"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -153,8 +153,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":39949444,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0411,"bound":0.0389,"device":"cpu","order":"155|85:73;89:67-69;
 #: 3*(90:67-68)+5-5;111:46-47;134:18-20,22-24;143:8-11,13-15",
-#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"0e8a6ca1a2a9908b"}
+#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"7dee70966eb08bc5"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -169,8 +169,8 @@ def _take_over(module, written):
     """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
-        marked = [n for n, f in vars(kind).items() if kind is not base and any("part" in c.co_names for c in _codes([f]))]
-        for name in marked:
+        ours = vars(kind) if kind is not base else {}
+        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:
