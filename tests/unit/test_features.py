@@ -32,6 +32,12 @@ NAMES = [f.name for f in fields(Features)]
 ALL = [Features(*chosen, *[bool(sum(chosen) % 2)] * 2) for chosen in itertools.product((True, False), repeat=len(NAMES) - 2)]
 FEW = [f for f in ALL if sum(f.constants().values()) in (0, 1, len(NAMES) - 1, len(NAMES))]
 
+WRITTEN = """
+class Written:
+    def far(self, y):
+        return parts(self).part("far", torch.sigmoid, y)
+"""
+
 
 def named(features):
     return "-".join(n for n in NAMES if getattr(features, n)) or "nothing"
@@ -70,13 +76,10 @@ def model(helpers, features):
         def far(self, y):
             return torch.sigmoid(y)
 
-    class Written:
-        def far(self, y):
-            return helpers.parts(self).part("far", torch.sigmoid, y)
-
     far = " far" if features.marks and features.library else ""
     if far and hasattr(helpers, "WRITTEN"):
-        helpers.WRITTEN[Block.__module__, Block.__qualname__] = Written
+        exec(WRITTEN, vars(helpers))  # at the top, as in a file
+        helpers.WRITTEN[Block.__module__, Block.__qualname__] = helpers.Written
     block, options = Block(), "/twice" if features.twice else ""
     entries = f"norm{options} act{'#0' if features.numbered else ''} drop/inside{' mark' if features.marks else ''}{far}"
     plan = {"0": entries} | ({"": "1/inside", "1": "norm"} if features.nested else {})
