@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from remat_codegen import compare, picture, planning
+from remat_codegen import comparison, picture, planning
 from remat_codegen.budget import parse_budgets
-from remat_codegen.plan import dtr
-from remat_codegen.plan.registry import PLANNERS
-from remat_codegen.plan.result import Plan, Status
+from remat_codegen.planners import dtr
+from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.result import Plan, Status
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule
@@ -59,7 +59,7 @@ def run(name: str, budgets: str, planners: list[str]) -> dict:
     before = {} if set(planners) == set(PLANNERS) else json.loads((RESULTS / f"compare-{name}.json").read_text())
     if before and before["budgets"] != [b.text for b in wanted]:
         raise SystemExit(f"the rows of {name} are for the budgets {','.join(before['budgets'])}")
-    compared = compare.compare(found, wanted, tuple(planners), progress, limits=LIMITS)
+    compared = comparison.compare(found, wanted, tuple(planners), progress, limits=LIMITS)
     outcomes = {n: compared.outcomes.get(n) or remembered(found, before, n) for n in PLANNERS}
     compared = replace(compared, outcomes=outcomes)
     path = RESULTS / f"compare-{name}.svg"

@@ -22,7 +22,7 @@ from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.words import build
-from remat_codegen.plan.registry import PLANNERS
+from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 

@@ -30,9 +30,9 @@ RESULTS = Path(__file__).parent / "results"
 from remat_codegen.graph.ir import Graph, Kind  # noqa: E402
 from remat_codegen.graph.record import record  # noqa: E402
 from remat_codegen.graph.simplify import simplify  # noqa: E402
-from remat_codegen.plan import auto, whole  # noqa: E402
-from remat_codegen.plan.bound import bound  # noqa: E402
-from remat_codegen.plan.registry import PLANNERS  # noqa: E402
+from remat_codegen.planners import auto, whole  # noqa: E402
+from remat_codegen.planners.bound import bound  # noqa: E402
+from remat_codegen.planners.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
 from remat_codegen.profile.roofline import estimate  # noqa: E402

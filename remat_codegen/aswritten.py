@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.graph.simplify import Model
-from remat_codegen.plan.ends import fixed
 from remat_codegen.planfile import SavedPlan
+from remat_codegen.planners.ends import fixed
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import AsWritten
 from remat_codegen.reserve import GENERATOR_STATE_BYTES

@@ -108,7 +108,7 @@ def compare_(
     if file is not None and measure:
         raise click.UsageError("--measure needs a model; a graph from a file cannot be run")
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen import compare, measured, picture, planning, report_graphs
+        from remat_codegen import comparison, measured, picture, planning, report_graphs
 
         if output is not None:
             picture.check_picture(output)
@@ -117,7 +117,7 @@ def compare_(
             found = planning.priced_file(file, progress, add_backward=add_backward)
         else:
             found = planning.priced_model(request, progress)
-        compared = compare.compare(found, wanted, names, progress, time_limit=time_limit)
+        compared = comparison.compare(found, wanted, names, progress, time_limit=time_limit)
         rows = measured.measure(compared, request, runs, progress) if measure else []
         if output is not None:
             write_atomically(output, picture.draw(compared, output, rows))

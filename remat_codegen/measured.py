@@ -26,7 +26,7 @@ from torch.utils import checkpoint as checkpointing
 
 from remat_codegen import planfile
 from remat_codegen.attributes import computed_attributes
-from remat_codegen.compare import Compared, budget_text
+from remat_codegen.comparison import Compared, budget_text
 from remat_codegen.errors import RematError
 from remat_codegen.graph.record import example_loss
 from remat_codegen.pipeline import emit

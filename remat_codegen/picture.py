@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from remat_codegen.compare import Compared
+from remat_codegen.comparison import Compared
 from remat_codegen.errors import OutputError
 from remat_codegen.planning import lower_bound
 

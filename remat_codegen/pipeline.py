@@ -23,11 +23,11 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.graph.unplannable import check_place
 from remat_codegen.patched import is_patched
-from remat_codegen.plan.bound import bound
-from remat_codegen.plan.milp import solver
-from remat_codegen.plan.registry import PLANNERS
-from remat_codegen.plan.result import Plan, Status
 from remat_codegen.planfile import SavedPlan
+from remat_codegen.planners.bound import bound
+from remat_codegen.planners.milp import solver
+from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure

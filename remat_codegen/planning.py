@@ -17,9 +17,9 @@ from remat_codegen.graph import exchange
 from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
 from remat_codegen.pipeline import Traced, measured_costs, note_solver, reserve_of, trace_target
-from remat_codegen.plan.bound import bound
-from remat_codegen.plan.registry import PLANNERS
-from remat_codegen.plan.result import Plan
+from remat_codegen.planners.bound import bound
+from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.result import Plan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import AS_WRITTEN, AsWritten, Progress
 from remat_codegen.request import Request

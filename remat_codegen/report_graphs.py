@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from remat_codegen.budget import format_bytes
-from remat_codegen.compare import Compared, budget_text
-from remat_codegen.plan.result import Status
+from remat_codegen.comparison import Compared, budget_text
+from remat_codegen.planners.result import Status
 from remat_codegen.planning import Outcome, Priced, lower_bound
 from remat_codegen.report import percent, two_columns
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# The names in plan/registry.py, which is slow to import. A test holds the two together.
+# The names in planners/registry.py, which is slow to import. A test holds the two together.
 PLANNERS = tuple(
     (
         "none all chen rotor checkmate checkmate-lp rockmate dtr dtr-eq dtr-local dtr-lru dtr-size dtr-msps mincut "

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import rockmate
-from remat_codegen.plan.result import Plan, Status
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
 

@@ -36,8 +36,8 @@ from remat_codegen.pipeline import (
     reserve_of,
     trace_target,
 )
-from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.planfile import SavedPlan
+from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report

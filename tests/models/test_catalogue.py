@@ -14,7 +14,7 @@ import pytest
 
 from remat_codegen import pipeline
 from remat_codegen.errors import BudgetError, TraceError
-from remat_codegen.plan import registry
+from remat_codegen.planners import registry
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 

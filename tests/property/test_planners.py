@@ -6,8 +6,8 @@ import pytest
 import zoo
 from emitted import emit, load, zoo_model
 
-from remat_codegen.plan.registry import PLANNERS
 from remat_codegen.planfile import order_of
+from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.request import PLANNERS as NAMES

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from remat_codegen.pipeline import PLANNERS
-from remat_codegen.plan import rockmate
-from remat_codegen.plan.periodic import periodic
 from remat_codegen.planfile import order_of
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.periodic import periodic
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation

@@ -5,9 +5,9 @@ from graphs import Op, budgets, least_time, random_graph, training_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.plan import checkmate, milp
-from remat_codegen.plan.result import Status
-from remat_codegen.plan.rockmate import judge
+from remat_codegen.planners import checkmate, milp
+from remat_codegen.planners.result import Status
+from remat_codegen.planners.rockmate import judge
 from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
 
 

@@ -9,7 +9,7 @@ from graphs import random_graph
 
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.choose import Chooser
-from remat_codegen.plan.dtr import plan
+from remat_codegen.planners.dtr import plan
 from remat_codegen.schedule import simulate, without_recomputation
 
 

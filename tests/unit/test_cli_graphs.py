@@ -12,15 +12,15 @@ from click.testing import CliRunner
 from conftest import EXAMPLE, SMALL, SMALL_INPUTS
 from rich.console import Console
 
-from remat_codegen import compare, picture, planning, report_graphs
+from remat_codegen import comparison, picture, planning, report_graphs
 from remat_codegen.budget import parse_budget, parse_budgets
 from remat_codegen.cli import cli
 from remat_codegen.errors import BudgetError
 from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.exchange import Exchange, dumps, load
-from remat_codegen.plan.registry import PLANNERS
-from remat_codegen.plan.result import Status
 from remat_codegen.planfile import order_of
+from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.result import Status
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 
@@ -184,7 +184,7 @@ def test_budgets():
 
 def compared(graph_file, planners=("none", "chen", "rotor", "dtr", "dtr-lru")):
     found = planning.priced_file(graph_file, QUIET)
-    return compare.compare(found, parse_budgets("40%..100%/4"), planners, QUIET)
+    return comparison.compare(found, parse_budgets("40%..100%/4"), planners, QUIET)
 
 
 TABLE = """\

@@ -5,13 +5,13 @@ from itertools import pairwise
 import pytest
 from graphs import budgets, chen, dense_graph, dtr, encoder_decoder_graph, random_graph, unet_graph
 
-from remat_codegen.plan import checkmate, rockmate
-from remat_codegen.plan.hierarchy import Search, family_orders, improve
-from remat_codegen.plan.lives import Board, Limits, Lives
-from remat_codegen.plan.merges import spend
-from remat_codegen.plan.options import Grid
-from remat_codegen.plan.result import Status
-from remat_codegen.plan.splits import squeeze
+from remat_codegen.planners import checkmate, rockmate
+from remat_codegen.planners.hierarchy import Search, family_orders, improve
+from remat_codegen.planners.lives import Board, Limits, Lives
+from remat_codegen.planners.merges import spend
+from remat_codegen.planners.options import Grid
+from remat_codegen.planners.result import Status
+from remat_codegen.planners.splits import squeeze
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
 
 QUICK = Grid(search_work=6_000)

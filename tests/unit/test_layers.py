@@ -1,4 +1,4 @@
-"""Imports point one way: errors < graph < profile < schedule < plan; emit sees a schedule, never who made it."""
+"""Imports point one way: errors < graph < profile < schedule < planners; emit sees a schedule, never who made it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ ALLOWED = {
     "graph": ("errors", "trace", "training", "graph", "torch_seam"),
     "profile": ("errors", "trace", "graph", "profile", "torch_seam"),
     "schedule": ("graph", "profile.costs"),
-    "plan": ("errors", "graph", "profile.costs", "schedule", "plan"),
-    "reserve": ("graph", "profile.costs", "plan", "schedule"),
-    "aswritten": ("graph", "plan", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
+    "planners": ("errors", "graph", "profile.costs", "schedule", "planners"),
+    "reserve": ("graph", "profile.costs", "planners", "schedule"),
+    "aswritten": ("graph", "planners", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
@@ -59,7 +59,7 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning compare measured picture "
+    "__main__ second cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured picture "
     "report_graphs".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}

@@ -6,8 +6,8 @@ import pytest
 from graphs import chain_graph
 from test_rockmate import COARSE, check, plain, ways
 
-from remat_codegen.plan import alike, rockmate
-from remat_codegen.plan.periodic import periodic
+from remat_codegen.planners import alike, rockmate
+from remat_codegen.planners.periodic import periodic
 
 GRAPH, PROFILE = chain_graph([0, 1] * 12)
 PEAK = plain(GRAPH, PROFILE).peak_bytes

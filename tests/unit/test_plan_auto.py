@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.plan import auto, chen, dtr, moves, rockmate, whole
-from remat_codegen.plan.ledger import Ledger
-from remat_codegen.plan.lives import Board
-from remat_codegen.plan.result import Status
+from remat_codegen.planners import auto, chen, dtr, moves, rockmate, whole
+from remat_codegen.planners.ledger import Ledger
+from remat_codegen.planners.lives import Board
+from remat_codegen.planners.result import Status
 from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
 
 GRAPHS = {

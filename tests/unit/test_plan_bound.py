@@ -7,8 +7,8 @@ import time
 import graphs
 import pytest
 
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.bound import bound
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.bound import bound
 from remat_codegen.schedule import simulate, without_recomputation
 
 

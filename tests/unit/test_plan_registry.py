@@ -7,11 +7,11 @@ import time
 import graphs
 import pytest
 
-from remat_codegen.plan import best, chain, checkmate, chen, dtr, ends, improve, knapsack, mincut, rockmate, whole
-from remat_codegen.plan.options import Grid
-from remat_codegen.plan.registry import PLANNERS
-from remat_codegen.plan.result import Status
-from remat_codegen.plan.rotor import Table
+from remat_codegen.planners import best, chain, checkmate, chen, dtr, ends, improve, knapsack, mincut, rockmate, whole
+from remat_codegen.planners.options import Grid
+from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.result import Status
+from remat_codegen.planners.rotor import Table
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
 
 QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}

@@ -8,9 +8,9 @@ from graphs import Op, training_graph
 
 from remat_codegen import pipeline
 from remat_codegen.errors import BudgetError
-from remat_codegen.plan import rockmate, whole
-from remat_codegen.plan.result import Status
 from remat_codegen.planfile import order_of
+from remat_codegen.planners import rockmate, whole
+from remat_codegen.planners.result import Status
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.reserve import GENERATOR_STATE_BYTES, Reserve, plan_within

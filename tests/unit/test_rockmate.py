@@ -11,10 +11,10 @@ from graphs import Op, budgets, chain_graph, least_time, random_graph, training_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.plan import alike, checkmate, milp, rockmate
-from remat_codegen.plan.options import Grid
-from remat_codegen.plan.result import Status
 from remat_codegen.planfile import order_of
+from remat_codegen.planners import alike, checkmate, milp, rockmate
+from remat_codegen.planners.options import Grid
+from remat_codegen.planners.result import Status
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
 
 COARSE = Grid(saved_levels=4, peak_levels=2, search_work=4_000)

@@ -6,10 +6,10 @@ import pytest
 from graphs import chain_graph
 from test_rockmate import COARSE, check, plain, ways
 
-from remat_codegen.plan import alike, rockmate
-from remat_codegen.plan.rotor import Backward, Forward
-from remat_codegen.plan.twofold import twofold
-from remat_codegen.plan.ways import PRICE, length, price
+from remat_codegen.planners import alike, rockmate
+from remat_codegen.planners.rotor import Backward, Forward
+from remat_codegen.planners.twofold import twofold
+from remat_codegen.planners.ways import PRICE, length, price
 
 GRAPH, PROFILE = chain_graph([0, 1] * 12)
 PEAK = plain(GRAPH, PROFILE).peak_bytes

@@ -11,8 +11,8 @@ from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
 from remat_codegen.emit import program
-from remat_codegen.plan import rockmate
-from remat_codegen.plan.periodic import periodic
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.periodic import periodic
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation

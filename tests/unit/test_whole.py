@@ -3,9 +3,9 @@
 import pytest
 from graphs import chain_graph, dense_graph, random_graph, unet_graph
 
-from remat_codegen.plan import checkmate, whole
-from remat_codegen.plan.result import Status
-from remat_codegen.plan.rockmate import judge
+from remat_codegen.planners import checkmate, whole
+from remat_codegen.planners.result import Status
+from remat_codegen.planners.rockmate import judge
 from remat_codegen.schedule import simulate, with_forgets, without_recomputation
 
 MANY = 160

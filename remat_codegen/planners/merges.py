@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.lives import Board, Limits, Lives, Order
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.lives import Board, Limits, Lives, Order
 
 
 def spend(board: Board, order: Order, limits: Limits, jitter: random.Random | None = None) -> Order:

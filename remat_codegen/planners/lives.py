@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate
+from remat_codegen.planners import checkmate
 from remat_codegen.profile.costs import Profile
 
 Order = tuple[int, ...]

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Block, Data, Graph, Node
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.result import Status
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.result import Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, simulate, with_forgets
 

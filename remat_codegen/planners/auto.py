@@ -25,14 +25,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import chain, dtr, ends, rockmate, whole
-from remat_codegen.plan.ends import Progress, candidate
-from remat_codegen.plan.ledger import Ledger
-from remat_codegen.plan.lives import Board, Lives, Order
-from remat_codegen.plan.moves import Search, fit, spend
-from remat_codegen.plan.options import Grid
-from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.segments import starting_orders
+from remat_codegen.planners import chain, dtr, ends, rockmate, whole
+from remat_codegen.planners.ends import Progress, candidate
+from remat_codegen.planners.ledger import Ledger
+from remat_codegen.planners.lives import Board, Lives, Order
+from remat_codegen.planners.moves import Search, fit, spend
+from remat_codegen.planners.options import Grid
+from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.segments import starting_orders
 from remat_codegen.profile.costs import Profile
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan

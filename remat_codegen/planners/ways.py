@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remat_codegen.plan.options import Family
-from remat_codegen.plan.rotor import Backward, Forward, Operation
+from remat_codegen.planners.options import Family
+from remat_codegen.planners.rotor import Backward, Forward, Operation
 
 if TYPE_CHECKING:
-    from remat_codegen.plan.rockmate import Chain
+    from remat_codegen.planners.rockmate import Chain
 
 PRICE = 0.0005  # the share of a step's time that is given for one node less in the functions, which is two or three lines
 FUNCTION = 6  # how many nodes a function counts for beside its own: its first and last lines, and what it takes in the schedule

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.lives import Board, Copy, Limits, Lives, Order
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.lives import Board, Copy, Limits, Lives, Order
 
 Splits = dict[int, list[int]]  # position -> data that are rebuilt there
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from remat_codegen.graph.ir import Block, Graph
-from remat_codegen.plan import checkmate, hierarchy
-from remat_codegen.plan.alike import repeats, treat_alike
-from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
-from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.rotor import Backward, Link, Operation, Table
+from remat_codegen.planners import checkmate, hierarchy
+from remat_codegen.planners.alike import repeats, treat_alike
+from remat_codegen.planners.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
+from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.rotor import Backward, Link, Operation, Table
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, simulate, validate, with_forgets, without_recomputation
 

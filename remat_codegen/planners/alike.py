@@ -15,14 +15,14 @@ from itertools import permutations, product
 from typing import TYPE_CHECKING
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan.options import Option
-from remat_codegen.plan.periodic import periodic
-from remat_codegen.plan.rotor import Backward, Forward, Operation
-from remat_codegen.plan.twofold import twofold
-from remat_codegen.plan.ways import price
+from remat_codegen.planners.options import Option
+from remat_codegen.planners.periodic import periodic
+from remat_codegen.planners.rotor import Backward, Forward, Operation
+from remat_codegen.planners.twofold import twofold
+from remat_codegen.planners.ways import price
 
 if TYPE_CHECKING:
-    from remat_codegen.plan.rockmate import Candidate, Chain
+    from remat_codegen.planners.rockmate import Candidate, Chain
 
 ALIKE = 0.005  # the share of a step's time that is given for treating equal blocks alike
 REGULAR = 0.02  # and that is given, in a chain of repetitions, for treating all of them alike

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remat_codegen.plan.ways import MOST_WAYS, PRICE, Bounds, Ways, price, runs_again
+from remat_codegen.planners.ways import MOST_WAYS, PRICE, Bounds, Ways, price, runs_again
 
 if TYPE_CHECKING:
-    from remat_codegen.plan.rockmate import Candidate, Chain
+    from remat_codegen.planners.rockmate import Candidate, Chain
 
 TRIES = 60  # how many candidates are simulated
 MOST_FIRST = 12  # blocks of the first segment that are tried

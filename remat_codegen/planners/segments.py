@@ -9,8 +9,8 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.lives import Board, Order
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.lives import Board, Order
 
 GROWTH = 1.6  # from one number of segments to the next
 

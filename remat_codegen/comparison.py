@@ -8,8 +8,8 @@ from typing import Any
 
 from remat_codegen.aswritten import schedule_of
 from remat_codegen.budget import Budget, format_bytes
-from remat_codegen.plan.bound import bound
-from remat_codegen.plan.result import Plan, Status
+from remat_codegen.planners.bound import bound
+from remat_codegen.planners.result import Plan, Status
 from remat_codegen.planning import Outcome, Priced, lower_bound, run_planner
 from remat_codegen.report import AS_WRITTEN, Progress
 from remat_codegen.schedule import simulate

@@ -20,7 +20,7 @@ from typing import Any
 
 import mip
 
-from remat_codegen.plan.result import Status
+from remat_codegen.planners.result import Status
 
 Term = tuple[Any, float]  # a mip.Var or a number, and its coefficient
 TINY = 1e-6  # values this close to an integer are that integer

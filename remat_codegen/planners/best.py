@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import partial
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import auto, chain, chen, dtr, ends, hierarchy, knapsack, mincut, rockmate, whole
-from remat_codegen.plan.ends import Progress
-from remat_codegen.plan.improve import improve
-from remat_codegen.plan.lives import Board, Limits
-from remat_codegen.plan.result import Plan, Status
+from remat_codegen.planners import auto, chain, chen, dtr, ends, hierarchy, knapsack, mincut, rockmate, whole
+from remat_codegen.planners.ends import Progress
+from remat_codegen.planners.improve import improve
+from remat_codegen.planners.lives import Board, Limits
+from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved

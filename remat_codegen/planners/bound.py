@@ -49,8 +49,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_codegen.graph.ir import Graph, Kind
-from remat_codegen.plan.milp import Program
-from remat_codegen.plan.result import Status
+from remat_codegen.planners.milp import Program
+from remat_codegen.planners.result import Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, simulate, without_recomputation
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_codegen.graph.ir import Graph, Kind
-from remat_codegen.plan.ends import Progress, candidate, fixed
-from remat_codegen.plan.result import Plan, Status
+from remat_codegen.planners.ends import Progress, candidate, fixed
+from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
 

@@ -27,11 +27,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.lives import Board, Copy, Limits, Lives, Order
-from remat_codegen.plan.merges import spend
-from remat_codegen.plan.segments import starting_orders
-from remat_codegen.plan.splits import FIT_WORK, Splitter, squeeze
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.lives import Board, Copy, Limits, Lives, Order
+from remat_codegen.planners.merges import spend
+from remat_codegen.planners.segments import starting_orders
+from remat_codegen.planners.splits import FIT_WORK, Splitter, squeeze
 from remat_codegen.profile.costs import Profile
 
 SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes

@@ -27,17 +27,17 @@ from dataclasses import replace
 from itertools import takewhile
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate, dtr
-from remat_codegen.plan.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
-from remat_codegen.plan.bound import Relaxation, Relaxed, cuts_of
-from remat_codegen.plan.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
-from remat_codegen.plan.hierarchy import Search
-from remat_codegen.plan.improve import improve
-from remat_codegen.plan.lives import Board, Limits
-from remat_codegen.plan.merges import spend
-from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.rockmate import Candidate
-from remat_codegen.plan.splits import squeeze
+from remat_codegen.planners import checkmate, dtr
+from remat_codegen.planners.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
+from remat_codegen.planners.bound import Relaxation, Relaxed, cuts_of
+from remat_codegen.planners.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
+from remat_codegen.planners.hierarchy import Search
+from remat_codegen.planners.improve import improve
+from remat_codegen.planners.lives import Board, Limits
+from remat_codegen.planners.merges import spend
+from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.rockmate import Candidate
+from remat_codegen.planners.splits import squeeze
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule
 

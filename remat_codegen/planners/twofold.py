@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remat_codegen.plan.options import Option
-from remat_codegen.plan.rotor import Backward, Forward, Operation
-from remat_codegen.plan.ways import MOST_WAYS, ONCE, PRICE, Ways, price
+from remat_codegen.planners.options import Option
+from remat_codegen.planners.rotor import Backward, Forward, Operation
+from remat_codegen.planners.ways import MOST_WAYS, ONCE, PRICE, Ways, price
 
 if TYPE_CHECKING:
-    from remat_codegen.plan.rockmate import Candidate, Chain
+    from remat_codegen.planners.rockmate import Candidate, Chain
 
 TRIES = 24  # how many candidates are simulated
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remat_codegen.graph.ir import Block, Graph
-from remat_codegen.plan.ends import Progress, candidate, chosen, fixed, keeping
-from remat_codegen.plan.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
-from remat_codegen.plan.result import Plan
-from remat_codegen.plan.rockmate import Candidate, is_chain
-from remat_codegen.plan.rotor import Backward, Link, Operation, Table
+from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
+from remat_codegen.planners.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
+from remat_codegen.planners.result import Plan
+from remat_codegen.planners.rockmate import Candidate, is_chain
+from remat_codegen.planners.rotor import Backward, Link, Operation, Table
 from remat_codegen.profile.costs import Profile
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from remat_codegen.plan import auto, best, chain, chen, dtr, ends, knapsack, mincut, rockmate, whole
-from remat_codegen.plan.result import Plan
+from remat_codegen.planners import auto, best, chain, chen, dtr, ends, knapsack, mincut, rockmate, whole
+from remat_codegen.planners.result import Plan
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "none": ends.none,

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 
 from remat_codegen.graph.ir import Graph, Node
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.rockmate import Candidate, judge
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.rockmate import Candidate, judge
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remat_codegen.plan.lives import Board, Order
+from remat_codegen.planners.lives import Board, Order
 
 NEVER = 1 << 62
 SPARE = 1.5  # how much longer the array of memory is made than it has to be

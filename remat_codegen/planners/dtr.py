@@ -31,10 +31,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.plan import checkmate
-from remat_codegen.plan.ends import Progress, fixed
-from remat_codegen.plan.result import Plan, Status
-from remat_codegen.plan.rockmate import judge
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.ends import Progress, fixed
+from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.rockmate import judge
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, with_forgets
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_codegen.plan.options import Family
+from remat_codegen.planners.options import Family
 
 NEVER = np.inf
 

@@ -16,7 +16,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from remat_codegen.plan.ledger import Ledger
+from remat_codegen.planners.ledger import Ledger
 
 MOST_FIXES = 24  # splits that one trial may need to fit again
 NEAR = 40  # positions around a change in which room is spent
