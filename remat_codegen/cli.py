@@ -197,9 +197,7 @@ DETERMINISTIC = click.option(
 @click.option(
     "--edition",
     type=click.IntRange(1, 2),
-    default=1,
-    show_default=True,
-    help="2, which is not finished: the model's own source, marked in place, and a table.",
+    help="2: the model's own source, marked in place, and a table; 1: functions. [default: 2, or 1 where that is faster]",
 )
 @output_options
 def generate(

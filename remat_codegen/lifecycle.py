@@ -366,9 +366,7 @@ def _made_again(
         plan = pipeline.make_plan(request, traced, progress, _previous(header))
         with progress.stage("emit"):
             return pipeline.emit(traced, planfile.schedule_of(plan, traced.graph, file), plan, header.request), plan
-    _, plan, brought = second.planned(request, traced, progress)
-    with progress.stage("emit"):
-        return second.emit(traced, plan, header.request, brought), plan
+    return second.made_again(request, header.request, traced, progress)
 
 
 def _previous(header: Header) -> tuple[int, ...]:

@@ -60,13 +60,18 @@ class Traced:
 
 
 def generate(request: Request, progress: Progress) -> Report:
-    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
-    output = request.output_path
-    for path in (output, request.save_plan):
+    """Writes the file that `request` asks for, of the first edition. Raises RematError for whatever the user can put right."""
+    for path in (request.output_path, request.save_plan):
         if path is not None:
             check_writable(path)
     traced = trace_target(request, progress)
     plan = planfile.load(request.plan) if request.plan is not None else make_plan(request, traced, progress)
+    return written(request, traced, plan, progress)
+
+
+def written(request: Request, traced: Traced, plan: SavedPlan, progress: Progress) -> Report:
+    """Writes a plan out as a file of the first edition. Raises PlanFileError where it is for another graph."""
+    output = request.output_path
     schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
     with progress.stage("emit"):
         text = emit(traced, schedule, plan, request)
@@ -378,7 +383,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
-    words += ["--edition", str(request.edition)] if request.edition != 1 else []
+    words += ["--edition", str(request.edition)] if request.edition == 2 else []
     words += ["-o", request.output_path.name]
     return planline.join_words(words)
 

@@ -21,7 +21,7 @@ class Request:
     """One generated file. Text is as the user wrote it; target.py, inputs.py and budget.py read it.
 
     `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
-    the file gets its default name.
+    the file gets its default name. `edition` is None for the second, marks and a table, where that serves, else the first.
     """
 
     target: str
@@ -39,7 +39,7 @@ class Request:
     autocast: str | None = None
     dynamic: str = ""
     deterministic: bool = False
-    edition: int = 1
+    edition: int | None = None
 
     @property
     def output_path(self) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from remat_codegen import planfile, planline
+from remat_codegen import pipeline, planfile, planline
 from remat_codegen.budget import format_bytes
 from remat_codegen.emit.render import calls_operations_of_others
 from remat_codegen.emit.usersource import carry
-from remat_codegen.errors import BudgetError
+from remat_codegen.errors import BudgetError, PlanFileError, RematError, UnsupportedError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.inputs import CACHE
@@ -20,6 +20,7 @@ from remat_codegen.marked.features import Features, changes_in_place, draws, mov
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
 from remat_codegen.marked.marks import Marks, write_marks
+from remat_codegen.marked.proof import difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
 from remat_codegen.marked.summary import RowSummary, summarize
@@ -40,10 +41,11 @@ from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
-from remat_codegen.report import Progress, Report
+from remat_codegen.report import Progress, Report, percent
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate
 
+MOST_LOST = 0.005  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 TIGHTER = (0.96, 0.92, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -58,33 +60,74 @@ class Brought:
 
 
 def generate(request: Request, progress: Progress) -> Report:
-    """Writes the file that `request` asks for. Raises RematError for whatever the user can put right."""
+    """Writes the file that `request` asks for. Where that leaves the edition open, it is the second, if a table of parts takes
+    about as little time as the plan, and else the first, which says so. Raises RematError for whatever the user can put right.
+    """
     for path in (request.output_path, request.save_plan):
         if path is not None:
             check_writable(path)
+    marked = replace(request, edition=2, dynamic="")
+    traced = trace_target(marked, progress)
+    profile, made = _made(marked, traced, progress)
+    try:
+        plan, text = _written(marked, traced, profile, made, progress, MOST_LOST if request.edition is None else None)
+    except RematError as error:
+        if request.edition is not None or isinstance(error, PlanFileError):
+            raise
+        return _as_functions(request, traced, made, error, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
-        request = replace(request, dynamic="")
-    traced = trace_target(request, progress)
-    made, plan, brought = planned(request, traced, progress)
-    with progress.stage("emit"):
-        write_atomically(request.output_path, emit(traced, plan, request, brought))
-        if request.save_plan is not None:
-            write_atomically(request.save_plan, made.dumps())
-    return finished(request, plan, traced, progress)
+    write_atomically(request.output_path, text)
+    if request.save_plan is not None:
+        write_atomically(request.save_plan, made.dumps())
+    return finished(marked, plan, traced, progress)
 
 
-def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, SavedPlan, Brought]:
-    """A planner's plan, new or saved; the same as a table takes it; and that table. All by the same costs.
+def made_again(request: Request, named: Request, traced: Traced, progress: Progress) -> tuple[str, SavedPlan]:
+    """The text of a file of the second edition, and the plan that is its table; `named` is the request as the file's header
+    has it. Raises what `generate` raises."""
+    profile, made = _made(request, traced, progress)
+    plan, text = _written(named, traced, profile, made, progress, None)
+    return text, plan
 
-    Raises BudgetError where nothing fits, PlanFileError where a saved plan is for another graph.
-    """
-    saved = None if request.plan is None else planfile.load(request.plan)
+
+def _made(request: Request, traced: Traced, progress: Progress) -> tuple[Profile, SavedPlan]:
+    """The costs, and a planner's plan by them, new or saved."""
     profile = measured_costs(request, traced, progress)
-    plan = make_plan(request, traced, progress, profile=profile) if saved is None else saved
+    if request.plan is None:
+        return profile, make_plan(request, traced, progress, profile=profile)
+    return profile, planfile.load(request.plan)
+
+
+def _written(
+    request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress, most_lost: float | None
+) -> tuple[SavedPlan, str]:
+    """A plan as a table takes it, and the file's text.
+
+    Raises BudgetError where no table is found that fits, or whose overhead is above the plan's by more than `most_lost`;
+    UnsupportedError where the marks would change what the model does, PlanFileError where a saved plan is for another graph.
+    """
     with progress.stage("table"):
-        brought = _within_budget(request, traced, profile, plan)
-        return plan, as_planned(plan, traced, profile, brought), brought
+        brought = _within_budget(request, traced, profile, made)
+        plan = as_planned(made, traced, profile, brought)
+        if most_lost is not None and plan.overhead > made.overhead + most_lost:
+            raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
+    with progress.stage("emit"):
+        text = emit(traced, plan, request, brought)
+        target = traced.target
+        changed = difference(text, target.module, target.args, target.kwargs, traced.model.trace)
+        if changed is not None:
+            raise UnsupportedError(
+                f"marks would change what the model does: {changed}", where=target.label, hint="use --edition 1"
+            )
+        return plan, text
+
+
+def _as_functions(request: Request, traced: Traced, made: SavedPlan, why: RematError, progress: Progress) -> Report:
+    """The file as functions, of the first edition."""
+    progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
+    first = replace(request, edition=1)
+    return pipeline.generate(first, progress) if request.dynamic else pipeline.written(first, traced, made, progress)
 
 
 def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSummary, ...]:
@@ -128,7 +171,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
             limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
             schedule = PLANNERS[request.planner](traced.graph, profile, limit).schedule
     what = f"no table was found that keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
-    raise BudgetError(what, hint="raise --budget, or leave --edition out")
+    raise BudgetError(what, hint="raise --budget, or use --edition 1")
 
 
 def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule) -> Brought:
