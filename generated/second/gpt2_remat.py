@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"b38826cf5fa189e7"}
+#: "seal":"86dd8aa8f27f4efd"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -120,39 +120,13 @@ class GPT2(nn.Module):
 #     /inside   what it gives is kept, what autograd saves in it is rebuilt
 PLAN = {
     "h.0": "attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside",  # 129.3 MiB
-    "h.1": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.2": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.3": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.4": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.5": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.6": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.7": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.8": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.9": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.10": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
-    "h.11": (  # 141.3 MiB
-        "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 mlp.c_proj_gelu/inside"
-    ),
+    **{  # 141.3 MiB each
+        f"h.{i}": (
+            "ln_1 attn.c_attn attn.scores attn.masked_fill attn.softmax attn.attn_dropout ln_2 "
+            "mlp.c_proj_gelu/inside"
+        )
+        for i in range(1, 12)
+    },
 }
 BUDGET_BYTES = 1073741824
 PLANNED_PEAK_BYTES = 1072017608

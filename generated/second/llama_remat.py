@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"b8795fbd38f6c776"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"58551963c6a70342"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -108,9 +108,7 @@ class Llama(nn.Module):
 # methods, and the bytes that are not held between the forward and the backward pass.
 #     #1        the second time in a step
 PLAN = {
-    "layers.0": "attention_norm ffn_norm feed_forward.mul feed_forward.silu",  # 1.3 MiB
-    "layers.1": "attention_norm ffn_norm feed_forward.mul feed_forward.silu",  # 1.3 MiB
-    "layers.2": "attention_norm ffn_norm feed_forward.mul feed_forward.silu",  # 1.3 MiB
+    **{f"layers.{i}": "attention_norm ffn_norm feed_forward.mul feed_forward.silu" for i in range(3)},  # 1.3 MiB each
     "layers.3": (  # 1.8 MiB
         "attention_norm attention.repeat_interleave#0 ffn_norm feed_forward.mul feed_forward.silu feed_forward.w3"
     ),

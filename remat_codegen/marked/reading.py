@@ -21,6 +21,9 @@ from remat_codegen.trace.places import Span
 
 PART = "part"
 _ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+))?(?P<options>(/\w+)*)")
+_LAYERS = re.compile(
+    r"\{f'(?P<path>(\w+\.)*)\{(?P<i>\w+)\}': .* for (?P=i) in range\(((?P<first>\d+), )?(?P<end>\d+)\)\}", re.DOTALL
+)
 _WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]+)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
 _Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
@@ -96,7 +99,7 @@ def _read_table(tree: ast.Module, found: Reading) -> None:
         found.wrong(value, "PLAN is no table of rows")
         return
     seen = set()
-    for key, row in zip(value.keys, value.values, strict=True):
+    for key, row in (pair for both in zip(value.keys, value.values, strict=True) for pair in _layers(*both)):
         if not (_is_text(key) and _is_text(row)):
             found.wrong(row, "a row of PLAN is not two texts")
         elif key.value in seen:  # type: ignore[union-attr]
@@ -104,6 +107,16 @@ def _read_table(tree: ast.Module, found: Reading) -> None:
         else:
             seen.add(key.value)  # type: ignore[union-attr]
             found.said += _entries(key, row, found)
+
+
+def _layers(key: ast.expr | None, row: ast.expr) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+    """A row; if it is `**{f"h.{i}": "..." for i in range(1, 12)}`, one for each layer."""
+    layers = _LAYERS.fullmatch(ast.unparse(row)) if key is None and isinstance(row, ast.DictComp) else None
+    if layers is None or not isinstance(row, ast.DictComp):
+        yield key, row
+        return
+    for number in range(int(layers["first"] or 0), int(layers["end"])):
+        yield ast.copy_location(ast.Constant(f"{layers['path']}{number}"), row), row.value
 
 
 def _is_text(node: ast.AST | None) -> bool:

@@ -2,6 +2,7 @@
 
     PLAN = {
         "h.0": "ln_1 ln_2 attn.probs mlp.gelu",  # 120.0 MiB
+        **{f"h.{i}": "attn.probs mlp.gelu" for i in range(1, 12)},  # 108.0 MiB each
     }
 
 A key is a module's path up to the first number in it, so that a layer is a row; what is rebuilt is named from there. `h.0` with
@@ -11,13 +12,15 @@ A key is a module's path up to the first number in it, so that a layer is a row;
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen.budget import format_bytes
 from remat_codegen.marked.demand import Keeps
 
 COLUMNS = 120
+FEWEST = 3  # equal rows that are written as one
+_Written = tuple[str, tuple[str, ...], int]  # a row: its key, its words, and the bytes that it frees
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +87,64 @@ def key_of(path: str) -> str:
 
 
 def table(entries: Sequence[Entry]) -> list[str]:
-    """The lines between the braces of PLAN, each row with the bytes that it frees."""
+    """The lines between the braces of PLAN, each row with the bytes that it frees; equal rows of layers in a row as one."""
     rows: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         rows[entry.key].append(entry)
-    return [line for key, row in rows.items() for line in _row(key, row)]
+    written = [(key, tuple(e.said for e in row), sum(e.freed_bytes for e in row)) for key, row in rows.items()]
+    return [line for run in _runs(written) for line in (_layers(run) if len(run) >= FEWEST else _each(run))]
 
 
-def _row(key: str, row: Sequence[Entry]) -> list[str]:
-    words = [entry.said for entry in row]
-    freed = f"# {format_bytes(sum(e.freed_bytes for e in row))}"
-    line = f'"{key}": "{" ".join(words)}",'
+def _runs(rows: Iterable[_Written]) -> Iterator[list[_Written]]:
+    """Rows, those together that differ in the number of their layer alone, each of which is one more than the one before."""
+    run: list[_Written] = []
+    for row in rows:
+        if run and not _follows(row, run[-1]):
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
+
+
+def _follows(row: _Written, before: _Written) -> bool:
+    (layers, _, number), (others, _, last) = row[0].rpartition("."), before[0].rpartition(".")
+    return row[1:] == before[1:] and layers == others and number.isdigit() and last.isdigit() and int(number) == int(last) + 1
+
+
+def _each(rows: Iterable[_Written]) -> Iterator[str]:
+    for key, words, freed_bytes in rows:
+        freed = f"# {format_bytes(freed_bytes)}"
+        line = f'"{key}": "{" ".join(words)}",'
+        if len(line) + len(freed) + 6 <= COLUMNS:
+            yield f"{line}  {freed}"
+        else:
+            yield from (f'"{key}": (  {freed}', *(f'    "{text}"' for text in _folded(words, 12)), "),")
+
+
+def _layers(run: Sequence[_Written]) -> Iterator[str]:
+    (key, words, freed_bytes), (last, *_) = run[0], run[-1]
+    layers, _, first = key.rpartition(".")
+    spans = ", ".join(filter(None, ["" if first == "0" else first, str(int(last.rpartition(".")[2]) + 1)]))
+    name, among = f'f"{layers}.{{i}}"', f"for i in range({spans})"
+    freed = f"# {format_bytes(freed_bytes)} each"
+    line = f'**{{{name}: "{" ".join(words)}" {among}}},'
     if len(line) + len(freed) + 6 <= COLUMNS:
-        return [f"{line}  {freed}"]
-    return [f'"{key}": (  {freed}', *(f'    "{text}"' for text in _folded(words)), "),"]
+        yield f"{line}  {freed}"
+        return
+    yield f"**{{  {freed}"
+    if len(line := f'    {name}: "{" ".join(words)}"') + 4 <= COLUMNS:
+        yield line
+    else:
+        yield from (f"    {name}: (", *(f'        "{text}"' for text in _folded(words, 16)), "    )")
+    yield from (f"    {among}", "},")
 
 
-def _folded(words: Sequence[str]) -> list[str]:
-    """Words in lines, each but the last with a space at its end."""
+def _folded(words: Sequence[str], columns: int) -> list[str]:
+    """Words in lines, each but the last with a space at its end, where so many columns are taken."""
     lines = [""]
     for word in words:
-        if len(lines[-1]) + len(word) + 1 > COLUMNS - 12:
+        if len(lines[-1]) + len(word) + 1 > COLUMNS - columns:
             lines.append("")
         lines[-1] += f"{word} "
     return [*lines[:-1], lines[-1].rstrip()]

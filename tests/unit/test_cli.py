@@ -54,7 +54,8 @@ class FakePipeline(types.ModuleType):
 def pipeline(monkeypatch, tmp_path) -> FakePipeline:
     fake = FakePipeline()
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    monkeypatch.setattr(remat_codegen, "pipeline", fake, raising=False)
+    for name in ("pipeline", "second"):
+        monkeypatch.setattr(remat_codegen, name, fake, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake
 

@@ -284,7 +284,7 @@ def test_a_file_says_so_in_the_process_that_a_user_starts(tmp_path):
     """The command makes the file; a script that knows nothing else trains it."""
     written(tmp_path, "dataclass")
     places = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "remat_codegen", "net.py:Net", "--budget", "80%", "-o", "net_remat.py"]
+    command = [sys.executable, "-m", "remat_codegen", "net.py:Net", "--budget", "80%", "-o", "net_remat.py", "--edition", "1"]
     subprocess.run(command, cwd=tmp_path, env=places, check=True, capture_output=True)
     script = "import torch, net_remat as n\nn.Net(n.Config(act={!r}))(torch.randn(64, 8)).sum().backward()\n"
     for act, code, text in (("gelu", 0, ""), ("tanh", 1, "config.act is 'tanh', but this file was planned for 'gelu'")):

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -304,7 +305,9 @@ def test_everything_the_request_says_comes_back_from_the_header(folder):
     plan = SavedPlan("0" * 64, "rockmate", "feasible", "40%", 1, 1, 1, 0.0, None, "cuda:1", (0,))
     command = pipeline.command(request, plan)
     assert len(command.splitlines()) == 1
-    assert lifecycle._request(command, Path("f")) == request
+    assert lifecycle._request(command, Path("f")) == replace(request, edition=1)
+    again = pipeline.command(replace(request, edition=2), plan)
+    assert lifecycle._request(again, Path("f")) == replace(request, edition=2)
 
 
 @pytest.mark.parametrize("name", ["coding: x.py", 'a"""b.py', "new\nline.py", "back\\slash.py", "it's $HOME.py"])

@@ -51,6 +51,8 @@ def test_two_runs_with_the_same_plan_write_the_same_bytes_in_any_process(made, t
             "-o",
             str(output),
             "-q",
+            "--edition",
+            "1",
         ]
         subprocess.run(
             [sys.executable, "-c", code, SPEC, *options], check=True, env={"PYTHONHASHSEED": seed, "PATH": ""}, cwd=tmp_path

@@ -1,0 +1,180 @@
+"""Which edition a file is of, what shows that its marks change nothing, and how its table is written and read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from remat_codegen import lifecycle, pipeline, second
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.proof import difference
+from remat_codegen.marked.reading import read
+from remat_codegen.marked.table import COLUMNS, Entry, table
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+NET = """
+import torch
+import torch.nn.functional as F
+
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        y = F.gelu(self.wide(x)) * 0.5
+        return x + self.drop(self.narrow(F.silu(y)))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = torch.nn.ModuleList([Step() for _ in range(4)])
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def example_inputs():
+    return (torch.randn(32, 16),)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(folder, capsys, **options):
+    """The file that is made for the model, and what is said beside."""
+    report = second.generate(
+        Request("net.py:Net", "60%", folder / "net_remat.py", **options), Progress(Console(stderr=True, width=200))
+    )
+    assert report.verify is None or report.verify.ok, report.verify
+    return (folder / "net_remat.py").read_text(), " ".join(capsys.readouterr().err.split())
+
+
+def test_marks_and_a_table_where_that_takes_no_longer(folder, capsys):
+    text, said = made(folder, capsys, verify=True)
+    assert "PLAN = {" in text and "--edition 2" in text and "written as functions" not in said
+    assert lifecycle.check(folder / "net_remat.py", Progress(None)).ok
+
+
+@pytest.mark.parametrize("dynamic", ["", "x.0"])
+def test_functions_where_a_table_takes_longer(folder, capsys, monkeypatch, dynamic):
+    monkeypatch.setattr(second, "MOST_LOST", -1.0)
+    text, said = made(folder, capsys, dynamic=dynamic)
+    assert "run_forward" in text and "--edition" not in text
+    assert re.search(r"written as functions.*: a table of parts takes \d+\.\d % more time, the plan \d+\.\d %", said)
+    assert lifecycle.check(folder / "net_remat.py", Progress(None)).ok
+
+
+def test_functions_where_marks_would_change_the_model(folder, capsys, monkeypatch):
+    emit = second.emit
+    monkeypatch.setattr(second, "emit", lambda *given: emit(*given).replace("F.gelu", "F.relu"))
+    text, said = made(folder, capsys)
+    assert "run_forward" in text and "marks would change what the model does: gelu is another call" in said
+    with pytest.raises(UnsupportedError, match="gelu is another call"):
+        made(folder, capsys, edition=2)
+
+
+def test_an_edition_that_is_asked_for(folder, capsys, monkeypatch):
+    monkeypatch.setattr(second, "MOST_LOST", -1.0)
+    assert "PLAN = {" in made(folder, capsys, edition=2)[0]
+    pipeline.generate(Request("net.py:Net", "60%", folder / "first.py", edition=1), Progress(None))
+    assert "run_forward" in (folder / "first.py").read_text()
+
+
+# ---------------------------------------------------------------------------------------------- the proof
+
+
+EDITS = {
+    "another operation": ("F.gelu", "F.relu", "gelu is another call"),
+    "another number": ("* 0.5", "* 0.25", "mul is another call"),
+    "another call": ("return x + ", "return 2 * x + ", "is another call"),
+    "nothing there": ("PLAN = {", 'PLAN = {"steps.9": "wide", ', r"PLAN names steps\.9"),
+    "no such name": ("F.silu", "F.gone", "gone"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_proof_sees(folder, capsys, edit):
+    old, new, what = EDITS[edit]
+    text, _ = made(folder, capsys, edition=2)
+    traced = pipeline.trace_target(Request("net.py:Net", "60%"), Progress(None))
+    module, args, kwargs = traced.target.module, traced.target.args, traced.target.kwargs
+    before = [(m, dict(vars(m))) for m in module.modules()]
+    assert difference(text, module, args, kwargs, traced.model.trace) is None
+    assert old in text
+    found = difference(text.replace(old, new, 1), module, args, kwargs, traced.model.trace)
+    assert found is not None and re.search(what, found), found
+    assert all(vars(m) == old for m, old in before)
+    assert not any(isinstance(b, torch.Tensor) and b.grad is not None for b in module.parameters())
+
+
+# ---------------------------------------------------------------------------------------------- equal rows
+
+
+def entry(path, mark, order=0, freed=1000, keeps=Keeps.NOTHING):
+    return Entry(path, mark, None, 1, keeps, False, False, freed, order)
+
+
+def plan_of(entries):
+    lines = table(entries)
+    assert max(map(len, lines)) + 4 <= COLUMNS
+    text = "\n".join(["PLAN = {", *(f"    {line}" for line in lines), "}"])
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return text, names["PLAN"]
+
+
+def test_equal_rows_of_layers_are_written_once():
+    entries = [entry("h.0", "first"), *(entry(f"h.{i}", "a") for i in range(1, 5)), *(entry(f"h.{i}", "b") for i in (5, 6))]
+    text, plan = plan_of(entries)
+    assert plan == {"h.0": "first"} | {f"h.{i}": "a" for i in range(1, 5)} | {"h.5": "b", "h.6": "b"}
+    assert '**{f"h.{i}": "a" for i in range(1, 5)},  # 1000 bytes each' in text and '"h.6": "b"' in text
+    found = read(text, {})
+    assert not found.problems and [s.name for s in found.said] == [f"{key}.{word}" for key, word in plan.items()]
+
+
+def test_long_rows_are_folded():
+    words = [f"attention.expression_{i}" for i in range(12)]
+    few = [f"attention.expression_{i}" for i in range(4)]
+    for some in (words, few):
+        text, plan = plan_of([entry(f"h.{i}", word) for i in range(40) for word in some])
+        assert plan == {f"h.{i}": " ".join(some) for i in range(40)}
+        assert text.count("expression_1 ") == 1 and "for i in range(40)" in text
+        assert [s.name for s in read(text, {}).said] == [f"h.{i}.{word}" for i in range(40) for word in some]
+
+
+@pytest.mark.parametrize("freed", [1000, 2000])
+def test_rows_that_free_other_bytes_are_rows_of_their_own(freed):
+    entries = [entry(f"h.{i}", "a", freed=freed if i == 2 else 1000) for i in range(5)]
+    text, plan = plan_of(entries)
+    assert plan == {f"h.{i}": "a" for i in range(5)} and ("range(5)" in text) == (freed == 1000)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '**{f"h.{i}": "a" for i in range(1, n)}',
+        '**{f"h.{i}": "a" for i in range(3) if i}',
+        '**{f"h.{i}": f"a{i}" for i in range(3)}',
+        '**{f"h.{j}": "a" for i in range(3)}',
+        "**OTHER",
+    ],
+)
+def test_other_rows_are_not_read(row):
+    assert read(f"PLAN = {{\n    {row},\n}}", {}).problems
