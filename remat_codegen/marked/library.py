@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -166,7 +166,7 @@ def _can_be_imported(module: Any, name: str) -> bool:
     return value is not WITHIN and (not before or getattr(sys.modules.get(before), last, None) is value)
 
 
-def _is_module(value: Any) -> bool:
+def _is_module(value: Any) -> TypeGuard[types.ModuleType]:
     """Whether a value is a module as it is imported by its name."""
     return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value
 

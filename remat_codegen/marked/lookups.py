@@ -1,7 +1,7 @@
 """Which methods are looked up on the modules that have them: only those are run with marks.
 
-A copy with marks is an attribute of one module. `self.widened(x)` finds it; `type(self).widened(self, x)`, `super().widened(x)`,
-a bound method that was taken before, and other names of the same function find what the class has, without marks.
+A copy with marks is an attribute of one module. `self.widened(x)` finds it; `type(self).widened(self, x)`, `super()...`, a
+bound method that was taken before, and other names of the same function find what the class has, without marks.
 """
 
 from __future__ import annotations
