@@ -288,9 +288,9 @@ def meanings(lines: Iterable[str]) -> dict[str, Meaning]:
     for node in ast.walk(ast.parse("\n".join(lines))):
         for alias in getattr(node, "names", ()):
             if isinstance(node, ast.ImportFrom):
-                given = getattr(sys.modules.get(node.module or ""), alias.name, None)
-                known = _is_module(given) and not node.level
-                found[alias.asname or alias.name] = (given.__name__, "") if known else (node.module or "", alias.name)
+                given: Any = getattr(sys.modules.get(node.module or ""), alias.name, None)
+                known = not node.level and _is_module(given)
+                found[alias.asname or alias.name] = (str(given.__name__), "") if known else (node.module or "", alias.name)
             else:
                 found[alias.asname or alias.name.partition(".")[0]] = (
                     alias.name if alias.asname else alias.name.partition(".")[0],
