@@ -219,7 +219,7 @@ class Found:
         file = text.function.file
         if file not in self.sources or self.library is None:
             return file in self.sources
-        carried = file in self.library.carried
+        carried = text.function.name.partition(".")[0] in self.library.carried.get(file, ())
         return (carried or self.owner_of(text) is not None) and self._is_met(text, not carried)
 
     def _is_met(self, text: Text, sure: bool) -> bool:

@@ -62,11 +62,12 @@ class Written:
 
 
 class Library:
-    """What can be marked in the classes of a model's modules whose own file the generated one does not carry."""
+    """What can be marked in the classes of a model's modules whose own file the generated one does not carry. `carried` are the
+    files that it does, with the names that it takes from them: a factory may use more classes than the model's needs."""
 
-    def __init__(self, model: torch.nn.Module, carried: Iterable[str] = ()) -> None:
+    def __init__(self, model: torch.nn.Module, carried: Mapping[str, frozenset[str]] | None = None) -> None:
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.carried = frozenset(carried)
+        self.carried = dict(carried or {})
         self.known: dict[tuple[Function, type], Owner | None] = {}
 
     def sources(self, tree: Tree) -> dict[str, str]:
