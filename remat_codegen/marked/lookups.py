@@ -82,8 +82,8 @@ class Lookups:
         """What the expression says that a frame is at."""
         syntax = syntax_of(self.read(caller.function.file))
         node = None if syntax is None else syntax.find(caller.span)
-        if syntax is None or not isinstance(node, ast.Call):
-            return Way.UNKNOWN
+        if syntax is None or not isinstance(node, ast.Call):  # an attribute is a property, which classes have
+            return Way.OTHER if isinstance(node, ast.Attribute) else Way.UNKNOWN
         function, given = node.func, [*node.args, *(k.value for k in node.keywords)]
         if isinstance(function, ast.Attribute) and function.attr == name:
             return self._owner(syntax, function.value, caller, path)

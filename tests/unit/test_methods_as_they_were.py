@@ -259,3 +259,50 @@ def test_a_class_that_the_models_does_not_name(marked, tmp_path):
     assert "class Model(nn.Module):" in text and "Plain" not in text
     assert trained(traced, text, tmp_path).identical
     assert not _problems(text, traced)
+
+
+SEVERAL = """
+    @torch.no_grad()
+    def gate(self, x):
+        return torch.sigmoid(self.up(x)).sin()
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def cast(self, x):
+        return torch.tanh(self.up(x).sin()).exp()
+
+    @staticmethod
+    def fixed(x):
+        return torch.tanh(x).sin().cos()
+
+    @property
+    def weight(self):
+        return torch.tanh(self.up.weight.sin()).exp()
+
+    def only(self, x, *, scale=0.5):
+        add = lambda y: torch.tanh(y * scale).sin()
+        return add(self.up(x)) * self.fixed(self.up(x))
+
+    def pieces(self, x):
+        for i in range(2):
+            yield torch.tanh(self.up(x).sin() * i)
+
+    def forward(self, x):
+        y = self.only(x, scale=0.25) + sum(self.pieces(x)) * self.gate(x)
+        return x + self.down(y * F.linear(x, self.weight).cos() + self.cast(x))
+
+
+class Sub(Plain):
+    def forward(self, x):
+        return torch.tanh(super().forward(x).sin()) + torch.tanh(x.sin()).exp()
+"""
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_methods_of_all_kinds(marked, tmp_path, carried):
+    """Those of properties are called by classes, and those with super() take modules of their own class only."""
+    kinds = MODEL.replace("*kinds", "").replace("for kind in kinds", "for kind in (Plain, Sub)")
+    model, make = kinds.replace(" if globals()", "" if carried else " if globals()"), "\n\ndef make():\n    return Model()\n"
+    text, traced, _ = marked(SEVERAL, make=make, model=model)
+    assert ("class Sub(Plain):" in text) == carried and '"sum"' not in text
+    assert trained(traced, text, tmp_path).identical
+    assert not _problems(text, traced)
