@@ -150,7 +150,9 @@ def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
 def found_of(traced: Traced) -> Found:
     """What can be a part of a model: in the user's file where that is carried, and in those of libraries."""
     sources = carried_sources(traced)
-    return Found(traced.model, build(traced.model.trace), sources, Library(traced.target.module, sources))
+    carried = {file: carry(source, traced.target.class_name, None) for file, source in sources.items()}
+    names = {file: found.names for file, found in carried.items() if found is not None}
+    return Found(traced.model, build(traced.model.trace), sources, Library(traced.target.module, names))
 
 
 def library_file(module: str) -> str:

@@ -13,7 +13,8 @@ from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.demand import Held
-from remat_codegen.marked.library import Library, Owner
+from remat_codegen.marked.library import Library, Owner, text_of
+from remat_codegen.marked.lookups import Lookups
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.marked.text import Mark, refusal_of
@@ -216,9 +217,19 @@ class Found:
     def _is_written(self, text: Text) -> bool:
         """Whether the text that an expression stands in can be in the file, so that it can be marked."""
         file = text.function.file
-        return file in self.sources and (
-            self.library is None or file in self.library.carried or self.owner_of(text) is not None
-        )
+        if file not in self.sources or self.library is None:
+            return file in self.sources
+        carried = text.function.name.partition(".")[0] in self.library.carried.get(file, ())
+        return (carried or self.owner_of(text) is not None) and self._is_met(text, not carried)
+
+    def _is_met(self, text: Text, sure: bool) -> bool:
+        """Whether a module's calls of the method that an expression stands in come by its marks."""
+        return text.module is None or self.lookups is None or self.lookups.is_met(text.function, text.module, sure)
+
+    @cached_property
+    def lookups(self) -> Lookups | None:
+        """How the model's methods are found while it runs."""
+        return None if self.library is None else Lookups(self.trace, self.library.modules, text_of)
 
     def owner_of(self, text: Text) -> Owner | None:
         """The class of a library that an expression stands in."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -62,17 +62,18 @@ class Written:
 
 
 class Library:
-    """What can be marked in the classes of a model's modules whose own file the generated one does not carry."""
+    """What can be marked in the classes of a model's modules whose own file the generated one does not carry. `carried` are the
+    files that it does, with the names that it takes from them: a factory may use more classes than the model's needs."""
 
-    def __init__(self, model: torch.nn.Module, carried: Iterable[str] = ()) -> None:
+    def __init__(self, model: torch.nn.Module, carried: Mapping[str, frozenset[str]] | None = None) -> None:
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.carried = frozenset(carried)
+        self.carried = dict(carried or {})
         self.known: dict[tuple[Function, type], Owner | None] = {}
 
     def sources(self, tree: Tree) -> dict[str, str]:
         """The texts, by file, of the methods that may be marked."""
         texts = (v.text for v in tree.vertices if v.text is not None and not v.refused)
-        return {t.function.file: _text(t.function.file) for t in texts if self.owner(t) is not None}
+        return {t.function.file: text_of(t.function.file) for t in texts if self.owner(t) is not None}
 
     def owner(self, text: Text) -> Owner | None:
         """Whose method an expression stands in; None where that may not be written elsewhere."""
@@ -100,7 +101,7 @@ def _owner(function: Function, kind: type) -> Owner | None:
         return None
     if inner.__closure__ or inner.__globals__ is not vars(sys.modules.get(owner.__module__, ast)):
         return None  # it has what its class, or a decorator, gave it
-    method = method_in(_text(function.file), place, name)
+    method = method_in(text_of(function.file), place, name)
     if method is None or min([method.lineno, *(d.lineno for d in method.decorator_list)]) != function.line:
         return None
     if not _is_importable(owner, function.file) or needs(function.file, place, name) is None:
@@ -142,7 +143,7 @@ def _is_importable(kind: type, file: str) -> bool:
 @lru_cache(maxsize=4096)
 def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
-    method = method_in(_text(file), kind, name)
+    method = method_in(text_of(file), kind, name)
     if method is None or method.col_offset > 4 or (name.startswith("__") and name.endswith("__")):
         return None  # moved to the left, its text may be another one; and Python looks for special methods in classes only
     inside = [n for s in (method.args, *method.body, *filter(None, [method.returns])) for n in ast.walk(s)]
@@ -154,9 +155,21 @@ def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     read, beside = _global_names(file, method), _beside(method)
     module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
     needed = {n for n in read | beside if not (hasattr(builtins, n) and not hasattr(module, n))}
-    if not all(hasattr(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
+    if not all(_can_be_imported(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
         return None
     return tuple(sorted(needed))
+
+
+def _can_be_imported(module: Any, name: str) -> bool:
+    """Whether an import gives what a module has by a name: a function can hide the module that is called as it is."""
+    value = getattr(module, name, WITHIN)
+    before, _, last = value.__name__.rpartition(".") if _is_module(value) else ("", "", "")
+    return value is not WITHIN and (not before or getattr(sys.modules.get(before), last, None) is value)
+
+
+def _is_module(value: Any) -> TypeGuard[types.ModuleType]:
+    """Whether a value is a module as it is imported by its name."""
+    return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value
 
 
 def _global_names(file: str, method: ast.FunctionDef) -> set[str]:
@@ -178,7 +191,7 @@ def _beside(method: ast.FunctionDef) -> set[str]:
 
 def _names_in_class(file: str, kind: str) -> set[str]:
     """What the class itself binds."""
-    node = _class_in(_text(file), kind)
+    node = _class_in(text_of(file), kind)
     own = [s for s in (node.body if node is not None else []) if not isinstance(s, (ast.FunctionDef, ast.ClassDef))]
     bound = {n.id for s in own for n in ast.walk(s) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
     return bound | {getattr(s, "name", "") for s in (node.body if node is not None else [])}
@@ -192,11 +205,12 @@ def _is_private(name: str) -> bool:
 @lru_cache(maxsize=256)
 def _sets(file: str) -> frozenset[str]:
     """The names of a file that its functions give other values while it runs."""
-    syntax = syntax_of(_text(file))
+    syntax = syntax_of(text_of(file))
     return frozenset(n for s in (syntax.parents if syntax else ()) if isinstance(s, ast.Global) for n in s.names)
 
 
-def _text(file: str) -> str:
+def text_of(file: str) -> str:
+    """A file's text, as it was when it was loaded."""
     return "".join(linecache.getlines(file))
 
 
@@ -246,7 +260,7 @@ class _Names:
     def of(self, module: str, name: str = "") -> str:
         """What to call a module, or what it calls `name`."""
         value = getattr(sys.modules[module], name) if name else sys.modules[module]
-        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+        if _is_module(value):
             meaning = value.__name__, ""
         else:
             meaning = (_home(value, name) or module), name
@@ -275,9 +289,9 @@ def meanings(lines: Iterable[str]) -> dict[str, Meaning]:
     for node in ast.walk(ast.parse("\n".join(lines))):
         for alias in getattr(node, "names", ()):
             if isinstance(node, ast.ImportFrom):
-                inner = f"{node.module}.{alias.name}"
-                known = inner in sys.modules and not node.level
-                found[alias.asname or alias.name] = (inner, "") if known else (node.module or "", alias.name)
+                given: Any = getattr(sys.modules.get(node.module or ""), alias.name, None)
+                known = not node.level and _is_module(given)
+                found[alias.asname or alias.name] = (str(given.__name__), "") if known else (node.module or "", alias.name)
             else:
                 found[alias.asname or alias.name.partition(".")[0]] = (
                     alias.name if alias.asname else alias.name.partition(".")[0],

@@ -23,7 +23,7 @@ def markable(source: str, span: Span) -> str:
     node = syntax.find(span)
     if node is None:
         return "no expression stands there"
-    return _place(syntax, node) or _content(node)
+    return _place(syntax, node) or _content(node) or _beside(syntax, node)
 
 
 def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
@@ -104,6 +104,14 @@ def _content(node: ast.AST) -> str:
         if isinstance(inner, ast.Name) and inner.id == "__class__":
             return "__class__ is only known in the method itself"
     return ""
+
+
+def _beside(syntax: Syntax, node: ast.AST) -> str:
+    """What in the method that an expression stands in works in modules of its own class only, which those are not that take it
+    over."""
+    method = method_of(syntax, node)
+    names = _names(method) if method is not None else set()
+    return "its method looks at its class, by super() or __class__" if names & {"super", "__class__"} else ""
 
 
 def _yields(function: ast.FunctionDef) -> bool:

@@ -25,6 +25,9 @@ PURE = frozenset(
     "len range min max int float bool str abs round sum isinstance issubclass hasattr getattr type tuple list dict set "
     "frozenset slice zip enumerate reversed sorted any all divmod pow id repr callable map filter".split()
 )
+ITERATING = frozenset(
+    "sum max min any all list tuple dict set frozenset sorted zip enumerate reversed map filter reduce".split()
+)
 PURE_METHODS = frozenset("get keys values items index count join format startswith endswith lower upper strip".split())
 LIBRARIES = frozenset("torch F nn math functional operator".split())
 DRAWING = (
@@ -52,8 +55,17 @@ def outside_of(syntax: Syntax, node: ast.expr, asked: Collection[Span], made: Co
         refused = "what should be outside is not in it"
     if any(n is not node and n not in syntax.parents for n in found):
         refused = refused or "something in a formatted string may not happen twice"
+    if any(_is_used_up(syntax, n) for n in found if span_of(n) not in asked):
+        refused = refused or "what is handed in may be a generator, which runs once"
     refused = refused or _order(syntax, node, found, frozenset(asked))
     return Outside(tuple(found), refused)
+
+
+def _is_used_up(syntax: Syntax, node: ast.expr) -> bool:
+    """Whether what a call gives is gone through where it stands: it may be a generator."""
+    above = syntax.parents.get(node)
+    through = isinstance(above, ast.Call) and isinstance(above.func, ast.Name) and above.func.id in ITERATING
+    return isinstance(node, ast.Call) and (through or isinstance(above, (ast.Starred, ast.comprehension)))
 
 
 def _collect(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.syntax import span_of
 from remat_codegen.readback.values import Problem, told_apart
@@ -24,6 +25,7 @@ _ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+))?(?P<options>(/\w+)*)"
 _LAYERS = re.compile(
     r"\{f'(?P<path>(\w+\.)*)\{(?P<i>\w+)\}': .* for (?P=i) in range\(((?P<first>\d+), )?(?P<end>\d+)\)\}", re.DOTALL
 )
+_TABLE = re.compile("WRITTEN_*")
 _WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]+)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
 _Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
@@ -77,12 +79,12 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
         found.problems.append(Problem(getattr(error, "lineno", None) or 1, f"is not Python: {error}"))
         return found
     _read_table(tree, found)
-    written = _written(tree)
+    written = _written(tree, found)
     ours = ast.Module([s for s in tree.body if getattr(s, "name", None) not in written], [])
     for file, source in sources.items():
         _read_marks(file, dict(_functions(ours)), ast.parse(source), found)
     for name, (module, kind) in written.items():
-        _read_written(tree, name, kind, file_of(module), found)
+        _read_written(tree, name, (module, kind, file_of(module)), found)
     return found
 
 
@@ -140,28 +142,35 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
 # ---------------------------------------------------------------------------------------------- the marks
 
 
-def _read_marks(
-    file: str, ours: Mapping[str, Any], source: ast.Module, found: Reading, renamed: Mapping[str, str] | None = None
-) -> None:
-    """`renamed` are names that are others in the source."""
+def _read_marks(file: str, ours: Mapping[str, Any], source: ast.Module, found: Reading, alike: Alike | None = None) -> None:
+    """`alike` are names that may be others in the source."""
     theirs = dict(_functions(source))
     for name, function in ours.items():
         if name in theirs:
-            _Walk(file, name, found, renamed or {}).bodies(theirs[name], function)
+            _Walk(file, name, found, alike or {}).bodies(theirs[name], function)
 
 
-def _written(tree: ast.Module) -> dict[str, tuple[str, str]]:
+def _written(tree: ast.Module, found: Reading) -> dict[str, tuple[str, str]]:
     """The classes that have methods of others, by their names: the module of that other one, and its name there."""
-    classes = {}
+    classes: dict[str, tuple[str, str]] = {}
     for statement in tree.body:
-        said = _WRITTEN.fullmatch(ast.unparse(statement)) if isinstance(statement, ast.Assign) else None
-        if said is not None:
-            classes[said["name"]] = said["module"], said["kind"]
+        if isinstance(statement, (ast.AnnAssign, ast.FunctionDef, ast.ClassDef)):
+            continue  # where it is defined, and the helpers that read it
+        if not any(isinstance(n, ast.Name) and _TABLE.fullmatch(n.id) for n in ast.walk(statement)):
+            continue
+        line = ast.unparse(statement)
+        said = _WRITTEN.fullmatch(line)
+        of = (said["module"], said["kind"]) if said is not None else None
+        if said is None or of is None or said["name"] in classes or of in classes.values():
+            found.wrong(statement, f"{line} does not say for the first time which class has methods of which")
+        else:
+            classes[said["name"]] = of
     return classes
 
 
-def _read_written(tree: ast.Module, name: str, kind: str, file: str, found: Reading) -> None:
-    """Walks through a class with methods of another one, which is `kind` in a file."""
+def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], found: Reading) -> None:
+    """Walks through a class with methods of another one: of a module, under a name, in a file."""
+    module, kind, file = of
     classes = [s for s in tree.body if isinstance(s, ast.ClassDef) and s.name == name]
     source = "".join(linecache.getlines(file))
     if len(classes) != 1 or not source:
@@ -172,12 +181,11 @@ def _read_written(tree: ast.Module, name: str, kind: str, file: str, found: Read
     theirs = dict(_functions(ast.parse(source)))
     if missing := [n for n in ours if n not in theirs]:
         return found.wrong(ours[missing[0]], f"{missing[0]} is not in {file}")
-    _read_marks(file, ours, ast.parse(source), found, _renamed(tree))
-
-
-def _renamed(tree: ast.Module) -> dict[str, str]:
-    aliases = (a for s in tree.body if isinstance(s, ast.ImportFrom) for a in s.names)
-    return {a.asname: a.name for a in aliases if a.asname}
+    imported = Imported(tree)
+    alike = imported.alike(module, file, ours)
+    for node, text in imported.wrong(alike, file, ours):
+        found.wrong(node, text)
+    _read_marks(file, ours, ast.parse(source), found, alike)
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -192,8 +200,8 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Any]]:
 class _Walk:
     """Through one function of the user's and the file's."""
 
-    def __init__(self, file: str, function: str, found: Reading, renamed: Mapping[str, str]) -> None:
-        self.file, self.function, self.found, self.renamed = file, function, found, renamed
+    def __init__(self, file: str, function: str, found: Reading, alike: Alike) -> None:
+        self.file, self.function, self.found, self.alike = file, function, found, alike
         self.holders: set[str] = set()
 
     def bodies(self, theirs: Any, ours: Any) -> None:
@@ -219,7 +227,7 @@ class _Walk:
             if isinstance(theirs, ast.expr) and not isinstance(theirs, ast.Name):
                 outside.append(span_of(theirs))
             return self.walk(theirs, given, around)
-        if isinstance(ours, ast.Name) and isinstance(theirs, ast.Name) and self.renamed.get(ours.id) == theirs.id:
+        if isinstance(ours, ast.Name) and isinstance(theirs, ast.Name) and theirs.id in self.alike.get(ours.id, ()):
             return None
         if self._is_mark(theirs, ours):
             return self._marked(theirs, ours, names)
