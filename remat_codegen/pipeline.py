@@ -43,6 +43,7 @@ from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verification import STEPS, verification
 
 MOST_NAMES = 3  # of attributes in a note
+NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
 
@@ -83,7 +84,7 @@ def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progre
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"), deterministic_algorithms(request.deterministic):
             verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
-    return replace(_report(plan, graph, output, verified, progress), as_written=own)
+    return replace(report_of(plan, graph, output, verified, progress), as_written=own)
 
 
 def verify(
@@ -124,6 +125,11 @@ def trace_target(request: Request, progress: Progress) -> Traced:
     """Loads the request's target and finds its graph. Raises RematError where it cannot."""
     with progress.stage("load"):
         target = _target(request)
+    return trace_loaded(target, request, progress)
+
+
+def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced:
+    """Finds the graph of a target that is there already. Raises RematError where it cannot."""
     if target.without_cache:
         progress.note(
             "note: training steps run with use_cache=False, in the file, too; evaluation and generate() keep their cache"
@@ -346,6 +352,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         plan_lines=planline.plan_lines(plan),
         growth=grows,
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
+        needs=NEEDS_MODEL if request.given else "",
     )
 
 
@@ -353,7 +360,7 @@ def own_source(target: Target) -> str | None:
     """The text of the file that was named, if the model's class comes from it and is what stands there."""
     try:
         file = inspect.getsourcefile(type(target.module))
-    except TypeError:  # a class that was made in an interactive session
+    except (TypeError, OSError):  # a class that was made in an interactive session
         return None
     module = sys.modules.get(type(target.module).__module__)
     if module is None or getattr(module, target.class_name, None) is not type(target.module):
@@ -369,7 +376,9 @@ def portable(target: str) -> str:
 
 
 def command(request: Request, plan: SavedPlan) -> str:
-    """The command that regenerates a file, with what differs from the defaults."""
+    """The command that regenerates a file, with what differs from the defaults; for a model that no command makes, the call."""
+    if request.given:
+        return _call(request, plan)
     words = ["remat-codegen", portable(request.target), "--budget", plan.budget]
     words += ["--init", request.init] if request.init else []
     words += ["--inputs", request.inputs] if request.inputs is not None else []
@@ -383,7 +392,18 @@ def command(request: Request, plan: SavedPlan) -> str:
     return planline.join_words(words)
 
 
-def _report(plan: SavedPlan, graph: Graph, output: Path, verified: Verification | None, progress: Progress) -> Report:
+def _call(request: Request, plan: SavedPlan) -> str:
+    """The line of Python that regenerates a file, with what differs from the defaults."""
+    default = Request("")
+    asked = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
+    asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed", "edition")}
+    words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
+    inputs = "inputs" if request.inputs is None else repr(request.inputs)
+    return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
+
+
+def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Verification | None, progress: Progress) -> Report:
+    """A plan's figures, and those of the run that made it."""
     return Report(
         planner=plan.planner,
         status=plan.status,
@@ -395,7 +415,7 @@ def _report(plan: SavedPlan, graph: Graph, output: Path, verified: Verification 
         blocks=len(graph.blocks),
         kinds=len({b.kind for b in graph.blocks}),
         seconds=dict(progress.seconds),
-        output=str(output),
+        output=None if output is None else str(output),
         notes=plan.notes,
         verify=verified,
     )

@@ -96,7 +96,11 @@ def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -
 
 def priced_model(request: Request, progress: Progress) -> Priced:
     """A traced and measured model. Raises RematError."""
-    traced = trace_target(request, progress)
+    return priced(trace_target(request, progress), request, progress)
+
+
+def priced(traced: Traced, request: Request, progress: Progress) -> Priced:
+    """A traced model, measured. Raises RematError."""
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)

@@ -21,7 +21,8 @@ class Request:
     """One generated file. Text is as the user wrote it; target.py, inputs.py and budget.py read it.
 
     `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
-    the file gets its default name.
+    the file gets its default name. `given` says that the model is there already, made by the caller's Python: `target` then
+    only names its class. `time_limit` is for planning, in seconds.
     """
 
     target: str
@@ -40,6 +41,8 @@ class Request:
     dynamic: str = ""
     deterministic: bool = False
     edition: int = 1
+    given: bool = False
+    time_limit: float | None = None
 
     @property
     def output_path(self) -> Path:

@@ -74,13 +74,16 @@ def generate(request: Request, progress: Progress) -> Report:
     return finished(request, plan, traced, progress)
 
 
-def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, SavedPlan, Brought]:
-    """A planner's plan, new or saved; the same as a table takes it; and that table. All by the same costs.
+def planned(
+    request: Request, traced: Traced, progress: Progress, profile: Profile | None = None
+) -> tuple[SavedPlan, SavedPlan, Brought]:
+    """A planner's plan, new or saved; the same as a table takes it; and that table. All by the same costs, measured if not
+    given.
 
     Raises BudgetError where nothing fits, PlanFileError where a saved plan is for another graph.
     """
     saved = None if request.plan is None else planfile.load(request.plan)
-    profile = measured_costs(request, traced, progress)
+    profile = measured_costs(request, traced, progress) if profile is None else profile
     plan = make_plan(request, traced, progress, profile=profile) if saved is None else saved
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, plan)

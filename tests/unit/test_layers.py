@@ -21,8 +21,12 @@ ALLOWED = {
     "files": ("errors",),
     "inputs": ("errors", "torch_seam"),
     "target": ("errors", "inputs", "torch_seam"),
+    "given": ("attributes", "errors", "inputs", "target", "torch_seam"),
     "patched": (),
     "report": ("budget",),
+    "notebook": ("report",),
+    "tables": (),
+    "memory": ("budget", "graph", "profile.costs", "schedule"),
     "runtime": (),
     "parts": (),
     "training": (),
@@ -60,7 +64,7 @@ ALLOWED = {
 }
 SEES_EVERYTHING = set(
     "__main__ second cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured picture "
-    "report_graphs".split()
+    "report_graphs api making".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 
