@@ -21,6 +21,14 @@ def _seed(ctx: click.Context, option: click.Parameter, value: int) -> int:
     return value
 
 
+time_limit_option = click.option(
+    "--time-limit",
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    help="How long a plan is looked for: the best so far is taken then. Measuring is not counted.",
+)
+
+
 def model_options(command: Callable) -> Callable:
     """Options of every verb that constructs a model."""
     options = (

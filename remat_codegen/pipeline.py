@@ -25,6 +25,7 @@ from remat_codegen.graph.unplannable import check_place
 from remat_codegen.patched import is_patched
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
+from remat_codegen.planners.limited import NOTHING_FOUND, limited
 from remat_codegen.planners.milp import solver
 from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.planners.result import Plan, Status
@@ -270,7 +271,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     Where the unmodified step fits, a planner whose own plans do not gets that one.
     """
-    planner = PLANNERS[request.planner]
+    planner = limited(request.planner, request.time_limit)
 
     def run(graph: Graph, nbytes: int) -> Plan:
         return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
@@ -278,9 +279,12 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)
     unmodified = plain.peak_bytes + reserve.slack_bytes
-    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve)
+    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve, request.time_limit is not None)
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
+    if NOTHING_FOUND in plan.notes:
+        what = f"no plan under {format_bytes(limit)} was found in {request.time_limit:g} s"
+        raise BudgetError(what, where=traced.target.label, hint="allow more time, or raise the budget")
     if plan.schedule is None:
         raise _too_small(traced, request.planner, limit, plan.minimum_bytes, unmodified)
     return plan

@@ -37,7 +37,7 @@ from remat_codegen.pipeline import (
     trace_target,
 )
 from remat_codegen.planfile import SavedPlan
-from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report
@@ -129,7 +129,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
             return brought
         if share is not None:
             limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
-            schedule = PLANNERS[request.planner](traced.graph, profile, limit).schedule
+            schedule = limited(request.planner, request.time_limit)(traced.graph, profile, limit).schedule
     what = f"no table was found that keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
     raise BudgetError(what, hint="raise --budget, or leave --edition out")
 
