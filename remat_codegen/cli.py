@@ -21,6 +21,7 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.budget import parse_budget
+from remat_codegen.cli_cache import cache
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, time_limit_option, verbatim
@@ -43,6 +44,7 @@ Examples:
   remat-codegen compare model.py:GPT2 --budgets 20%..90%/8 -o picture.svg
   remat-codegen trace model.py:GPT2 -o graph.json
   remat-codegen plan graph.json --budget 60% --planner dtr
+  remat-codegen cache --clear
 """
 
 
@@ -322,7 +324,7 @@ def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-for _verb in VERBS:
+for _verb in (*VERBS, cache):
     cli.add_command(_verb)
 
 

@@ -167,9 +167,10 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
     """Time and workspace of the graph's nodes, measured on the request's device or remembered from an earlier run."""
     with progress.stage("profile"):
         cache = Cache(request.device, enabled=request.cache)
-        profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
-        cache.save()
-    return profile
+        try:
+            return measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
+        finally:  # interrupted, too: what was measured need not be measured again
+            cache.save()
 
 
 def make_plan(
