@@ -34,8 +34,9 @@ from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
 from remat_codegen.report import Progress, percent, report_table
 from remat_codegen.report_graphs import compare_tables
-from remat_codegen.request import PLANNERS, Request, default_output
+from remat_codegen.request import EDITIONS, PLANNERS, Request, default_output
 from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
+from remat_codegen.target import find_device
 
 AUTOCAST = ("bfloat16", "float16")
 LARGEST_SEED = 2**63 - 1
@@ -317,7 +318,9 @@ def _request(
         raise RematError(f"{seed!r} is not a seed; it goes from 0 to 2**63 - 1")
     if options.get("planner") is not None:
         _planner(options["planner"])
-    where = device_of(model) if device is None else device
+    if options.get("edition") not in (None, *EDITIONS):
+        raise RematError(f"there is no edition {options['edition']!r}; there are {' and '.join(map(str, EDITIONS))}")
+    where = find_device(str(device_of(model) if device is None else device))
     spec = spec_of(model)
     words = {name: value for name, value in options.items() if value is not None}
     return Request(
@@ -369,7 +372,7 @@ def _traced(model: torch.nn.Module, inputs: Any, request: Request, progress: Pro
 @contextlib.contextmanager
 def _as_it_was(device: str) -> Iterator[None]:
     """PyTorch's random state is the same afterwards; libraries' warnings, which are of our own calls, are not shown."""
-    where = torch.device("cpu") if device == "cpu" else torch.device(device)
+    where = torch.device(device)
     cuda = [where.index or 0] if where.type == "cuda" and torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -87,7 +87,7 @@ def captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., No
         elif not quiet:
             console = Console(file=stdout, width=None if stdout.isatty() else 120)  # a file's lines are not cut at 80
             for table in tables:
-                console.print(table)
+                console.print(table, soft_wrap=bool(getattr(table, "no_wrap", False)))  # a line as it is, however long
 
     with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
         yield Progress(None if quiet else Console(file=sys.stderr)), show

@@ -68,11 +68,15 @@ def _file_of(kind: type) -> Loaded:
 
 
 def _source(kind: type, loaded: Loaded) -> str:
-    """The text of a class's file, else that of the class, as far as it is known: the header has a digest of it."""
+    """The text of a class's file, else that of the class, else those of its methods: the header has a digest of it."""
     if loaded.path.suffix == ".py" and loaded.path.is_file():
         return read_source(loaded.path)
+    return _text_of(kind) or "".join(_text_of(f) for f in vars(kind).values() if inspect.isfunction(f))
+
+
+def _text_of(thing: Any) -> str:
     try:
-        return inspect.getsource(kind)
+        return inspect.getsource(thing)
     except (OSError, TypeError):
         return ""
 

@@ -14,6 +14,7 @@ PLANNERS = tuple(
     ).split()
 )
 DEFAULT_PLANNER = "rockmate"
+EDITIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 COLUMNS = 120  # a table's text is not cut at a terminal's width: it may go into a file
 STYLE = "border-collapse:collapse;font-size:90%"
+CELL = "padding:1px 10px 1px 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Shown:
         text = io.StringIO()
         console = Console(file=text, width=COLUMNS, color_system=None, force_terminal=False, force_jupyter=False)
         for part in self.parts:
-            console.print(part)
+            console.print(part, soft_wrap=bool(getattr(part, "no_wrap", False)))  # a line as it is, however long
         return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
     def __repr__(self) -> str:
@@ -82,7 +83,7 @@ def source_html(text: str) -> str:
 
 
 def _row(cells: Sequence[str], sides: Sequence[str], tag: str) -> str:
-    found = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(cells, sides, strict=True))
+    found = (f'<{tag} style="text-align:{side};{CELL}">{escape(cell)}</{tag}>' for cell, side in zip(cells, sides, strict=True))
     return f"<tr>{''.join(found)}</tr>"
 
 

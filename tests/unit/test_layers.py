@@ -64,8 +64,8 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured picture "
-    "report_graphs api making".split()
+    "__main__ second cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured "
+    "picture report_graphs api making".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 
