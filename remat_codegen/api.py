@@ -79,7 +79,9 @@ class RematPlan:
         It shares the model's parameters, buffers and modules, has the same `state_dict`, and is in the same mode. To save it as
         a whole (pickle), write the file and import it.
         """
-        found: torch.nn.Module = imported(self.source, self._name).rematerialize(self._model)
+        with _as_it_was(str(device_of(self._model))):  # a file that is carried may seed, when it is imported
+            generated = imported(self.source, self._name)
+        found: torch.nn.Module = generated.rematerialize(self._model)
         return found
 
     def explain(self) -> Shown:

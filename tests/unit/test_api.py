@@ -17,6 +17,7 @@ import pytest
 import torch
 import zoo
 from conftest import ROOT
+from emitted import load
 from torch import nn
 
 import remat_codegen
@@ -219,6 +220,16 @@ def test_a_class_of_a_file_is_carried(planned):
     plan, _, _ = planned
     scope = making.imported(plan.source, "twice_remat")
     assert "class Twice(" in plan.source and hasattr(scope, "Twice") and hasattr(scope, "rematerialize")
+
+
+def test_a_file_that_seeds_when_it_is_imported_seeds_nothing_here(tmp_path):
+    text = "import torch\n\ntorch.manual_seed(7)\n\n\nclass Net(torch.nn.Linear):\n    pass\n"
+    model = load(text, tmp_path, "seeding").Net(4, 4)
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    plan = remat_codegen.plan(model, torch.ones(2, 4), budget="100%", **QUICK)
+    plan.module()
+    assert "torch.manual_seed(7)" in plan.source and torch.equal(state, torch.get_rng_state())
 
 
 def test_options_are_passed_on_and_stand_in_the_header():
