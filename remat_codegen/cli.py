@@ -21,9 +21,10 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.budget import parse_budget
+from remat_codegen.cli_cache import cache
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
-from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, verbatim
+from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, time_limit_option, verbatim
 from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import check_writable
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
@@ -43,6 +44,7 @@ Examples:
   remat-codegen compare model.py:GPT2 --budgets 20%..90%/8 -o picture.svg
   remat-codegen trace model.py:GPT2 -o graph.json
   remat-codegen plan graph.json --budget 60% --planner dtr
+  remat-codegen cache --clear
 """
 
 
@@ -189,6 +191,7 @@ DETERMINISTIC = click.option(
     callback=lambda ctx, option, value: ",".join(value).replace(" ", ""),
     help="A size of an input that may differ from call to call, like idx.0. The budget holds up to the traced size.",
 )
+@time_limit_option
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")
 @click.option("--verify", is_flag=True, help="Train the original, then the file, and compare; exit code 1 on any difference.")
@@ -319,7 +322,7 @@ def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-for _verb in VERBS:
+for _verb in (*VERBS, cache):
     cli.add_command(_verb)
 
 

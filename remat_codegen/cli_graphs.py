@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from remat_codegen.budget import parse_budget, parse_budgets
-from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options
+from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, time_limit_option
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
@@ -16,12 +16,6 @@ NO_PLAN = 1  # the exit code where the planner found nothing within the budget
 
 _backward = click.option(
     "--add-backward", is_flag=True, help="GRAPH is a forward pass of (time, size) nodes: add a backward pass to it."
-)
-_limit = click.option(
-    "--time-limit",
-    type=click.FloatRange(0.1),
-    metavar="SECONDS",
-    help="For planners that can be limited: how long they search.",
 )
 
 
@@ -49,7 +43,7 @@ def trace(target: str, output: Path, no_cache: bool, as_json: bool, quiet: bool,
     "--planner", type=click.Choice(PLANNERS), default=DEFAULT_PLANNER, show_default=True, help="Who decides what is recomputed."
 )
 @_backward
-@_limit
+@time_limit_option
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON.")
 @output_options
 def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
@@ -79,7 +73,7 @@ def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, tra
 @click.option("--runs", default=5, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Steps to measure.")
 @model_options
 @_backward
-@_limit
+@time_limit_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
 @output_options
 def compare_(

@@ -21,6 +21,14 @@ def _seed(ctx: click.Context, option: click.Parameter, value: int) -> int:
     return value
 
 
+time_limit_option = click.option(
+    "--time-limit",
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    help="How long a plan is looked for: the best so far is taken then. Measuring is not counted.",
+)
+
+
 def model_options(command: Callable) -> Callable:
     """Options of every verb that constructs a model."""
     options = (
@@ -79,7 +87,7 @@ def captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., No
         elif not quiet:
             console = Console(file=stdout, width=None if stdout.isatty() else 120)  # a file's lines are not cut at 80
             for table in tables:
-                console.print(table)
+                console.print(table, soft_wrap=bool(getattr(table, "no_wrap", False)))  # a line as it is, however long
 
     with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
         yield Progress(None if quiet else Console(file=sys.stderr)), show

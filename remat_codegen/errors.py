@@ -19,6 +19,10 @@ class RematError(Exception):
         text = text if self.hint is None else f"{text}; {self.hint}"
         return " ".join(text.split())
 
+    def without_place(self) -> str:
+        """The message on one line, without `where`: for those who have named the place."""
+        return " ".join((self.what if self.hint is None else f"{self.what}; {self.hint}").split())
+
 
 class TargetError(RematError):
     """The model, its constructor arguments or its inputs cannot be found or used."""

@@ -101,6 +101,8 @@ def explain(
     text = lifecycle._read(file)
     header = lifecycle.read_header(text, file)
     saved = header.plan if plan is None else planfile.load(plan)
+    if header.request.given and target is None:
+        raise VerifyError("was made from a model in memory", where=str(file), hint=f"name one: explain {file.name} TARGET")
     request = lifecycle.located(header.request, file)
     request = replace(request, target=request.target if target is None else target, cache=cache)
     if lifecycle._has_no_device(request.device):

@@ -25,6 +25,7 @@ from remat_codegen.graph.unplannable import check_place
 from remat_codegen.patched import is_patched
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
+from remat_codegen.planners.limited import NOTHING_FOUND, limited
 from remat_codegen.planners.milp import solver
 from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.planners.result import Plan, Status
@@ -43,6 +44,7 @@ from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verification import STEPS, verification
 
 MOST_NAMES = 3  # of attributes in a note
+NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
 
@@ -88,7 +90,7 @@ def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progre
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"), deterministic_algorithms(request.deterministic):
             verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
-    return replace(_report(plan, graph, output, verified, progress), as_written=own)
+    return replace(report_of(plan, graph, output, verified, progress), as_written=own)
 
 
 def verify(
@@ -129,6 +131,11 @@ def trace_target(request: Request, progress: Progress) -> Traced:
     """Loads the request's target and finds its graph. Raises RematError where it cannot."""
     with progress.stage("load"):
         target = _target(request)
+    return trace_loaded(target, request, progress)
+
+
+def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced:
+    """Finds the graph of a target that is there already. Raises RematError where it cannot."""
     if target.without_cache:
         progress.note(
             "note: training steps run with use_cache=False, in the file, too; evaluation and generate() keep their cache"
@@ -165,9 +172,10 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
     """Time and workspace of the graph's nodes, measured on the request's device or remembered from an earlier run."""
     with progress.stage("profile"):
         cache = Cache(request.device, enabled=request.cache)
-        profile = measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
-        cache.save()
-    return profile
+        try:
+            return measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
+        finally:  # interrupted, too: what was measured need not be measured again
+            cache.save()
 
 
 def make_plan(
@@ -269,7 +277,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     Where the unmodified step fits, a planner whose own plans do not gets that one.
     """
-    planner = PLANNERS[request.planner]
+    planner = limited(request.planner, request.time_limit)
 
     def run(graph: Graph, nbytes: int) -> Plan:
         return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
@@ -277,9 +285,12 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)
     unmodified = plain.peak_bytes + reserve.slack_bytes
-    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve)
+    plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve, request.time_limit is not None)
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
+    if NOTHING_FOUND in plan.notes:
+        what = f"no plan under {format_bytes(limit)} was found in {request.time_limit:g} s"
+        raise BudgetError(what, where=traced.target.label, hint="allow more time, or raise the budget")
     if plan.schedule is None:
         raise _too_small(traced, request.planner, limit, plan.minimum_bytes, unmodified)
     return plan
@@ -351,6 +362,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         plan_lines=planline.plan_lines(plan),
         growth=grows,
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
+        needs=NEEDS_MODEL if request.given else "",
     )
 
 
@@ -358,7 +370,7 @@ def own_source(target: Target) -> str | None:
     """The text of the file that was named, if the model's class comes from it and is what stands there."""
     try:
         file = inspect.getsourcefile(type(target.module))
-    except TypeError:  # a class that was made in an interactive session
+    except (TypeError, OSError):  # a class that was made in an interactive session
         return None
     module = sys.modules.get(type(target.module).__module__)
     if module is None or getattr(module, target.class_name, None) is not type(target.module):
@@ -374,7 +386,9 @@ def portable(target: str) -> str:
 
 
 def command(request: Request, plan: SavedPlan) -> str:
-    """The command that regenerates a file, with what differs from the defaults."""
+    """The command that regenerates a file, with what differs from the defaults; for a model that no command makes, the call."""
+    if request.given:
+        return _call(request, plan)
     words = ["remat-codegen", portable(request.target), "--budget", plan.budget]
     words += ["--init", request.init] if request.init else []
     words += ["--inputs", request.inputs] if request.inputs is not None else []
@@ -388,7 +402,18 @@ def command(request: Request, plan: SavedPlan) -> str:
     return planline.join_words(words)
 
 
-def _report(plan: SavedPlan, graph: Graph, output: Path, verified: Verification | None, progress: Progress) -> Report:
+def _call(request: Request, plan: SavedPlan) -> str:
+    """The line of Python that regenerates a file, with what differs from the defaults."""
+    default = Request("")
+    asked = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
+    asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed", "edition")}
+    words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
+    inputs = "inputs" if request.inputs is None else repr(request.inputs)
+    return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
+
+
+def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Verification | None, progress: Progress) -> Report:
+    """A plan's figures, and those of the run that made it."""
     return Report(
         planner=plan.planner,
         status=plan.status,
@@ -400,7 +425,7 @@ def _report(plan: SavedPlan, graph: Graph, output: Path, verified: Verification 
         blocks=len(graph.blocks),
         kinds=len({b.kind for b in graph.blocks}),
         seconds=dict(progress.seconds),
-        output=str(output),
+        output=None if output is None else str(output),
         notes=plan.notes,
         verify=verified,
     )

@@ -11,6 +11,7 @@ colon are 13 higher, those after it 14 lower, than in the one before.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -30,6 +31,7 @@ LONGEST_ORDER = 1_000_000  # nodes; a damaged line must not fill the memory
 LONGEST_PERIOD = 256  # items of a layer's pattern
 
 _COMMAND = re.compile(r"#     (remat-codegen .+)")
+_CALL = re.compile(r"#     (remat_codegen\.plan\(.+\))")
 _SEAL = re.compile(r'"seal":"([0-9a-f]{16})"')
 
 
@@ -98,6 +100,24 @@ def header_of(text: str) -> list[str]:
 def command_in(text: str) -> str | None:
     """The command in a generated file's header that makes it; None where there is none."""
     return next((m[1] for line in header_of(text) if (m := _COMMAND.fullmatch(line))), None)
+
+
+def call_in(text: str) -> str | None:
+    """The line of Python in a generated file's header that makes it, where no command does; None where there is none."""
+    return next((m[1] for line in header_of(text) if (m := _CALL.fullmatch(line))), None)
+
+
+def keywords_of(call: str) -> dict[str, Any]:
+    """The keyword arguments of such a line, and `inputs` where they are a text. Raises ValueError where it is no such call."""
+    try:
+        found = ast.parse(call, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"it is no Python: {error.msg}") from error
+    if not isinstance(found, ast.Call) or len(found.args) != 2:
+        raise ValueError("it is no call of remat_codegen.plan with a model and its inputs")
+    given = {k.arg: ast.literal_eval(k.value) for k in found.keywords if k.arg is not None}
+    inputs = found.args[1]
+    return given | ({"inputs": ast.literal_eval(inputs)} if isinstance(inputs, ast.Constant) else {})
 
 
 # ---------------------------------------------------------------------------------------------- the seal

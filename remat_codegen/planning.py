@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
 from remat_codegen.pipeline import Traced, measured_costs, note_solver, reserve_of, trace_target
 from remat_codegen.planners.bound import bound
-from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.limited import limited
 from remat_codegen.planners.result import Plan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import AS_WRITTEN, AsWritten, Progress
@@ -96,7 +95,11 @@ def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -
 
 def priced_model(request: Request, progress: Progress) -> Priced:
     """A traced and measured model. Raises RematError."""
-    traced = trace_target(request, progress)
+    return priced(trace_target(request, progress), request, progress)
+
+
+def priced(traced: Traced, request: Request, progress: Progress) -> Priced:
+    """A traced model, measured. Raises RematError."""
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)
@@ -131,19 +134,16 @@ def _size(found: Priced) -> dict[str, Any]:
 def run_planner(
     found: Priced, name: str, budget: Budget, progress: Progress, *, time_limit: float | None = None, bounded: bool = False
 ) -> Outcome:
-    """One planner's plan within a budget, validated and simulated. `time_limit` in seconds, for planners that take one."""
+    """One planner's plan within a budget, validated and simulated. `time_limit` in seconds: the best plan so far."""
     limit = found.limit(budget)
-    planner = PLANNERS[name]
-    options: dict[str, Any] = {}
-    if time_limit is not None and "time_limit" in inspect.signature(planner).parameters:
-        options["time_limit"] = time_limit
+    planner = limited(name, time_limit)
 
     def run(graph: Graph, nbytes: int) -> Plan:
-        return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total), **options)
+        return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
 
     note_solver(progress)
     started = time.perf_counter()
-    plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve)
+    plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve, time_limit is not None)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, limit)
     least = _bound(found, plan, limit) if bounded else None

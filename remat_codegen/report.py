@@ -228,14 +228,14 @@ class Progress:
     """Says what a run is doing, and keeps the time of each stage.
 
     On a terminal a spinner and a bar, elsewhere one line at the start of a stage; nothing if quiet. `seconds` are by stage;
-    stages of the same name add up.
+    stages of the same name add up. `noted` are the messages that stay.
     """
 
     console: Console | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     _bars: Bars | None = None
     _task: TaskID | None = None
-    _noted: set[str] = field(default_factory=set)
+    noted: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -272,8 +272,12 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A message that stays, unless quiet; the same one is shown once."""
-        if self.console is not None and text not in self._noted:
-            self._noted.add(text)
+        if text not in self.noted:
+            self.noted.append(text)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        if self.console is not None:
             self.console.print(text, markup=False, highlight=False)
 
 

@@ -14,6 +14,7 @@ PLANNERS = tuple(
     ).split()
 )
 DEFAULT_PLANNER = "rockmate"
+EDITIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Request:
 
     `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
     the file gets its default name. `edition` is None for the second, marks and a table, where that serves, else the first.
+    `given` says that the model is there already, made by the caller's Python: `target` then only names its class. `time_limit`
+    is for planning, in seconds.
     """
 
     target: str
@@ -40,6 +43,8 @@ class Request:
     dynamic: str = ""
     deterministic: bool = False
     edition: int | None = None
+    given: bool = False
+    time_limit: float | None = None
 
     @property
     def output_path(self) -> Path:

@@ -64,18 +64,21 @@ def _states(count: int) -> int:
     return (count + 1) * GENERATOR_STATE_BYTES if count else 0
 
 
-def plan_within(run: Planner, graph: Graph, profile: Profile, limit_bytes: int, plain_bytes: int, reserve: Reserve) -> Plan:
+def plan_within(
+    run: Planner, graph: Graph, profile: Profile, limit_bytes: int, plain_bytes: int, reserve: Reserve, hurried: bool = False
+) -> Plan:
     """The plan of `run(graph, bytes)` that, with what it needs from the reserve, keeps to the limit.
 
     The unmodified step, of `plain_bytes`, needs next to nothing from it: where `run` plans that one with the whole limit, it is
-    the plan. An infeasible plan's `minimum_bytes` is with the reserve: a limit that works.
+    the plan. An infeasible plan's `minimum_bytes` is with the reserve: a limit that works. Where it is `hurried`, no more is
+    planned to find out what promises most.
     """
     if plain_bytes + reserve.slack_bytes <= limit_bytes:
         plan = run(graph, limit_bytes)
         if plan.schedule is not None and not repeats([s.node for s in plan.schedule.steps if isinstance(s, Compute)]):
             return plan
     variants = _variants(graph, reserve, plain_bytes)
-    if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED:
+    if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED and not hurried:
         variants = sorted(variants, key=lambda v: _promise(v, profile, limit_bytes))
     least = []
     for variant in variants:

@@ -38,7 +38,7 @@ from remat_codegen.pipeline import (
     trace_target,
 )
 from remat_codegen.planfile import SavedPlan
-from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report, percent
@@ -66,68 +66,59 @@ def generate(request: Request, progress: Progress) -> Report:
     for path in (request.output_path, request.save_plan):
         if path is not None:
             check_writable(path)
-    marked = replace(request, edition=2, dynamic="")
+    marked = replace(request, dynamic="")
     traced = trace_target(marked, progress)
-    profile, made = _made(marked, traced, progress)
+    profile = measured_costs(marked, traced, progress)
+    made = make_plan(marked, traced, progress, profile=profile) if request.plan is None else planfile.load(request.plan)
     try:
-        plan, text = _written(marked, traced, profile, made, progress, MOST_LOST if request.edition is None else None)
+        plan, brought = tabled(marked, traced, profile, made, progress)
+        text = proved(marked, traced, plan, brought, progress)
     except RematError as error:
-        if request.edition is not None or isinstance(error, PlanFileError):
-            raise
-        return _as_functions(request, traced, made, error, progress)
+        first = as_functions(request, error, progress)
+        return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
     if request.save_plan is not None:
         write_atomically(request.save_plan, made.dumps())
-    return finished(marked, plan, traced, progress)
+    return finished(replace(marked, edition=2), plan, traced, progress)
 
 
-def made_again(request: Request, named: Request, traced: Traced, progress: Progress) -> tuple[str, SavedPlan]:
-    """The text of a file of the second edition, and the plan that is its table; `named` is the request as the file's header
-    has it. Raises what `generate` raises."""
-    profile, made = _made(request, traced, progress)
-    plan, text = _written(named, traced, profile, made, progress, None)
-    return text, plan
+def tabled(
+    request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress
+) -> tuple[SavedPlan, Brought]:
+    """A planner's plan as a table takes it, and that table.
 
-
-def _made(request: Request, traced: Traced, progress: Progress) -> tuple[Profile, SavedPlan]:
-    """The costs, and a planner's plan by them, new or saved."""
-    profile = measured_costs(request, traced, progress)
-    if request.plan is None:
-        return profile, make_plan(request, traced, progress, profile=profile)
-    return profile, planfile.load(request.plan)
-
-
-def _written(
-    request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress, most_lost: float | None
-) -> tuple[SavedPlan, str]:
-    """A plan as a table takes it, and the file's text.
-
-    Raises BudgetError where no table is found that fits, or whose overhead is above the plan's by more than `most_lost`;
-    UnsupportedError where the marks would change what the model does, PlanFileError where a saved plan is for another graph.
+    Raises BudgetError where no table is found that fits, or, if the request leaves the edition open, where it takes more than
+    `MOST_LOST` longer than the plan; PlanFileError where a saved plan is for another graph.
     """
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, made)
         plan = as_planned(made, traced, profile, brought)
-        if most_lost is not None and plan.overhead > made.overhead + most_lost:
-            raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
+    if request.edition is None and plan.overhead > made.overhead + MOST_LOST:
+        raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
+    return plan, brought
+
+
+def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:
+    """The text of a file, shown to do what the model does. Raises UnsupportedError where it would do something else."""
     with progress.stage("emit"):
-        text = emit(traced, plan, request, brought)
+        text = emit(traced, plan, replace(request, edition=2), brought)
         target = traced.target
         changed = difference(text, target.module, target.args, target.kwargs, traced.model.trace)
-        if changed is not None:
-            raise UnsupportedError(
-                f"marks would change what the model does: {changed}", where=target.label, hint="use --edition 1"
-            )
-        return plan, text
+    if changed is not None:
+        what = f"marks would change what the model does: {changed}"
+        raise UnsupportedError(what, where=target.label, hint="use --edition 1")
+    return text
 
 
-def _as_functions(request: Request, traced: Traced, made: SavedPlan, why: RematError, progress: Progress) -> Report:
-    """The file as functions, of the first edition."""
+def as_functions(request: Request, why: RematError, progress: Progress) -> Request:
+    """The request for a file of the first edition instead. Raises the error where that is no way out, or the second edition is
+    asked for."""
+    if request.edition is not None or isinstance(why, PlanFileError):
+        raise why
     progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
-    first = replace(request, edition=1)
-    return pipeline.generate(first, progress) if request.dynamic else pipeline.written(first, traced, made, progress)
+    return replace(request, edition=1)
 
 
 def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSummary, ...]:
@@ -171,7 +162,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
             return brought
         if share is not None:
             limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
-            schedule = PLANNERS[request.planner](traced.graph, profile, limit).schedule
+            schedule = limited(request.planner, request.time_limit)(traced.graph, profile, limit).schedule
     what = f"no table was found that keeps the activations of {traced.target.label} under {format_bytes(plan.budget_bytes)}"
     raise BudgetError(what, hint="raise --budget, or use --edition 1")
 

@@ -79,7 +79,9 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class Loaded:
+    """A file of the user's that was imported."""
+
     path: Path
     module: ModuleType
 
@@ -91,7 +93,7 @@ def load_target(spec: str, *, init: str = "", inputs: str | None = None, device:
     """
     place, name = split_spec(spec)
     args, kwargs = parse_init(init)
-    where = _device(device)
+    where = find_device(device)
     torch.manual_seed(seed)
     with _importing_from(place):
         loaded = _load(place)
@@ -99,24 +101,21 @@ def load_target(spec: str, *, init: str = "", inputs: str | None = None, device:
         torch.manual_seed(seed)
         module, kind = _build(loaded, name, found, args, kwargs)
         torch.manual_seed(seed)
-        given = _inputs(inputs, loaded, module, seed)
-    module = _moved(module.train(), where, name)
-    given = given.to(where)
-    cached, given = given, _without_cache(module, given)
-    _check_trainable(module, given, name)
-    _check_call(module, given, name)
-    return Target(
-        spec,
-        loaded.path,
-        read_source(loaded.path),
-        name,
-        kind,
-        module,
-        given.args,
-        given.kwargs,
-        init.strip(),
-        given is not cached,
+        given = find_inputs(inputs, loaded, module, seed)
+    found = Target(
+        spec, loaded.path, read_source(loaded.path), name, kind, module.train(), given.args, given.kwargs, init.strip()
     )
+    return placed(found, where)
+
+
+def placed(target: Target, where: torch.device) -> Target:
+    """The target with its module and its inputs on a device, and checked. Raises TargetError where they do not fit."""
+    module = _moved(target.module, where, target.name)
+    cached = Inputs(target.args, target.kwargs).to(where)
+    given = _without_cache(module, cached)
+    _check_trainable(module, given, target.name)
+    _check_call(module, given, target.name)
+    return replace(target, module=module, args=given.args, kwargs=given.kwargs, without_cache=given is not cached)
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -139,7 +138,7 @@ def _models_in(path: Path) -> str:
     return f", where Name is one of {', '.join(names)}" if names else ""
 
 
-def _device(text: str) -> torch.device:
+def find_device(text: str) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError as error:
@@ -169,11 +168,11 @@ def _importing_from(place: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _load(place: str) -> _Loaded:
+def _load(place: str) -> Loaded:
     return _load_file(place) if place.endswith(".py") else _load_package(place)
 
 
-def _load_file(place: str) -> _Loaded:
+def _load_file(place: str) -> Loaded:
     path = Path(place).resolve()
     if not path.is_file():
         raise TargetError("is a folder" if path.is_dir() else "no such file", where=place, hint=_close_files(path))
@@ -188,7 +187,7 @@ def _load_file(place: str) -> _Loaded:
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    return _Loaded(path, module)
+    return Loaded(path, module)
 
 
 def _free_name(path: Path) -> str:
@@ -205,7 +204,7 @@ def _close_files(path: Path) -> str | None:
     return _did_you_mean(path.name, near)
 
 
-def _load_package(place: str) -> _Loaded:
+def _load_package(place: str) -> Loaded:
     if not all(part.isidentifier() for part in place.split(".")):
         raise TargetError(f"{place!r} is neither a Python file nor a module's name", hint=FORM)
     importlib.invalidate_caches()
@@ -213,7 +212,7 @@ def _load_package(place: str) -> _Loaded:
     path = _file_of(module)
     if path is None or path.suffix != ".py":
         raise TargetError("is not written in Python", where=place)
-    return _Loaded(path, module)
+    return Loaded(path, module)
 
 
 def _file_of(module: ModuleType | None) -> Path | None:
@@ -288,7 +287,7 @@ def _did_you_mean(name: str, candidates: list[str]) -> str | None:
 # --- the model -------------------------------------------------------------------------------------------------------------
 
 
-def _find(loaded: _Loaded, name: str) -> Any:
+def _find(loaded: Loaded, name: str) -> Any:
     try:
         return getattr(loaded.module, name)
     except AttributeError:
@@ -299,13 +298,13 @@ def _find(loaded: _Loaded, name: str) -> Any:
 
 
 def _build(
-    loaded: _Loaded, name: str, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    loaded: Loaded, name: str, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.nn.Module, TargetKind]:
     where = f"{loaded.path.name}:{name}"
     if isinstance(found, torch.nn.Module):
         if args or kwargs:
             raise TargetError(f"{where} is a module already and takes no arguments", where="--init")
-        return _checked(found, where), TargetKind.INSTANCE
+        return check_module(found, where), TargetKind.INSTANCE
     is_class = isinstance(found, type)
     if is_class and not issubclass(found, torch.nn.Module):
         raise TargetError("is a class, but not one of torch.nn.Module", where=where)
@@ -318,10 +317,10 @@ def _build(
         raise _users_error(f"{name}() fails", where, error) from error
     if not isinstance(made, torch.nn.Module):
         raise TargetError(f"returned {type(made).__name__}, not a torch.nn.Module", where=f"{where}()")
-    return _checked(made, where), TargetKind.CLASS if is_class else TargetKind.FUNCTION
+    return check_module(made, where), TargetKind.CLASS if is_class else TargetKind.FUNCTION
 
 
-def _checked(module: torch.nn.Module, where: str) -> torch.nn.Module:
+def check_module(module: torch.nn.Module, where: str) -> torch.nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         raise TargetError("is a TorchScript module, which has no Python source", where=where)
     lazy = (UninitializedParameter, UninitializedBuffer)
@@ -395,7 +394,7 @@ def _check_call(module: torch.nn.Module, given: Inputs, name: str) -> None:
 # --- its inputs ------------------------------------------------------------------------------------------------------------
 
 
-def _inputs(text: str | None, loaded: _Loaded, module: torch.nn.Module, seed: int) -> Inputs:
+def find_inputs(text: str | None, loaded: Loaded, module: torch.nn.Module, seed: int) -> Inputs:
     """`--inputs`; else example_inputs() of the class, of the target's file, or of the file that the class is in."""
     if text is not None:
         return _inputs_of_function(text, loaded) if _PLACE.fullmatch(text.strip()) else make_inputs(text, seed)
@@ -411,7 +410,7 @@ def _inputs(text: str | None, loaded: _Loaded, module: torch.nn.Module, seed: in
     raise TargetError("has no example inputs", where=f"{loaded.path.name}:{type(module).__name__}", hint=PROVIDE)
 
 
-def _inputs_of_function(text: str, loaded: _Loaded) -> Inputs:
+def _inputs_of_function(text: str, loaded: Loaded) -> Inputs:
     place, name = split_spec(text.strip())
     with _importing_from(place):
         same = place.endswith(".py") and Path(place).resolve() == loaded.path

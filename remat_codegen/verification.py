@@ -16,7 +16,7 @@ from remat_codegen import fresh
 from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import VerifyError
-from remat_codegen.planline import command_in, is_sealed, plan_in, split_words
+from remat_codegen.planline import call_in, command_in, is_sealed, keywords_of, plan_in, split_words
 from remat_codegen.report import Progress, Row, Verification
 from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
@@ -118,11 +118,13 @@ def verification(
 
 def _casts(text: str, generated: Any, device: str) -> Autocast:
     """What the model is called under: as the header's command says, or the file, where an older one has no command."""
-    words = split_words(command_in(text) or "")
-    if "--autocast" in words:
-        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[words[words.index("--autocast") + 1]]
+    words, call = split_words(command_in(text) or ""), call_in(text)
+    name = keywords_of(call).get("autocast") if call is not None else None
+    name = words[words.index("--autocast") + 1] if "--autocast" in words else name
+    if name is not None:
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[name]
         return ((torch.device(device).type, dtype),)
-    casts = {} if words else getattr(generated, "AUTOCAST", {})
+    casts = {} if words or call is not None else getattr(generated, "AUTOCAST", {})
     return tuple((t, dtype) for t, dtype in casts.items() if dtype is not None)
 
 

@@ -71,6 +71,7 @@ class Facts:
 
     `growth` is the power of each size that may change, by variable, that the peak grows with.
     `as_written` is what the model takes with checkpoints of its own, where it has some.
+    `needs` is what the command cannot make by itself, in words.
     `plan_lines` are the comment lines that hold the plan (planline.py).
     """
 
@@ -87,6 +88,7 @@ class Facts:
     plan_lines: tuple[str, ...] = ()
     growth: Mapping[int, float] = field(default_factory=dict)
     as_written: str = ""
+    needs: str = ""
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

@@ -26,6 +26,7 @@ from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import chain, dtr, ends, rockmate, whole
+from remat_codegen.planners.deadline import offer
 from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.planners.ledger import Ledger
 from remat_codegen.planners.lives import Board, Lives, Order
@@ -124,6 +125,7 @@ class Frontier:
                 self.points[middle] = self._between(middle, low, high, depth)
             point = self.points[middle]
             low, high = (point, high) if middle <= budget_bytes else (low, point)
+            offer(self.graph, low.order, low.time_ns)
             depth += 1
         return low
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import checkmate
+from remat_codegen.planners.deadline import check
 from remat_codegen.planners.ends import Progress, fixed
 from remat_codegen.planners.result import Plan, Status
 from remat_codegen.planners.rockmate import judge
@@ -136,6 +137,7 @@ class Runtime:
         count = len(self.graph.nodes)
         most = MOST_RUNS * min(count, MOST_NODES) + MOST_RUNS // 5 * max(0, count - MOST_NODES)
         for node in self.graph.nodes:
+            check()
             self._perform(node.id, most, progress)
             self._release(node.id)
         return tuple(self.order)

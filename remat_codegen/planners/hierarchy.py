@@ -28,6 +28,7 @@ from itertools import pairwise
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import checkmate
+from remat_codegen.planners.deadline import check, offer
 from remat_codegen.planners.lives import Board, Copy, Limits, Lives, Order
 from remat_codegen.planners.merges import spend
 from remat_codegen.planners.segments import starting_orders
@@ -55,9 +56,11 @@ def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 
     best = current = order
     best_ns = current_ns = board.time_of(order)
     lives = Lives(board, current)
+    offer(board.graph, best, best_ns)
     for step in range(steps if best_ns > board.plain_ns else 0):
         if board.visited > last:
             break
+        check()
         board.visited += len(current)
         trial = _shake(lives, rng)
         fitting = None if trial is None else squeeze(board, trial, limits, rng, TRIAL_ROUNDS, last - board.visited)
@@ -70,6 +73,7 @@ def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 
             current, current_ns, lives = found, found_ns, Lives(board, found)
         if found_ns < best_ns:
             best, best_ns = found, found_ns
+            offer(board.graph, best, best_ns)
     return best
 
 

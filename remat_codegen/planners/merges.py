@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from remat_codegen.planners import checkmate
+from remat_codegen.planners.deadline import check
 from remat_codegen.planners.lives import Board, Limits, Lives, Order
 
 
 def spend(board: Board, order: Order, limits: Limits, jitter: random.Random | None = None) -> Order:
     """Merges while there is room under the limits, the most time for the bytes first."""
     while True:
+        check()
         lives = Lives(board, order)
         room = limits.along(lives) - lives.during
         removed: set[int] = set()

@@ -20,6 +20,7 @@ from typing import Any
 
 import mip
 
+from remat_codegen.planners.deadline import check, seconds_left
 from remat_codegen.planners.result import Status
 
 Term = tuple[Any, float]  # a mip.Var or a number, and its coefficient
@@ -141,7 +142,8 @@ class Program:
         self.model.threads = 1
         self.model.seed = 1
         with _silence():
-            found = self.model.optimize(max_seconds=time_limit_s)
+            found = self.model.optimize(max_seconds=seconds_left(time_limit_s))
+        check()
         return self._result(found)
 
     def _result(self, found: mip.OptimizationStatus) -> Result:

@@ -16,6 +16,7 @@ from bisect import bisect_left
 
 import numpy as np
 
+from remat_codegen.planners.deadline import check
 from remat_codegen.planners.ledger import Ledger
 
 MOST_FIXES = 24  # splits that one trial may need to fit again
@@ -30,6 +31,7 @@ STUCK = 400  # more splits than this many times without getting below: the limit
 def fit(ledger: Ledger, limit: int, rounds: int) -> bool:
     """Splits where memory is highest until it keeps to the limit; whether it does."""
     for _ in range(rounds):
+        check()
         if ledger.peak <= limit:
             return True
         if not _relieve(ledger, limit, None):
@@ -91,6 +93,7 @@ def spend(ledger: Ledger, limit: int) -> None:
     """Takes repeats out while there is room, the most time for the bytes first."""
     changed = True
     while changed:
+        check()
         changed = False
         ranked = sorted((-_rate(ledger, key), key) for key in ledger.repeats())
         for _, key in ranked:
@@ -136,6 +139,7 @@ class Search:
         fastest_ns = max(fastest_ns, ledger.board.plain_ns)
         best, best_ns, first = ledger.repeats(), ledger.time, ledger.work
         while ledger.work < last and ledger.time > fastest_ns:
+            check()
             ledger.log.clear()
             before = ledger.time
             kind = self.rng.choices((0, 1, 2), (6, 3, 1))[0]

@@ -21,6 +21,7 @@ from functools import lru_cache
 from remat_codegen.graph.ir import Block, Graph
 from remat_codegen.planners import checkmate, hierarchy
 from remat_codegen.planners.alike import repeats, treat_alike
+from remat_codegen.planners.deadline import check, offer
 from remat_codegen.planners.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
 from remat_codegen.planners.result import Plan, Status
 from remat_codegen.planners.rotor import Backward, Link, Operation, Table
@@ -54,16 +55,16 @@ def plan(
     budget_bytes: int,
     *,
     slots: int = SLOTS,
-    time_limit: float = 10.0,
+    program_seconds: float = 10.0,
     grid: Grid | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """The fastest schedule that Rockmate finds within the budget. `time_limit` is for one integer program, in seconds.
+    """The fastest schedule that Rockmate finds within the budget. `program_seconds` is for one integer program.
 
     `progress(what, done, total)` is called as the work goes on. Same inputs, same plan, unless a program runs out of time
     (TIME_LIMIT).
     """
-    grid = replace(grid or Grid(), time_limit_s=time_limit)
+    grid = replace(grid or Grid(), time_limit_s=program_seconds)
     plain = judge(graph, profile, without_recomputation(graph))
     if plain.peak_bytes <= budget_bytes:
         return _plan(Status.OPTIMAL, plain, ("the step fits the budget without recomputation",), profile)
@@ -110,6 +111,10 @@ def _infeasible(smallest: Candidate, notes: Sequence[str]) -> Plan:
     return Plan("rockmate", Status.INFEASIBLE, None, minimum_bytes=smallest.peak_bytes, notes=tuple(notes))
 
 
+def _order_of(candidate: Candidate) -> tuple[int, ...]:
+    return tuple(s.node for s in candidate.schedule.steps if isinstance(s, Compute))
+
+
 def _fastest(candidates: Sequence[Candidate], budget_bytes: int) -> Candidate | None:
     fitting = [c for c in candidates if c.peak_bytes <= budget_bytes]
     return min(fitting, key=lambda c: (c.time_ns, c.peak_bytes), default=None)
@@ -132,7 +137,10 @@ def _plan_chain(
     low, high = -1, len(columns)
     while high - low > 1:
         middle = (low + high) // 2
+        check()
         tried[columns[middle]] = found = tried.get(columns[middle]) or candidate(columns[middle])
+        if found.peak_bytes <= budget_bytes:
+            offer(graph, _order_of(found), found.time_ns)
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
         if progress is not None:
             progress("fitting the budget", len(columns) - (high - low), len(columns))
@@ -290,7 +298,9 @@ def _plan_searched(
     best = _fastest(candidates, budget_bytes)
     if best is None and not search.large:
         return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
-    orders = [] if best is None else [tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))]
+    orders = [] if best is None else [_order_of(best)]
+    if best is not None:
+        offer(graph, orders[0], best.time_ns)
     steps = hierarchy.steps_for(graph, grid.search_work)
     found = search.best(hierarchy.Limits(budget_bytes), steps, orders)
     if found is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_codegen.planners.deadline import check
 from remat_codegen.planners.options import Family
 
 NEVER = np.inf
@@ -119,6 +120,7 @@ class Table:
         """All sub-chains, short ones first; equal ones share a row."""
         known: dict[object, int] = {}
         for length in range(1, len(self.links) + 1):
+            check()
             for s in range(len(self.links) - length + 1):
                 t = s + length - 1
                 key: object = (self.classes[s], t == self.last) if s == t else (self.classes[s], self.names[s + 1, t], None)

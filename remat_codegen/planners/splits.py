@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_codegen.planners import checkmate
+from remat_codegen.planners.deadline import check
 from remat_codegen.planners.lives import Board, Copy, Limits, Lives, Order
 
 Splits = dict[int, list[int]]  # position -> data that are rebuilt there
@@ -87,6 +88,7 @@ def squeeze(
     for _ in range(4 * len(board.plain) if rounds is None else rounds):
         if board.visited > last:
             return None
+        check()
         board.visited += len(order)
         lives = Lives(board, order)
         over = np.maximum(lives.during - limits.along(lives), 0)

@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 
 import torch
-from platformdirs import user_cache_path
 
+from remat_codegen import stored
 from remat_codegen.torch_seam import attention_kernels
 
 VERSION = 9  # raise when what is measured changes
@@ -70,7 +70,7 @@ class Cache:
         measured_by = f"{VERSION}|{torch.__version__}|{device_name(device)}|{kernel_choice(device)}"
         name = hashlib.sha256(measured_by.encode()).hexdigest()[:16]
         self.enabled = enabled
-        self.path = (folder or user_cache_path("remat-codegen")) / f"costs-{name}.json"
+        self.path = (folder or stored.folder()) / f"costs-{name}.json"
         self.entries: dict[str, list[int]] = {}
         if enabled:
             with contextlib.suppress(OSError, ValueError):
@@ -85,11 +85,8 @@ class Cache:
         self.entries[key] = value
 
     def save(self) -> None:
-        """Writes the file beside itself, then renames it, so that no reader sees half of it."""
+        """Writes the file, which no reader sees half of."""
         if not self.enabled:
             return
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.path.with_suffix(".new")
-            beside.write_text(json.dumps(self.entries))
-            beside.replace(self.path)
+            stored.write(self.path, json.dumps(self.entries))

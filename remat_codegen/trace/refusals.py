@@ -102,7 +102,9 @@ def _quoted_frame(text: str) -> str | None:
 
 
 def _short(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
+    """A file's name. A notebook's cells have files of their own, whose names are numbers that say nothing."""
+    folder, _, name = path.rpartition("/")
+    return "cell" if folder.rpartition("/")[2].startswith("ipykernel_") else name
 
 
 def location(source: Source | None) -> str | None:

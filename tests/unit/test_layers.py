@@ -21,8 +21,12 @@ ALLOWED = {
     "files": ("errors",),
     "inputs": ("errors", "torch_seam"),
     "target": ("errors", "inputs", "torch_seam"),
+    "given": ("attributes", "errors", "inputs", "target", "torch_seam"),
     "patched": (),
     "report": ("budget",),
+    "notebook": ("report",),
+    "tables": (),
+    "memory": ("budget", "graph", "profile.costs", "schedule"),
     "runtime": (),
     "parts": (),
     "training": (),
@@ -34,7 +38,8 @@ ALLOWED = {
     "attributes": (),
     "trace": ("attributes", "errors", "runtime", "sizes", "views", "trace", "training", "torch_seam"),
     "graph": ("errors", "trace", "training", "graph", "torch_seam"),
-    "profile": ("errors", "trace", "graph", "profile", "torch_seam"),
+    "stored": (),
+    "profile": ("errors", "trace", "graph", "profile", "stored", "torch_seam"),
     "schedule": ("graph", "profile.costs"),
     "planners": ("errors", "graph", "profile.costs", "schedule", "planners"),
     "reserve": ("graph", "profile.costs", "planners", "schedule"),
@@ -59,8 +64,8 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured picture "
-    "report_graphs".split()
+    "__main__ second cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured "
+    "picture report_graphs api making".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 
@@ -115,7 +120,7 @@ def test_what_runs_without_the_package_needs_nothing_but_torch(module):
 
 def test_the_command_line_starts_without_torch():
     """Errors in options, and --help, come at once: what is heavy is imported inside functions."""
-    verbs = {"cli", "cli_explain", "cli_graphs", "cli_options"}
+    verbs = {"cli", "cli_cache", "cli_explain", "cli_graphs", "cli_options"}
     light = {"budget", "errors", "files", "request", ""} | verbs
     for module in verbs:
         top = [n for n in ast.parse(MODULES[module].read_text()).body if isinstance(n, ast.ImportFrom)]

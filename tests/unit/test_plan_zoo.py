@@ -18,7 +18,7 @@ QUICK = {
     "auto": {"work_per_node": 20},
     "checkmate": {"time_limit": 5.0},
     "checkmate-lp": {"time_limit": 5.0},
-    "rockmate": {"grid": Grid(2, 1), "time_limit": 2.0},
+    "rockmate": {"grid": Grid(2, 1), "program_seconds": 2.0},
 }
 
 

@@ -73,6 +73,9 @@ def test_a_wheel_is_all_that_is_needed(installed, tmp_path):
     assert "up to date" in ran(command, "check", "net_remat.py", cwd=tmp_path)
     assert "the schedule is the plan's" in ran(command, "explain", "net_remat.py", cwd=tmp_path)
     assert str(ROOT) not in (tmp_path / "net_remat.py").read_text()
+    assert (where.parent / "py.typed").exists()
+    script = "import model, remat_codegen as r; print(repr(r.plan(model.Net(), budget='60%').module()))"
+    assert "Net" in ran(installed / "python", "-c", script, cwd=tmp_path)
 
 
 def test_the_sdist_makes_the_same_wheel(built, tmp_path):

@@ -1,0 +1,394 @@
+"""The Python interface: `plan`, `rematerialize` and `compare`, in the words of the command line.
+
+    plan = remat_codegen.plan(model, inputs, budget="50%")
+    plan.write("gpt2_remat.py")
+    model = plan.module()
+
+The model is planned on a copy that shares its parameters; it is left as it was, and so is PyTorch's random state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remat_codegen import comparison, making, picture, planning
+from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
+from remat_codegen.comparison import Compared
+from remat_codegen.errors import RematError, VersionWarning
+from remat_codegen.files import write_atomically
+from remat_codegen.given import device_of, given_target, spec_of
+from remat_codegen.making import Made, imported
+from remat_codegen.memory import picture as memory_picture
+from remat_codegen.notebook import progress_for
+from remat_codegen.pipeline import Traced, trace_loaded
+from remat_codegen.planning import lower_bound
+from remat_codegen.readback.summary import BlockSummary
+from remat_codegen.readback.tables import shown
+from remat_codegen.report import Progress, percent, report_table
+from remat_codegen.report_graphs import compare_tables
+from remat_codegen.request import EDITIONS, PLANNERS, Request, default_output
+from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
+from remat_codegen.target import find_device
+
+AUTOCAST = ("bfloat16", "float16")
+LARGEST_SEED = 2**63 - 1
+
+__all__ = ["BlockSummary", "ComparedPlan", "Comparison", "RematPlan", "compare", "plan", "rematerialize"]
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class RematPlan:
+    """A model's training step within a budget, and the file that takes it. Sizes are in bytes.
+
+    `peak_bytes` is the planned peak of a step's own work, `unmodified_peak_bytes` that of the step without recomputation.
+    `overhead` is the planned extra time over that step, 0.12 for 12 %; `bound` is an overhead that no plan within the budget
+    can beat, None where none is known. `blocks` has a row for each block of the model: what it keeps, forgets and computes
+    again. `source` is the file's text, `notes` are what there is to know of it.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    unmodified_peak_bytes: int
+    overhead: float
+    bound: float | None
+    planner: str
+    status: str
+    blocks: tuple[BlockSummary, ...]
+    source: str
+    notes: tuple[str, ...]
+    _model: torch.nn.Module = field(repr=False)
+    _name: str = field(repr=False)
+    _made: Made = field(repr=False)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the file, all of it or nothing, and returns its path. Raises RematError where it cannot be written."""
+        write_atomically(Path(path), self.source)
+        return Path(path)
+
+    def module(self) -> torch.nn.Module:
+        """The model with training steps that keep to the budget: what `rematerialize(model)` of the written file returns.
+
+        Where the file has a table, that is the model itself, whose training steps are then others; where it has functions, a
+        module that shares the model's parameters, buffers and modules. It has the same `state_dict`, and is in the same mode. To
+        save it as a whole (pickle), write the file and import it.
+        """
+        with _as_it_was(str(device_of(self._model))):  # a file that is carried may seed, when it is imported
+            generated = imported(self.source, self._name)
+        found: torch.nn.Module = generated.rematerialize(self._model)
+        return found
+
+    def explain(self) -> Shown:
+        """What the plan does, block by block or row by row: the table that `remat-codegen explain` prints."""
+        return Shown(tuple(shown(self._made.explanation)))
+
+    def memory(self) -> Picture:
+        """A picture of the memory over a step's time, with the plan and without, as the simulator sees it."""
+        return Picture(memory_picture(*self._made.curves, self.budget_bytes))
+
+    def __repr__(self) -> str:
+        return (
+            f"<RematPlan of {type(self._model).__name__}: {format_bytes(self.peak_bytes)} of "
+            f"{format_bytes(self.unmodified_peak_bytes)} within {format_bytes(self.budget_bytes)}, "
+            f"overhead {percent(self.overhead)}, by {self.planner}>"
+        )
+
+    def __str__(self) -> str:
+        """The table that the command line ends with."""
+        return str(Shown((report_table(self._made.report),)))
+
+    def _repr_html_(self) -> str:
+        lines = self.source.count("\n")
+        parts = [html_of(report_table(self._made.report)), self.memory().svg]
+        parts.append(folded("what is rebuilt", self.explain()._repr_html_()))
+        parts.append(folded(f"{self._name}.py, {lines:,} lines", source_html(self.source)))
+        return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPlan:
+    """One planner at one budget. `overhead`, `peak_bytes` are None where it finds no plan; `bound` is None where none is known;
+    `minimum_bytes` is the smallest budget known to work where this one does not. `seconds` is how long planning took."""
+
+    planner: str
+    budget: str
+    budget_bytes: int
+    status: str
+    overhead: float | None
+    bound: float | None
+    peak_bytes: int | None
+    minimum_bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Comparison:
+    """Planners side by side, over budgets. `rows` are by planner, then by budget; iterating gives them."""
+
+    unmodified_peak_bytes: int
+    rows: tuple[ComparedPlan, ...]
+    _compared: Compared = field(repr=False)
+
+    def __iter__(self) -> Iterator[ComparedPlan]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Picture:
+        """Overhead over memory, a line for each planner, with the lower bound. Written to `path` (.svg or .png) if given.
+
+        Raises RematError where matplotlib is missing, or the file cannot be written.
+        """
+        file = Path("plot.svg") if path is None else Path(path)
+        picture.check_picture(file)
+        if path is not None:
+            write_atomically(file, picture.draw(self._compared, file))
+        return Picture(picture.draw(self._compared, Path("plot.svg")).decode())
+
+    def __repr__(self) -> str:
+        planners = len(self._compared.outcomes)
+        return f"<Comparison of {planners} planners at {len(self._compared.budgets)} budgets for {self._compared.found.label}>"
+
+    def __str__(self) -> str:
+        """The tables that `remat-codegen compare` prints."""
+        return str(Shown(tuple(compare_tables(self._compared))))
+
+    def _repr_html_(self) -> str:
+        return "".join(html_of(part) for part in compare_tables(self._compared))
+
+
+def plan(
+    model: torch.nn.Module,
+    inputs: Any = None,
+    *,
+    budget: str | int,
+    planner: str | None = None,
+    device: str | torch.device | None = None,
+    dynamic: str | Sequence[str] = (),
+    autocast: str | torch.dtype | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    edition: int | None = None,
+    cache: bool = True,
+    progress: bool | None = None,
+) -> RematPlan:
+    """Plans a model's training step within a memory budget.
+
+    Args:
+        model: the model, built; in training mode, its modules are planned in the modes they are in.
+        inputs: what `forward` is called with, of the shapes that training has: a tuple of arguments, a dict of keyword
+            arguments, one tensor, or a text like "idx=int64[4,512]<50257". If not given, what `example_inputs()` returns, a
+            method of the model or a function beside its class.
+        budget: "1GiB", "800MiB", a number of bytes, or "40%" of the unmodified step's peak. Parameters, their gradients,
+            buffers and the inputs do not count.
+        planner: who decides what is recomputed, as `--planner`.
+        device: where the model trains; where it lies if not given.
+        dynamic: sizes that may differ from call to call, like "idx.0".
+        autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
+        seed: seeds inputs that a text describes.
+        time_limit: how long planning may take, in seconds (measuring comes before and is not counted): the best plan so far.
+        edition: of the generated file, as `--edition`.
+        cache: whether measured costs are remembered, and those of earlier runs used.
+        progress: shown or not; if not given, in notebooks and on terminals.
+
+    Raises:
+        RematError: what the caller can put right, in one line: a budget that is too small (with the smallest one that works), a
+            model that cannot be traced, inputs that do not fit.
+    """
+    request = _request(
+        model,
+        inputs,
+        device,
+        seed,
+        cache,
+        budget=_budget(budget).text,
+        planner=planner,
+        dynamic=dynamic if isinstance(dynamic, str) else ",".join(dynamic),
+        autocast=_autocast(autocast),
+        time_limit=_seconds(time_limit),
+        edition=edition,
+    )
+    shown = progress_for(progress)
+    with _as_it_was(request.device):
+        made = making.make(request, _traced(model, inputs, request, shown), shown)
+    report = made.report
+    return RematPlan(
+        budget_bytes=report.budget_bytes,
+        peak_bytes=report.planned_peak_bytes,
+        unmodified_peak_bytes=report.unmodified_peak_bytes,
+        overhead=report.overhead,
+        bound=report.bound,
+        planner=report.planner,
+        status=report.status,
+        blocks=made.blocks,
+        source=made.text,
+        notes=report.notes,
+        _model=model,
+        _name=request.output_path.stem,
+        _made=made,
+    )
+
+
+def rematerialize(
+    model: torch.nn.Module,
+    inputs: Any = None,
+    *,
+    budget: str | int,
+    planner: str | None = None,
+    device: str | torch.device | None = None,
+    dynamic: str | Sequence[str] = (),
+    autocast: str | torch.dtype | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    edition: int | None = None,
+    cache: bool = True,
+    progress: bool | None = None,
+) -> torch.nn.Module:
+    """A model like the given one whose training steps keep to a memory budget: `plan(...).module()`, which says what all of
+    this means. It shares the parameters and buffers; outputs, gradients and random numbers are the same to the bit.
+
+    Raises RematError, as `plan` does.
+    """
+    found = plan(
+        model,
+        inputs,
+        budget=budget,
+        planner=planner,
+        device=device,
+        dynamic=dynamic,
+        autocast=autocast,
+        seed=seed,
+        time_limit=time_limit,
+        edition=edition,
+        cache=cache,
+        progress=progress,
+    )
+    return found.module()
+
+
+def compare(
+    model: torch.nn.Module,
+    inputs: Any = None,
+    *,
+    budgets: str | Iterable[str | int] = "10%..90%/9",
+    planners: str | Iterable[str] | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    cache: bool = True,
+    progress: bool | None = None,
+) -> Comparison:
+    """Plans a model with each planner for each budget: extra times, lower bounds, planning times.
+
+    Args:
+        budgets: a list like ["40%", "1GiB"], or a text, "20%..90%/8": a range and a count.
+        planners: names, all of them if not given.
+        time_limit: for one plan, in seconds.
+
+    The others are those of `plan`. Raises RematError, as `plan` does; a budget that is too small is a row without a plan.
+    """
+    wanted = parse_budgets(budgets) if isinstance(budgets, str) else tuple(dict.fromkeys(_budget(b) for b in budgets))
+    if not wanted:
+        raise RematError("there are no budgets to compare", hint='give some, like ["40%", "1GiB"] or "20%..90%/8"')
+    given = PLANNERS if planners is None else planners.split(",") if isinstance(planners, str) else planners
+    names = tuple(dict.fromkeys(_planner(name.strip()) for name in given))
+    request, limit = _request(model, inputs, device, seed, cache), _seconds(time_limit)
+    shown = progress_for(progress)
+    with _as_it_was(request.device):
+        found = planning.priced(_traced(model, inputs, request, shown), request, shown)
+        compared = comparison.compare(found, wanted, names, shown, time_limit=limit)
+    return Comparison(found.plain_bytes, tuple(_rows(compared)), compared)
+
+
+# ---------------------------------------------------------------------------------------------- what the caller says
+
+
+def _request(
+    model: torch.nn.Module, inputs: Any, device: str | torch.device | None, seed: int, cache: bool, **options: Any
+) -> Request:
+    """What is asked for, in the command line's words; what is None is as it is there. Raises RematError for bad values."""
+    if not isinstance(model, torch.nn.Module):
+        raise RematError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise RematError(f"{seed!r} is not a seed; it goes from 0 to 2**63 - 1")
+    if options.get("planner") is not None:
+        _planner(options["planner"])
+    if options.get("edition") not in (None, *EDITIONS):
+        raise RematError(f"there is no edition {options['edition']!r}; there are {' and '.join(map(str, EDITIONS))}")
+    where = find_device(str(device_of(model) if device is None else device))
+    spec = spec_of(model)
+    words = {name: value for name, value in options.items() if value is not None}
+    return Request(
+        spec,
+        output=default_output(spec),
+        inputs=inputs if isinstance(inputs, str) else None,
+        device=str(where).removesuffix(":0"),
+        seed=seed,
+        cache=cache,
+        given=True,
+        **words,
+    )
+
+
+def _budget(value: str | int) -> Budget:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise RematError(f"a budget is a text like '1GiB' or '40%', or a number of bytes, not {value!r}")
+    return parse_budget(str(value))
+
+
+def _planner(name: str) -> str:
+    if name not in PLANNERS:
+        raise RematError(f"{name!r} is no planner; they are {', '.join(PLANNERS)}")
+    return name
+
+
+def _autocast(value: str | torch.dtype | None) -> str | None:
+    name = None if value is None else str(value).removeprefix("torch.")
+    if name is not None and name not in AUTOCAST:
+        raise RematError(f"autocast is {' or '.join(AUTOCAST)}, not {name}")
+    return name
+
+
+def _seconds(value: float | None) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise RematError(f"a time limit is a number of seconds above 0, not {value!r}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- the work
+
+
+def _traced(model: torch.nn.Module, inputs: Any, request: Request, progress: Progress) -> Traced:
+    with progress.stage("load"):
+        target = given_target(model, inputs, request.device, request.seed)
+    return trace_loaded(target, request, progress)
+
+
+@contextlib.contextmanager
+def _as_it_was(device: str) -> Iterator[None]:
+    """PyTorch's random state is the same afterwards; libraries' warnings, which are of our own calls, are not shown."""
+    where = torch.device(device)
+    cuda = [where.index or 0] if where.type == "cuda" and torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=cuda), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", VersionWarning)
+        yield
+
+
+def _rows(compared: Compared) -> Iterator[ComparedPlan]:
+    found = compared.found
+    bounds = [lower_bound(found, compared.least(i)) for i in range(len(compared.budgets))]
+    for name, outcomes in compared.outcomes.items():
+        for outcome, bound in zip(outcomes, bounds, strict=True):
+            plan = outcome.plan
+            peak = plan.peak_bytes if outcome.fits else None
+            figures = outcome.overhead(found.plain_ns), bound, peak, plan.minimum_bytes, round(outcome.seconds, 3)
+            yield ComparedPlan(name, outcome.budget, outcome.budget_bytes, str(plan.status), *figures)

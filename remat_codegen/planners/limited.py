@@ -1,0 +1,88 @@
+"""A planner within a time limit, in seconds: its own plan if it is done by then, else the best plan so far.
+
+Planners that take a `time_limit` keep to it by themselves. Others are stopped where they check the time (`deadline`). What is
+known then is what they have offered, and what quick planners, which run first, make of the budget: segments (`chen`), and DTR
+for a part of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from remat_codegen.graph.ir import Graph
+from remat_codegen.planners import chen, dtr
+from remat_codegen.planners.deadline import TimeUp, Watch, check, within
+from remat_codegen.planners.ends import Progress
+from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.rockmate import judge
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import with_forgets
+
+QUICK_PART = 0.2  # of the time, for DTR
+NOTHING_FOUND = "the time limit ended before a plan was found"
+
+
+def limited(name: str, seconds: float | None) -> Callable[..., Plan]:
+    """The planner of that name, with so many seconds from now on, however often it is called. None: as many as it likes."""
+    planner = PLANNERS[name]
+    if seconds is None:
+        return planner
+    until = time.monotonic() + seconds
+    if "time_limit" in inspect.signature(planner).parameters:
+        return lambda *given, **options: planner(*given, **options, time_limit=max(0.1, until - time.monotonic()))
+    return partial(_limited, name, planner, seconds, until)
+
+
+def _limited(
+    name: str,
+    planner: Callable[..., Plan],
+    seconds: float,
+    until: float,
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Plan:
+    """The planner's plan, or the best that is known when the time is over."""
+
+    def advance(what: str, done: int, total: int) -> None:
+        check()
+        if progress is not None:
+            progress(what, done, total)
+
+    quick = [chen.plan(graph, profile, budget_bytes)]
+    watch = Watch(graph, until)
+    try:
+        part = Watch(graph, time.monotonic() + QUICK_PART * seconds)  # even if it is late: something has to be found
+        with within(part), contextlib.suppress(TimeUp):
+            for heuristic in ("dtr", "msps"):
+                quick.append(dtr.plan(graph, profile, budget_bytes, heuristic=heuristic, progress=lambda *_: check()))
+        with within(watch):
+            return planner(graph, profile, budget_bytes, progress=advance, **options)
+    except TimeUp:
+        return _best(name, watch, graph, profile, budget_bytes, quick, seconds)
+
+
+def _best(
+    name: str, watch: Watch, graph: Graph, profile: Profile, budget_bytes: int, quick: list[Plan], seconds: float
+) -> Plan:
+    """The fastest of what was offered and what quick planners found."""
+    found = [replace(p, notes=(f"from {p.planner}",)) for p in quick if p.schedule is not None]
+    if watch.best is not None:
+        own = judge(graph, profile, with_forgets(graph, watch.best))
+        if own.peak_bytes <= budget_bytes:
+            found.append(Plan(name, Status.TIME_LIMIT, own.schedule, own.time_ns, own.peak_bytes))
+    if not found:
+        return Plan(name, Status.INFEASIBLE, None, notes=(NOTHING_FOUND,))
+    best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
+    notes = (f"stopped after {seconds:g} s, the best plan so far", *best.notes)
+    return replace(best, planner=name, status=Status.TIME_LIMIT, bound_ns=None, notes=notes)

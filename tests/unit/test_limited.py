@@ -1,0 +1,108 @@
+"""Planners within a time limit: the best plan so far, and nothing of it where there is no limit."""
+
+from __future__ import annotations
+
+import time
+
+import graphs
+import pytest
+
+from remat_codegen.planners import auto, chen, dtr, registry, rockmate
+from remat_codegen.planners.deadline import TimeUp, Watch, check, offer, seconds_left, within
+from remat_codegen.planners.limited import NOTHING_FOUND, limited
+from remat_codegen.planners.result import Status
+from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
+
+
+@pytest.fixture(scope="module")
+def case():
+    """A graph, its costs, and a budget that some plans keep to."""
+    graph, profile = graphs.chain_graph([1, 2, 3, 1, 2])
+    return graph, profile, simulate(graph, profile, without_recomputation(graph)).peak_bytes * 7 // 10
+
+
+def for_ever(graph, profile, budget_bytes, *, progress=None):
+    """A planner that would never end."""
+    while True:
+        check()
+        time.sleep(0.001)
+
+
+def test_without_a_limit_nothing_is_stopped_and_planners_are_themselves():
+    check()
+    offer(None, (), 0)
+    assert seconds_left(7.0) == 7.0 and limited("auto", None) is registry.PLANNERS["auto"]
+
+
+def test_within_a_limit_the_time_is_shared_out_and_ends():
+    with within(Watch(None, time.monotonic() + 0.2)):
+        assert 0.1 <= seconds_left(7.0) <= 0.2 and seconds_left(0.15) <= 0.15
+        with pytest.raises(TimeUp):
+            for_ever(None, None, 0)
+    check()
+
+
+def test_the_best_of_what_quick_planners_find_is_taken(case, monkeypatch):
+    graph, profile, budget = case
+    monkeypatch.setitem(registry.PLANNERS, "rockmate", for_ever)
+    started = time.monotonic()
+    plan = limited("rockmate", 0.3)(graph, profile, budget)
+    assert time.monotonic() - started < 3
+    quick = [p for p in (chen.plan(*case), *(dtr.plan(*case, heuristic=h) for h in ("dtr", "msps"))) if p.schedule is not None]
+    assert plan.time_ns == min(p.time_ns for p in quick) and plan.peak_bytes <= budget
+    assert (plan.planner, plan.status) == ("rockmate", Status.TIME_LIMIT) and plan.notes[0].startswith("stopped after 0.3 s")
+    validate(graph, plan.schedule)
+
+
+def test_what_the_planner_itself_came_upon_is_taken_where_it_is_better(case, monkeypatch):
+    graph, profile, budget = case
+    best = auto.plan(*case)
+    order = tuple(s.node for s in best.schedule.steps if isinstance(s, Compute))
+
+    def offering(graph, profile, budget_bytes, *, progress=None):
+        offer(graphs.chain_graph([1])[0], (), 0)  # of a part, which is no plan
+        offer(graph, order, best.time_ns)
+        offer(graph, tuple(range(len(graph.nodes))), best.time_ns + 1)
+        for_ever(graph, profile, budget_bytes)
+
+    monkeypatch.setitem(registry.PLANNERS, "auto", offering)
+    plan = limited("auto", 0.2)(graph, profile, budget)
+    assert (plan.time_ns, plan.peak_bytes) == (best.time_ns, best.peak_bytes)
+
+
+def test_offers_above_the_budget_are_no_plans(case, monkeypatch):
+    graph, profile, budget = case
+
+    def offering(graph, profile, budget_bytes, *, progress=None):
+        offer(graph, tuple(range(len(graph.nodes))), 0)
+        for_ever(graph, profile, budget_bytes)
+
+    monkeypatch.setitem(registry.PLANNERS, "auto", offering)
+    assert limited("auto", 0.2)(graph, profile, budget).peak_bytes <= budget
+    plan = limited("auto", 0.2)(graph, profile, 1)
+    assert plan.schedule is None and plan.status is Status.INFEASIBLE and NOTHING_FOUND in plan.notes
+
+
+@pytest.mark.parametrize("name", ["rockmate", "auto", "rotor", "checkmate", "best"])
+def test_with_time_enough_the_plan_is_the_planner_s_own(name, case):
+    graph, profile, budget = case
+    rockmate._family.cache_clear()
+    auto.frontier.cache_clear()
+    plan = limited(name, 120.0)(graph, profile, budget)
+    assert plan.status is not Status.TIME_LIMIT or name == "checkmate"
+    assert name in ("checkmate", "best") or plan == registry.PLANNERS[name](graph, profile, budget)
+
+
+@pytest.mark.parametrize("name", ["rockmate", "auto", "dtr", "mincut", "knapsack"])
+def test_planners_stop_in_time(name):
+    """On a graph that takes them longer, from nothing that an earlier plan has left."""
+    graph, profile = graphs.chain_graph(list(range(30)))
+    rockmate._family.cache_clear()
+    auto.frontier.cache_clear()
+    budget = simulate(graph, profile, without_recomputation(graph)).peak_bytes // 2
+    started = time.monotonic()
+    plan = limited(name, 0.5)(graph, profile, budget)
+    assert time.monotonic() - started < 5
+    if plan.schedule is not None:
+        validate(graph, plan.schedule)
+        assert plan.peak_bytes <= budget
