@@ -154,7 +154,7 @@ def _request(command: str, file: Path) -> Request:
 def _given_request(target: str, call: str, file: Path) -> Request:
     """The request of a file that was made from a model in memory. Raises VerifyError where the line cannot be read."""
     try:
-        return Request(target, output=Path(file.name), given=True, **planline.keywords_of(call))
+        return Request(target, output=Path(file.name), given=True, **({"edition": 1} | planline.keywords_of(call)))
     except (ValueError, TypeError) as error:
         raise VerifyError(f"cannot read the call in its header: {error}", where=str(file)) from error
 

@@ -406,7 +406,8 @@ def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
     default = Request("")
     asked = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
-    asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed", "edition")}
+    asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed")}
+    asked |= {"edition": 2 if request.edition == 2 else None}
     words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
     inputs = "inputs" if request.inputs is None else repr(request.inputs)
     return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
