@@ -1,0 +1,171 @@
+"""Each value over the step: its copies, who reads it, and why it is kept or rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat_codegen.budget import format_bytes
+from remat_codegen.graph.ir import Data, Graph, Kind
+from remat_codegen.graph.simplify import Model
+from remat_codegen.page.data import Curve, Run, Tensor, ValueRow
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import Compute, Schedule
+
+MOST_NAMED = 3  # names in a sentence
+Lives = tuple[tuple[int, int], ...]
+MIB = 1024**2
+
+
+def lives_of(graph: Graph, schedule: Schedule) -> list[Lives]:
+    """For each data node the runs between which each of its copies is alive, the first and the last one included."""
+    begun: dict[int, int] = {}
+    found: list[list[tuple[int, int]]] = [[] for _ in graph.data]
+    run = -1
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            run += 1
+            for data in graph.nodes[step.node].writes:
+                begun.setdefault(data, run)
+        else:
+            found[step.data].append((begun.pop(step.data), run))
+    for data, first in begun.items():
+        found[data].append((first, run))
+    return [tuple(lives) for lives in found]
+
+
+def values_of(
+    model: Model, profile: Profile, schedule: Schedule, runs: Sequence[Run], curve: Curve, limit_bytes: int | None
+) -> tuple[ValueRow, ...]:
+    """A row for each data node, in the order in which they first live. `limit_bytes` is what the curve has to keep below."""
+    return _Values(model, profile, lives_of(model.graph, schedule), runs, curve, limit_bytes).rows()
+
+
+@dataclass(frozen=True)
+class _Values:
+    model: Model
+    profile: Profile
+    lives: list[Lives]
+    runs: Sequence[Run]
+    curve: Curve
+    limit_bytes: int | None
+
+    @property
+    def graph(self) -> Graph:
+        return self.model.graph
+
+    def rows(self) -> tuple[ValueRow, ...]:
+        reads: list[list[int]] = [[] for _ in self.graph.data]
+        for number, run in enumerate(self.runs):
+            for data in self.graph.nodes[run.node].reads:
+                reads[data].append(number)
+        loss = next(i for i, r in enumerate(self.runs) if r.node == self.graph.loss)
+        fates = [self._fate(d, loss, reads[d.id]) for d in self.graph.data]
+        dearest = max((p for d in self.graph.data if fates[d.id] == "rebuilt" and (p := self._price(d)) is not None), default=None)
+        tensors = self._tensors()
+        found = []
+        for data in sorted(self.graph.data, key=lambda d: (self.lives[d.id][:1], d.id)):
+            why = self._why(data, fates[data.id], reads[data.id], loss, dearest)
+            node, lives = self.graph.producers[data.id][0], self.lives[data.id]
+            own = tuple(tensors[data.id])
+            row = ValueRow(
+                shown_name(data), data.kind, data.nbytes, node, own, lives, tuple(reads[data.id]), fates[data.id], why
+            )
+            found.append(row)
+        return tuple(found)
+
+    def _tensors(self) -> list[list[Tensor]]:
+        found: list[list[Tensor]] = [[] for _ in self.graph.data]
+        for variable, data in zip(self.model.trace.variables, self.model.data_of, strict=True):
+            if data is not None:
+                dtype = str(variable.dtype).removeprefix("torch.")
+                found[data].append(Tensor(variable.name, tuple(variable.shape), dtype))
+        return found
+
+    def _fate(self, data: Data, loss: int, reads: Sequence[int]) -> str:
+        if data.kind is Kind.GRADIENT:
+            return "gradient"
+        if data.id in self.graph.outputs:
+            return "output"
+        if len(self.lives[data.id]) > 1:
+            return "rebuilt"
+        first, last = self.lives[data.id][0]
+        return "kept" if first <= loss <= last and any(r >= loss for r in reads) else "passing"
+
+    # ------------------------------------------------------------------ in words
+
+    def _why(self, data: Data, fate: str, reads: Sequence[int], loss: int, dearest: float | None) -> tuple[str, ...]:
+        if fate == "gradient":
+            return ("A gradient lives from the operation that makes it to the one that takes it further.",)
+        if fate == "output":
+            return ("Returned to whoever calls the model, who holds it until the step ends.",)
+        if fate == "rebuilt":
+            return self._rebuilt(data, reads)
+        if fate == "kept":
+            return self._kept(data, [r for r in reads if r >= loss], dearest)
+        return ("Nothing in the backward pass reads it: it is freed as soon as the forward pass has.",)
+
+    def _kept(self, data: Data, later: Sequence[int], dearest: float | None) -> tuple[str, ...]:
+        again = self._named([r for r in later if self.runs[r].again])
+        said = [f"Others are rebuilt from it: {again}."] if again else []
+        price, node = self._price(data), self.graph.nodes[self.graph.producers[data.id][0]]
+        if not node.recomputable:
+            return (*said, "Its operation may run only once: it changes something, or would not give the same again.")
+        if price is not None:
+            paid = f"; the plan pays up to {_price(dearest)} elsewhere" if dearest is not None else ", and nothing has to be"
+            said.append(f"Rebuilding it would take {_ms(self.profile.time_ns[node.id])} at least: {_price(price)}{paid}.")
+        return tuple(said)
+
+    def _rebuilt(self, data: Data, reads: Sequence[int]) -> tuple[str, ...]:
+        lives, node = self.lives[data.id], self.graph.producers[data.id][0]
+        gaps = [(end, begin) for (_, end), (begin, _) in zip(lives, lives[1:], strict=False)]
+        free_ns = sum(self.runs[begin].start_ns - self.runs[end].end_ns for end, begin in gaps)
+        again = len(lives) - 1
+        times = "once" if again == 1 else f"{again} times"
+        cost = _ms(again * self.profile.time_ns[node])
+        said = [f"Rebuilt {times}: {format_bytes(data.nbytes)} are free for {_ms(free_ns)}, for {cost} of computing again."]
+        needed = [r for r in reads if r >= lives[1][0]]
+        others = [d for d in self.graph.nodes[node].writes if d != data.id]
+        if needed:
+            said.append(f"It is needed again by {self._named(needed)}.")
+        elif others:
+            said.append(f"Only what is made beside it is needed again: {', '.join(shown_name(self.graph.data[d]) for d in others)}.")
+        most = max((b for end, begin in gaps for b in self.curve.total_bytes[end + 1 : begin]), default=0)
+        return (*said, *self._if_kept(data, most))
+
+    def _if_kept(self, data: Data, most: int) -> tuple[str, ...]:
+        """What the step would need with this value kept and all else as it is."""
+        if self.limit_bytes is None:
+            return ()
+        over = most + data.nbytes - self.limit_bytes
+        if over > 0:
+            return (f"Kept meanwhile, it would bring the step {format_bytes(over)} above the budget.",)
+        return ("Kept meanwhile, it alone would fit: where layers are alike, plans may treat them alike.",)
+
+    def _price(self, data: Data) -> float | None:
+        """Nanoseconds for each byte of its operation's results; None where that may run only once."""
+        node = self.graph.nodes[self.graph.producers[data.id][0]]
+        made = sum(self.graph.data[d].nbytes for d in node.writes)
+        return self.profile.time_ns[node.id] / made if node.recomputable and made else None
+
+    def _named(self, runs: Sequence[int]) -> str:
+        names = list(dict.fromkeys(self.graph.nodes[self.runs[r].node].name for r in runs))
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return ", ".join(names[:MOST_NAMED]) + more
+
+
+def shown_name(data: Data) -> str:
+    """A data node's name for people."""
+    if data.kind is Kind.PHANTOM:
+        return f"{data.name.removesuffix(' phantom')} (saved by autograd)"
+    if data.kind is Kind.GRADIENT and " of " in data.name:
+        return f"gradient of {data.name.partition(' of ')[2]}"
+    return data.name
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:.2f} ms"
+
+
+def _price(ns_per_byte: float | None) -> str:
+    return "" if ns_per_byte is None else f"{ns_per_byte * MIB / 1e6:.3f} ms per MiB"
