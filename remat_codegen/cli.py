@@ -24,6 +24,7 @@ from remat_codegen.budget import parse_budget
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, verbatim
+from remat_codegen.cli_report import report as report_verb
 from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import check_writable
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
@@ -43,6 +44,7 @@ Examples:
   remat-codegen compare model.py:GPT2 --budgets 20%..90%/8 -o picture.svg
   remat-codegen trace model.py:GPT2 -o graph.json
   remat-codegen plan graph.json --budget 60% --planner dtr
+  remat-codegen report gpt2_remat.py -o report.html
 """
 
 
@@ -326,6 +328,7 @@ for _verb in VERBS:
 
 
 cli.add_command(explain_command(captured, output_options))
+cli.add_command(report_verb)
 
 
 def _exit_code(verification: Any) -> int:

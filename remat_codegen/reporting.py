@@ -12,7 +12,7 @@ import torch
 
 from remat_codegen import pipeline, planline, second, tradeoff
 from remat_codegen import verify as comparing
-from remat_codegen.errors import OutputError, VerifyError
+from remat_codegen.errors import VerifyError
 from remat_codegen.explain import Explanation, Followed, follow
 from remat_codegen.marked.reading import read
 from remat_codegen.page.build import Given, build
@@ -49,12 +49,6 @@ def report(
     other = _tradeoff(given, prices, planners, progress) if planners else None
     page = build(given, other)
     return replace(page, measured=_measured(file, followed, page, progress)) if measure else page
-
-
-def check_page(output: Path, file: Path) -> None:
-    """Raises OutputError where the page would be written over the file that it is about."""
-    if output.resolve() == file.resolve():
-        raise OutputError("is the file that the page is about", where=str(output), hint="write a .html")
 
 
 def _not_followed(explanation: Explanation) -> str:

@@ -52,13 +52,12 @@ class Given:
 def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | None = None) -> Page:
     """The page."""
     graph, costs = given.model.graph, given.costs
-    planned = curve_of(graph, costs, given.schedule)
+    planned = curve_of(graph, costs, given.schedule, given.states_bytes)
     unmodified = curve_of(graph, given.profile, without_recomputation(graph))
     found, texts = _texts(given)
     nodes = nodes_of(given.model, costs, found)
     runs = _with_lines(given, runs_of(costs, given.schedule, given.lines), nodes)
-    limit = None if given.budget_bytes is None else given.budget_bytes - given.states_bytes
-    values = values_of(given.model, costs, given.schedule, runs, planned, limit)
+    values = values_of(given.model, costs, given.schedule, runs, planned, given.budget_bytes)
     return Page(
         title=given.title,
         file=given.file,
@@ -87,9 +86,8 @@ def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | N
 def _figures(given: Given, planned: Curve, unmodified: Curve, runs: Sequence[Run]) -> Figures:
     return Figures(
         budget_bytes=given.budget_bytes,
-        planned_peak_bytes=max(planned.total_bytes, default=0) + given.states_bytes,
+        planned_peak_bytes=max(planned.total_bytes, default=0),
         unmodified_peak_bytes=max(unmodified.total_bytes, default=0),
-        states_bytes=given.states_bytes,
         step_ns=planned.end_ns,
         unmodified_ns=unmodified.end_ns,
         overhead=planned.end_ns / max(1, unmodified.end_ns) - 1,

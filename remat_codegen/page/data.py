@@ -15,11 +15,13 @@ FORMAT, VERSION = "remat-codegen report", 1
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Memory over a step: by each node that runs, in order, from when on it does and the most that is alive meanwhile. The
-    three parts add up to `total_bytes`; `activations` are values and what autograd saves beside them."""
+    three parts and `states_bytes`, generator states that are held throughout, add up to `total_bytes`; `activations` are values
+    and what autograd saves beside them."""
 
     nodes: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: int
+    states_bytes: int
     total_bytes: tuple[int, ...]
     activations_bytes: tuple[int, ...]
     gradients_bytes: tuple[int, ...]
@@ -49,13 +51,11 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The plan in a few numbers. `states_bytes` are generator states, which are held beside what the curve shows and are
-    counted in `planned_peak_bytes`; `bound` is an overhead that no plan within the budget can beat."""
+    """The plan in a few numbers. `bound` is an overhead that no plan within the budget can beat."""
 
     budget_bytes: int | None
     planned_peak_bytes: int
     unmodified_peak_bytes: int
-    states_bytes: int
     step_ns: int
     unmodified_ns: int
     overhead: float
