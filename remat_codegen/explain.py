@@ -243,11 +243,12 @@ def _how(case: Case, found: Schedule, planned: Schedule) -> str:
 # ---------------------------------------------------------------------------------------------- the second edition
 
 
-def _explained_by_table(case: Case, request: Request, progress: Progress) -> tuple[Explanation, Followed]:
+def _explained_by_table(case: Case, request: Request, progress: Progress) -> tuple[Explanation, Followed | None]:
     """A file of the second edition: the schedule that its table and its marks lead to."""
     traced, notes = case.traced, _notes(case)
     with progress.stage("read"):
         brought, problems = second.read_back(case.text, traced)
+        lost = bool(problems) and not brought.rows
         order = order_of(brought.schedule)
         as_planned = None if case.plan is None else order == case.plan.order
         if as_planned is False and not problems:
@@ -271,7 +272,7 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
         edited=case.header.sealed is False,
     )
-    return explanation, Followed(case, request, brought.schedule, profile, costs)
+    return explanation, None if lost else Followed(case, request, brought.schedule, profile, costs)
 
 
 # ---------------------------------------------------------------------------------------------- what it costs

@@ -17,7 +17,9 @@ def page_table(page: Page, output: Path | None) -> Table:
     figures, table = page.figures, two_columns()
     if figures.budget_bytes is not None:
         table.add_row("budget", format_bytes(figures.budget_bytes))
-    table.add_row("planned peak", f"{format_bytes(figures.planned_peak_bytes)} of {format_bytes(figures.unmodified_peak_bytes)}")
+    table.add_row(
+        "planned peak", f"{format_bytes(figures.planned_peak_bytes)} of {format_bytes(figures.unmodified_peak_bytes)}"
+    )
     if page.measured is not None:
         table.add_row("measured peak", f"{format_bytes(page.measured.peak_bytes)} ({100 * page.measured.error:+.2f} %)")
     table.add_row("planned overhead", percent(figures.overhead))

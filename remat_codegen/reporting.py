@@ -72,7 +72,7 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         planner=request.planner if case.plan is None else case.plan.planner,
         device=request.device,
         edition=request.edition,
-        version=case.header.version,
+        generator=case.header.version,
         model=traced.model,
         schedule=schedule,
         profile=followed.profile,

@@ -33,7 +33,7 @@ class Given:
     planner: str
     device: str
     edition: int
-    version: str
+    generator: str
     model: Model
     schedule: Schedule
     profile: Profile
@@ -65,7 +65,7 @@ def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | N
         planner=given.planner,
         device=given.device,
         edition=given.edition,
-        version=given.version,
+        generator=given.generator,
         figures=_figures(given, planned, unmodified, runs),
         measured=measured,
         outside=given.outside,
@@ -158,20 +158,16 @@ def _row_of(rows: Sequence[tuple[str, int]]) -> Callable[[str], int]:
 def _blocks(given: Given, nodes: Sequence[NodeRow], plain_ns: int) -> tuple[BlockRow, ...]:
     reading = Reading(given.schedule, given.lines, given.calls, (), True)
     timeline = simulate(given.model.graph, given.costs, given.schedule)
-    defined, row = _defined(given.text), _row_of(given.rows) if given.rows else None
-    found = []
-    for summary, block in zip(
-        summarize(given.model, given.costs, reading, timeline, plain_ns), given.model.graph.blocks, strict=True
-    ):
-        own = nodes[block.first : block.last + 1]
-        path = summary.path or _common([n.module for n in own])
-        table = row(path) if row is not None and summary.recomputed else 0
-        functions = [(f, defined.get(f, 0)) for f in summary.functions] + [("PLAN", table)] * bool(table)
-        found.append(_block(summary, path, functions, next((n.place for n in own if n.place is not None), None)))
-    return tuple(found)
+    summaries = summarize(given.model, given.costs, reading, timeline, plain_ns)
+    defined = _defined(given.text)
+    pairs = zip(summaries, given.model.graph.blocks, strict=True)
+    return tuple(_block(given, summary, nodes[block.first : block.last + 1], defined) for summary, block in pairs)
 
 
-def _block(summary: BlockSummary, path: str, functions: list[tuple[str, int]], place: object) -> BlockRow:
+def _block(given: Given, summary: BlockSummary, own: Sequence[NodeRow], defined: Mapping[str, int]) -> BlockRow:
+    path = summary.path or _common([n.module for n in own])
+    table = _row_of(given.rows)(path) if given.rows and summary.recomputed else 0
+    functions = [(f, defined.get(f, 0)) for f in summary.functions] + [("PLAN", table)] * bool(table)
     return BlockRow(
         block=summary.block,
         path=path,
@@ -182,7 +178,7 @@ def _block(summary: BlockSummary, path: str, functions: list[tuple[str, int]], p
         recomputed=summary.recomputed,
         overhead=summary.overhead,
         peak_bytes=summary.peak_bytes,
-        place=place,  # type: ignore[arg-type]
+        place=next((n.place for n in own if n.place is not None), None),
     )
 
 

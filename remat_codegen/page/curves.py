@@ -31,8 +31,8 @@ def during(timeline: Timeline, schedule: Schedule) -> tuple[int, ...]:
 
 
 def curve_of(graph: Graph, profile: Profile, schedule: Schedule, states_bytes: int = 0) -> Curve:
-    """The curve of a step that holds `states_bytes` of generator states. What a simulation says of a graph in which nothing else
-    has a size is that category's part."""
+    """The curve of a step that holds `states_bytes` of generator states. A category's part is what a simulation says of a graph
+    in which nothing else has a size."""
     no_workspace = replace(profile, workspace_bytes=(0,) * len(graph.nodes))
 
     def of(kinds: Collection[Kind], costs: Profile) -> tuple[int, ...]:

@@ -181,7 +181,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the page shows. `problems` are lines of the file and what is wrong there."""
+    """All that the page shows. `generator` is the version that wrote the file, `problems` are lines of it and what is wrong there."""
 
     title: str
     file: str
@@ -189,7 +189,7 @@ class Page:
     planner: str
     device: str
     edition: int
-    version: str
+    generator: str
     figures: Figures
     measured: Measured | None
     outside: Outside
@@ -207,4 +207,4 @@ class Page:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        return {"format": FORMAT, "version": VERSION} | asdict(self) | {"generator": self.version}
+        return {"format": FORMAT, "version": VERSION} | asdict(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from remat_codegen.budget import format_bytes
 from remat_codegen.graph.ir import Data, Graph, Kind
@@ -69,16 +70,21 @@ class _Values:
         fates = [self._fate(d, reads[d.id]) for d in self.graph.data]
         dearest = max((self._price(d) for d in self.graph.data if fates[d.id] == "rebuilt"), default=None)
         tensors = self._tensors()
-        found = []
-        for data in sorted(self.graph.data, key=lambda d: (self.lives[d.id][:1], d.id)):
-            why = self._why(data, fates[data.id], reads[data.id], dearest)
-            node, lives = self.graph.producers[data.id][0], self.lives[data.id]
-            own = tuple(tensors[data.id])
-            row = ValueRow(
-                shown_name(data), data.kind, data.nbytes, node, own, lives, tuple(reads[data.id]), fates[data.id], why
-            )
-            found.append(row)
-        return tuple(found)
+        ordered = sorted(self.graph.data, key=lambda d: (self.lives[d.id][:1], d.id))
+        return tuple(self._row(d, tensors[d.id], reads[d.id], fates[d.id], dearest) for d in ordered)
+
+    def _row(self, data: Data, tensors: list[Tensor], reads: list[int], fate: str, dearest: float | None) -> ValueRow:
+        return ValueRow(
+            name=shown_name(data),
+            kind=data.kind,
+            nbytes=data.nbytes,
+            node=self.graph.producers[data.id][0],
+            tensors=tuple(tensors),
+            lives=self.lives[data.id],
+            reads=tuple(reads),
+            fate=fate,
+            why=self._why(data, fate, reads, dearest),
+        )
 
     def _tensors(self) -> list[list[Tensor]]:
         found: list[list[Tensor]] = [[] for _ in self.graph.data]
@@ -145,7 +151,9 @@ class _Values:
         again = len(lives) - 1
         times = "once" if again == 1 else f"{again} times"
         cost = shown_time(again * self.profile.time_ns[node])
-        said = [f"Rebuilt {times}: {format_bytes(data.nbytes)} are free for {shown_time(free_ns)}, for {cost} of computing again."]
+        said = [
+            f"Rebuilt {times}: {format_bytes(data.nbytes)} are free for {shown_time(free_ns)}, for {cost} of computing again."
+        ]
         needed = [r for r in reads if r >= lives[1][0]]
         others = [d for d in self.graph.nodes[node].writes if d != data.id]
         if needed:
@@ -168,13 +176,14 @@ class _Values:
         together = sum(self.graph.data[d].nbytes for d in alike)
         if together > room:
             above = format_bytes(together - room)
-            return (f"Kept meanwhile, it alone would fit; the {len(alike)} alike would bring the step {above} above the budget.",)
+            return (
+                f"Kept meanwhile, it alone would fit; the {len(alike)} alike would bring the step {above} above the budget.",
+            )
         return ("Kept meanwhile, it would fit into the budget: what it is made beside, or with, is rebuilt anyway.",)
 
     def _gaps(self, data: int) -> list[tuple[int, int]]:
         """The last run of each copy and the first of the next."""
-        lives = self.lives[data]
-        return [(end, begin) for (_, end), (begin, _) in zip(lives, lives[1:], strict=False)]
+        return [(end, begin) for (_, end), (begin, _) in pairwise(self.lives[data])]
 
     def _kind(self, data: Data) -> tuple[str, int]:
         """What values are alike in: the operation, and which of its results they are."""

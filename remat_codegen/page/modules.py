@@ -30,16 +30,26 @@ def nodes_of(model: Model, profile: Profile, texts: Mapping[str, int]) -> tuple[
 
 
 def _node(model: Model, profile: Profile, node: Node, block_of: Sequence[int], texts: Mapping[str, int]) -> NodeRow:
-    costs = profile.time_ns[node.id], profile.workspace_bytes[node.id]
-    if node.phase is Phase.LOSS:
-        return NodeRow(node.name, node.phase, "the loss and the beginning of the backward pass", "", len(block_of) and block_of[-1], *costs, None)
     forward = node.id if node.forward is None else node.forward
-    operation = main_operation(model, forward)
-    source = operation.source
-    place = None if source is None or source.file not in texts else Place(texts[source.file], source.line)
+    operation = None if node.phase is Phase.LOSS else main_operation(model, forward)
+    source = None if operation is None else operation.source
+    return NodeRow(
+        name=node.name,
+        phase=node.phase,
+        operation=_said(operation, node.phase),
+        module="" if operation is None else operation.module_path,
+        block=block_of[min(forward, len(block_of) - 1)],
+        time_ns=profile.time_ns[node.id],
+        workspace_bytes=profile.workspace_bytes[node.id],
+        place=None if source is None or source.file not in texts else Place(texts[source.file], source.line),
+    )
+
+
+def _said(operation: Operation | None, phase: Phase) -> str:
+    if operation is None:
+        return "the loss, and the beginning of the backward pass"
     name = called(operation.target)
-    said = name if node.phase is Phase.FORWARD else f"backward of {name}"
-    return NodeRow(node.name, node.phase, said, operation.module_path, block_of[forward], *costs, place)
+    return name if phase is Phase.FORWARD else f"backward of {name}"
 
 
 @dataclass(slots=True)

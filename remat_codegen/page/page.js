@@ -6,7 +6,6 @@
   const { nodes, runs, values, planned, unmodified, measured, figures, outside, tradeoff, texts } = page;
   const $ = id => document.getElementById(id);
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  const PHASE = { forward: "forward", loss: "loss", backward: "backward" };
   const FATES = { kept: "kept", rebuilt: "rebuilt", passing: "forward pass only", gradient: "gradient", output: "output" };
   const GUTTER = 62; // of both charts over the step, so that their axes stand in line
 
@@ -65,7 +64,7 @@
     grid: { stroke: colour("grid"), width: 1 }, ...given,
   });
   const across = (label, binary, words) =>
-    axis({ splits: (u, i, min, max) => ticks(min, max, Math.max(2, Math.floor(u.width / 130)), binary), values: (u, s) => words(s) });
+    axis({ size: 30, splits: (u, i, min, max) => ticks(min, max, Math.max(2, Math.floor(u.width / 130)), binary), values: (u, s) => words(s) });
 
   /* The index of the last of `starts` that is not behind `at`. */
   function last(starts, at) {
@@ -165,8 +164,8 @@
   function readout(at) {
     if (at === null || at > planned.end_ns) return ($("curve-readout").textContent = "Drag to look closer, double click for the whole step.");
     const i = last(planned.start_ns, at), node = nodes[planned.nodes[i]];
-    const again = runs[i].again ? "again" : PHASE[node.phase];
-    const said = [element("b", {}, node.name), ` ${again}${node.module ? " in " + node.module : ""} · planned `, element("b", {}, bytes(planned.total_bytes[i]))];
+    const phase = runs[i].again ? " again" : node.phase === "forward" ? " forward" : "";
+    const said = [element("b", {}, node.name), `${phase}${node.module ? " in " + node.module : ""} · planned `, element("b", {}, bytes(planned.total_bytes[i]))];
     if (mode() === "parts") said.push(` · activations ${bytes(planned.activations_bytes[i])} · gradients ${bytes(planned.gradients_bytes[i])} · workspace ${bytes(planned.workspace_bytes[i])}`);
     else {
       if (at <= unmodified.end_ns) said.push(` · unmodified ${bytes(unmodified.total_bytes[last(unmodified.start_ns, at)])}`);
@@ -175,7 +174,7 @@
     $("curve-readout").replaceChildren(`${time(at)} · `, ...said);
   }
 
-  const cursor = { drag: { x: true, y: false, setScale: true }, points: { show: false }, sync: { key: "step", scales: ["x", null] } };
+  const cursor = { y: false, drag: { x: true, y: false, setScale: true }, points: { show: false }, sync: { key: "step", scales: ["x", null] } };
   let following = false;
   function follow(u, key) {
     if (key !== "x" || following) return;
@@ -220,7 +219,7 @@
   const FITTING = 150; // values up to which each has a row that can be read
   function layOut() {
     const height = $("lives-scroll").clientHeight - 30;
-    rowHeight = shown.length > FITTING ? height / shown.length : Math.max(13, Math.min(24, height / Math.max(1, shown.length)));
+    rowHeight = shown.length > FITTING ? height / shown.length : Math.max(15, Math.min(24, height / Math.max(1, shown.length)));
     $("lives-tall").style.height = `${Math.max(height, rowHeight * shown.length) + 30}px`;
     $("lives-scroll").scrollTop = 0;
     const total = shown.reduce((sum, i) => sum + values[i].nbytes, 0);
@@ -237,13 +236,13 @@
     const { ctx, bbox } = u, ratio = devicePixelRatio, top = $("lives-scroll").scrollTop;
     const from = Math.max(0, Math.floor(top / rowHeight)), rows = Math.ceil(u.height / rowHeight) + 1;
     const shades = Object.fromEntries(Object.keys(FATES).map(f => [f, colour(f)])), soft = colour("soft"), ink = colour("ink"), paper = colour("paper");
-    const named = rowHeight >= 11, high = Math.max(ratio, (named ? rowHeight - 4 : Math.max(0.8, rowHeight - (rowHeight > 4 ? 1 : 0))) * ratio);
+    const named = rowHeight >= 11, high = Math.max(ratio, (named ? rowHeight - 3 : Math.max(0.8, rowHeight - (rowHeight > 4 ? 1 : 0))) * ratio);
     ctx.save();
     ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
     ctx.font = `${11 * ratio}px ui-monospace, Menlo, Consolas, monospace`;
     ctx.textBaseline = "middle";
     for (let row = from; row < Math.min(shown.length, from + rows); row++) {
-      const value = values[shown[row]], y = bbox.top + (row * rowHeight - top + (named ? 2 : 0)) * ratio, middle = y + high / 2;
+      const value = values[shown[row]], y = bbox.top + (row * rowHeight - top + (named ? 1 : 0)) * ratio, middle = y + high / 2;
       if (shown[row] === chosen) {
         ctx.fillStyle = colour("mark");
         ctx.fillRect(bbox.left, y - 2 * ratio, bbox.width, high + 4 * ratio);
@@ -276,14 +275,14 @@
       ctx.globalAlpha = 1;
     }
     ctx.fillStyle = on && value.lives.length === 1 && value.fate !== "passing" ? paper : ink;
-    ctx.fillText(words, x, y + ratio);
+    ctx.fillText(words, x, y + ratio / 2);
   }
 
   function makeLives() {
     if (lives) lives.destroy();
     lives = new uPlot({
       width: $("lives").clientWidth, height: $("lives-scroll").clientHeight, legend: { show: false }, padding: [0, 8, 0, 0],
-      cursor: { ...cursor, y: false },
+      cursor,
       scales: { x: { time: false, range: (u, min, max) => [Math.max(0, min), Math.min(END, max)] }, y: { range: [0, 1] } },
       axes: [across("time", false, times), axis({ size: GUTTER, grid: { show: false }, splits: () => [] })],
       series: [{}, { paths: () => null, points: { show: false } }],
@@ -307,7 +306,7 @@
 
   // ------------------------------------------------------------------ one value
 
-  const phaseOf = run => (runs[run].again ? "again" : PHASE[nodes[runs[run].node].phase]);
+  const phaseOf = run => (runs[run].again ? "again" : nodes[runs[run].node].phase);
 
   function link(words, place, own) {
     const made = element("a", { href: "#source" }, words);
@@ -357,8 +356,9 @@
     if (chart) chart.destroy();
     const { points } = tradeoff, dashed = { dash: [5, 4] };
     const x = points.map(p => p.budget_bytes), own = figures.budget_bytes ?? figures.planned_peak_bytes;
-    const worth = Math.max(0, ...points.map(p => p.bound ?? 0)), most = Math.max(figures.overhead, worth, ...points.map(p => p.overhead ?? 0));
-    const top = 1.12 * Math.max(0.01, Math.min(most, 3 * worth + 0.2)), low = Math.min(...x), high = Math.max(...x);
+    const reached = points.filter(p => p.overhead !== null), low = Math.min(...x), high = Math.max(...x);
+    const worth = Math.max(0, ...reached.map(p => p.bound ?? 0)), most = Math.max(figures.overhead, ...reached.map(p => p.overhead));
+    const top = 1.25 * Math.max(0.01, Math.min(most, Math.max(figures.overhead, 3 * worth + 0.2)));
     const soft = colour("unmodified");
     chart = new uPlot({
       width: $("tradeoff").clientWidth, height: innerWidth < 560 ? 250 : 320, legend: { show: false }, padding: [10, 16, 0, 0],
@@ -368,7 +368,7 @@
       series: [
         {},
         { label: "bound", stroke: soft, width: 1, fill: soft + "38", paths: uPlot.paths.stepped({ align: -1 }), points: { show: false } },
-        { label: "plans", stroke: colour("planned"), width: 1.5, ...dashed, points: { show: true, size: 6, stroke: colour("planned"), fill: colour("paper") } },
+        { label: "plans", stroke: colour("planned"), width: 1.5, ...dashed, paths: uPlot.paths.stepped({ align: 1 }), points: { show: true, size: 6, stroke: colour("planned"), fill: colour("paper") } },
       ],
       hooks: { draw: [u => drawOwn(u, own)] },
     }, [x, points.map(p => p.bound), points.map(p => p.overhead)], $("tradeoff"));
@@ -378,6 +378,9 @@
   function drawOwn(u, budget) {
     const { ctx } = u, ratio = devicePixelRatio, x = u.valToPos(budget, "x", true), y = u.valToPos(figures.overhead, "y", true);
     ctx.save();
+    const edge = Math.max(u.bbox.left, Math.min(u.bbox.left + u.bbox.width, u.valToPos(tradeoff.least_bytes, "x", true)));
+    ctx.fillStyle = colour("unmodified") + "38";
+    ctx.fillRect(u.bbox.left, u.bbox.top, edge - u.bbox.left, u.bbox.height);
     ctx.fillStyle = colour("measured"); ctx.strokeStyle = colour("paper"); ctx.lineWidth = 2 * ratio;
     ctx.beginPath(); ctx.arc(x, y, 6 * ratio, 0, 2 * Math.PI); ctx.fill(); ctx.stroke();
     ctx.fillStyle = colour("ink"); ctx.font = `${12 * ratio}px system-ui, sans-serif`; ctx.textAlign = "left"; ctx.textBaseline = "bottom";

@@ -20,7 +20,7 @@ FEW_MODULES = 24  # rows; up to here a table is shown one level deeper
 def render(page: Page) -> str:
     """The page's text: a pure function of its data."""
     environment = templates(escapes=True)
-    environment.filters |= {"bytes": format_bytes, "percent": _percent, "time": shown_time}
+    environment.filters |= {"bytes": format_bytes, "percent": _percent, "time": shown_time, "last_name": _last_name}
     given: dict[str, Any] = {
         "page": page,
         "data": _as_script(page),
@@ -51,6 +51,12 @@ def _depth(page: Page) -> int:
     while depth < 3 and sum(m.depth <= depth + 1 for m in page.modules) <= FEW_MODULES:
         depth += 1
     return depth
+
+
+def _last_name(path: str) -> str:
+    """How a module is called among its neighbours: attn of h.3.attn, but h.3 of h.3, since 3 says nothing."""
+    outer, _, name = path.rpartition(".")
+    return f"{outer.rpartition('.')[2]}.{name}" if name.isdigit() and outer else name
 
 
 def _percent(ratio: float) -> str:

@@ -80,8 +80,8 @@ def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: s
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a piece of work held over time, over what was held when it began: `held_bytes` from each of `at_ns` on. `marked_ns` is
-    when it called the function that it was given; all times are from its beginning."""
+    """What a piece of work held over time, over what was held when it began: `held_bytes` from each of `at_ns` on. `marked_ns`
+    is when it called the function that it was given; all times are from its beginning."""
 
     at_ns: tuple[int, ...]
     held_bytes: tuple[int, ...]
