@@ -73,11 +73,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node: what runs. `operation` is what made its result, `place` the line of the user's source."""
+    """A node: what runs. `operation` is what makes its result, `also` what it computes on the way there, `place` the line of
+    the user's source."""
 
     name: str
     phase: str
     operation: str
+    also: tuple[str, ...]
     module: str
     block: int
     time_ns: int
@@ -181,7 +183,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the page shows. `generator` is the version that wrote the file, `problems` are lines of it and what is wrong there."""
+    """All that the page shows. `generator` is the version that wrote the file, `problems` are lines of that and what is wrong
+    there."""
 
     title: str
     file: str

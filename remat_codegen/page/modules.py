@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from remat_codegen.graph.ir import Graph, Node, Phase
-from remat_codegen.graph.simplify import Model
+from remat_codegen.graph.simplify import Model, allocates
 from remat_codegen.page.data import ModuleRow, NodeRow, Place, Run, ValueRow
 from remat_codegen.profile.costs import Profile
 from remat_codegen.trace import Operation, called
@@ -37,6 +37,7 @@ def _node(model: Model, profile: Profile, node: Node, block_of: Sequence[int], t
         name=node.name,
         phase=node.phase,
         operation=_said(operation, node.phase),
+        also=() if operation is None else _also(model, forward, operation),
         module="" if operation is None else operation.module_path,
         block=block_of[min(forward, len(block_of) - 1)],
         time_ns=profile.time_ns[node.id],
@@ -50,6 +51,12 @@ def _said(operation: Operation | None, phase: Phase) -> str:
         return "the loss, and the beginning of the backward pass"
     name = called(operation.target)
     return name if phase is Phase.FORWARD else f"backward of {name}"
+
+
+def _also(model: Model, node: int, main: Operation) -> tuple[str, ...]:
+    """What else of a node allocates memory, in order."""
+    others = (model.trace.operations[op] for op in model.bodies[node].operations if op != main.id)
+    return tuple(called(op.target) for op in others if allocates(model.record, op))
 
 
 @dataclass(slots=True)

@@ -327,7 +327,7 @@
     row("size", bytes(value.nbytes));
     const shapes = [...new Set(value.tensors.map(t => `${t.dtype}[${t.shape.join(", ")}]`))];
     if (shapes.length) row("shape", shapes[0], shapes.length > 1 ? ` and ${shapes.length - 1} ${shapes.length > 2 ? "views" : "view"} of it` : "");
-    row("made by", element("code", {}, node.operation), node.module ? ` in ${node.module}` : "");
+    row("made by", element("code", {}, node.operation), node.also.length ? ` after ${node.also.join(", ")}` : "", node.module ? ` in ${node.module}` : "");
     if (node.place) {
       const text = texts[node.place.text], place = element("dd", {}, link(`${text.name}:${node.place.line}`, node.place, runs[value.lives[0][0]].line));
       place.append(element("pre", {}, text.lines[node.place.line - 1].trim()));

@@ -116,8 +116,9 @@ def test_places_are_lines_of_the_texts(case):
     file, _, _, page = case
     assert [t.name for t in page.texts] == ["net_remat.py", "net.py"]
     assert "\n".join(page.texts[0].lines) + "\n" == file.read_text()
-    first = next(n for n in page.nodes if n.module == "steps.0.query")
-    assert page.texts[first.place.text].lines[first.place.line - 1].strip() == "scores = self.query(x)  # as wide as four"
+    first = page.nodes[0]
+    assert (first.operation, first.also, first.module) == ("aten.softmax.int", ("aten.linear.default",), "steps.0")
+    assert page.texts[first.place.text].lines[first.place.line - 1].strip() == "probs = F.softmax(scores, -1) * 0.5"
     lines = page.texts[0].lines
     for block in page.blocks:
         for name, line in block.functions:
