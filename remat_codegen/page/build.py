@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from remat_codegen.graph.simplify import Model
 from remat_codegen.page.curves import curve_of, runs_of
-from remat_codegen.page.data import BlockRow, Curve, Figures, Measured, NodeRow, Outside, Page, Run, Text, Tradeoff
+from remat_codegen.page.data import BlockRow, Curve, Figures, Measured, NodeRow, Outside, Page, Place, Run, Text, Tradeoff
 from remat_codegen.page.lives import values_of
 from remat_codegen.page.modules import modules_of, nodes_of
 from remat_codegen.profile.costs import Profile
@@ -74,7 +75,7 @@ def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | N
         nodes=nodes,
         runs=runs,
         values=values,
-        blocks=_blocks(given, nodes, unmodified.end_ns),
+        blocks=_blocks(given, nodes, unmodified.end_ns, texts),
         modules=modules_of(graph, nodes, runs, planned.total_bytes, values),
         tradeoff=tradeoff,
         texts=texts,
@@ -155,19 +156,24 @@ def _row_of(rows: Sequence[tuple[str, int]]) -> Callable[[str], int]:
 # ---------------------------------------------------------------------------------------------- blocks
 
 
-def _blocks(given: Given, nodes: Sequence[NodeRow], plain_ns: int) -> tuple[BlockRow, ...]:
+def _blocks(given: Given, nodes: Sequence[NodeRow], plain_ns: int, texts: Sequence[Text]) -> tuple[BlockRow, ...]:
     reading = Reading(given.schedule, given.lines, given.calls, (), True)
     timeline = simulate(given.model.graph, given.costs, given.schedule)
     summaries = summarize(given.model, given.costs, reading, timeline, plain_ns)
-    defined = _defined(given.text)
+    defined = {name: first for name, first, _ in _functions(given.text)}
     pairs = zip(summaries, given.model.graph.blocks, strict=True)
-    return tuple(_block(given, summary, nodes[block.first : block.last + 1], defined) for summary, block in pairs)
+    return tuple(_block(given, s, nodes[block.first : block.last + 1], defined, texts) for s, block in pairs)
 
 
-def _block(given: Given, summary: BlockSummary, own: Sequence[NodeRow], defined: Mapping[str, int]) -> BlockRow:
+def _block(
+    given: Given, summary: BlockSummary, own: Sequence[NodeRow], defined: Mapping[str, int], texts: Sequence[Text]
+) -> BlockRow:
     path = summary.path or _common([n.module for n in own])
-    table = _row_of(given.rows)(path) if given.rows and summary.recomputed else 0
-    functions = [(f, defined.get(f, 0)) for f in summary.functions] + [("PLAN", table)] * bool(table)
+    place = next((n.place for n in own if n.place is not None), None)
+    functions = [(f, defined.get(f, 0)) for f in summary.functions]
+    if given.edition == 2:
+        table = _row_of(given.rows)(path) if given.rows and summary.recomputed else 0
+        functions = [("PLAN", table)] * bool(table) + _written(texts, place, defined)
     return BlockRow(
         block=summary.block,
         path=path,
@@ -178,7 +184,7 @@ def _block(given: Given, summary: BlockSummary, own: Sequence[NodeRow], defined:
         recomputed=summary.recomputed,
         overhead=summary.overhead,
         peak_bytes=summary.peak_bytes,
-        place=next((n.place for n in own if n.place is not None), None),
+        place=place,
     )
 
 
@@ -191,9 +197,26 @@ def _common(paths: Sequence[str]) -> str:
     return ".".join(words[0][:shared]) if words else ""
 
 
-def _defined(text: str) -> dict[str, int]:
-    """The lines in which a file's functions begin."""
+def _written(texts: Sequence[Text], place: Place | None, defined: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The method in which a line of the model's source stands, where the file carries it: under the same name."""
+    if place is None:
+        return []
+    around = [n for n, first, last in _functions("\n".join(texts[place.text].lines)) if first <= place.line <= last]
+    return [(n, defined[n]) for n in around[-1:] if n in defined]
+
+
+@lru_cache(maxsize=16)
+def _functions(text: str) -> tuple[tuple[str, int, int], ...]:
+    """A text's functions and methods, each with its first and its last line; none where it is no Python."""
     try:
-        return {s.name: s.lineno for s in ast.parse(text).body if isinstance(s, ast.FunctionDef)}
+        return tuple(_within(ast.parse(text), ""))
     except SyntaxError:
-        return {}
+        return ()
+
+
+def _within(tree: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield f"{prefix}{node.name}", node.lineno, node.end_lineno or node.lineno
+        elif isinstance(node, ast.ClassDef):
+            yield from _within(node, f"{prefix}{node.name}.")

@@ -26,6 +26,7 @@ def render(page: Page) -> str:
         "data": _as_script(page),
         "depth": _depth(page),
         "share": _share,
+        "highest": page.planned.total_bytes.index(page.figures.planned_peak_bytes) if page.runs else None,
         "style": Markup(_asset("vendor/uPlot.min.css") + _asset("page.css")),
         "library": Markup(_asset("vendor/uPlot.iife.min.js")),
         "script": Markup(_asset("page.js")),

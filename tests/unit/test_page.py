@@ -122,8 +122,9 @@ def test_places_are_lines_of_the_texts(case):
     lines = page.texts[0].lines
     for block in page.blocks:
         for name, line in block.functions:
-            said = lines[line - 1]
-            assert said.startswith(f"def {name}(") if name != "PLAN" else f'"{block.path}' in said or block.path in said
+            wanted = block.path if name == "PLAN" else f"def {name.rpartition('.')[2]}("
+            assert wanted in lines[line - 1]
+        assert block.functions and block.place is not None
     again = [r for r in page.runs if r.again]
     assert again and all(0 < r.line <= len(lines) for r in again)
 

@@ -24,10 +24,11 @@ READY = "html[data-ready=yes]"
 CONTRAST = 4.5  # that text is asked to have
 # What of the page reaches beyond the window, but for what scrolls by itself.
 TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
-COLOURS = """() => [...document.querySelectorAll('p, dt, dd, th, td, h1, h2, label, a, code')].filter(e => e.offsetParent).map(e => {
+COLOURS = """() => [...document.querySelectorAll('p, dt, dd, th, td, h1, h2, label, a, code')].flatMap(e => {
+    if (!e.offsetParent) return [];
     let behind = e;
     while (behind && getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)') behind = behind.parentElement;
-    return [getComputedStyle(e).color, behind ? getComputedStyle(behind).backgroundColor : 'none'];
+    return [[getComputedStyle(e).color, behind ? getComputedStyle(behind).backgroundColor : 'none']];
 })"""
 
 
