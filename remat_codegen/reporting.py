@@ -134,7 +134,7 @@ def _tradeoff(given: Given, prices: Priced, planners: Sequence[str], progress: P
     timeline = simulate(prices.graph, given.costs, given.schedule)
     needed = timeline.peak_bytes + given.states_bytes
     overhead = round(over(timeline.time_ns, prices.plain_ns), 6)
-    own = Point(needed if given.budget_bytes is None else given.budget_bytes, overhead, "this file", given.bound)
+    own = Point(max(needed, given.budget_bytes or 0), overhead, "this file", given.bound)
     return tradeoff.tradeoff(prices, own, planners, progress)
 
 

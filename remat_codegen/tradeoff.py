@@ -36,7 +36,7 @@ def tradeoff(found: Priced, own: Point, planners: Sequence[str], progress: Progr
         for done, nbytes in enumerate(budgets):
             progress.update(done, len(budgets))
             points.append(_best(points, _point(found, nbytes, planners, progress), own))
-    return Tradeoff(tuple(points), tuple(planners), least, next((p for p in points if p.budget_bytes == more), None))
+    return Tradeoff(own, tuple(points), tuple(planners), least, next((p for p in points if p.budget_bytes == more), None))
 
 
 def _budgets(found: Priced, own: int, least: int, more: int) -> list[int]:

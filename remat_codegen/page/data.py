@@ -165,8 +165,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """Overhead against budget. `least_bytes` is less than any schedule needs; `more` is what a tenth more memory would buy."""
+    """Overhead against budget. `own` is the file's point, at its budget, or at what it needs where that is more. `least_bytes`
+    is what every schedule needs; `more` is what a tenth more memory would buy."""
 
+    own: Point
     points: tuple[Point, ...]
     planners: tuple[str, ...]
     least_bytes: int

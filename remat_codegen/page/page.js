@@ -354,11 +354,11 @@
   function drawTradeoff() {
     if (!tradeoff) return;
     if (chart) chart.destroy();
-    const { points } = tradeoff, dashed = { dash: [5, 4] };
-    const x = points.map(p => p.budget_bytes), own = figures.budget_bytes ?? figures.planned_peak_bytes;
+    const { points, own } = tradeoff, dashed = { dash: [5, 4] };
+    const x = points.map(p => p.budget_bytes);
     const reached = points.filter(p => p.overhead !== null), low = Math.min(...x), high = Math.max(...x);
-    const worth = Math.max(0, ...reached.map(p => p.bound ?? 0)), most = Math.max(figures.overhead, ...reached.map(p => p.overhead));
-    const top = 1.25 * Math.max(0.01, Math.min(most, Math.max(figures.overhead, 3 * worth + 0.2)));
+    const worth = Math.max(0, ...reached.map(p => p.bound ?? 0)), most = Math.max(own.overhead, ...reached.map(p => p.overhead));
+    const top = 1.25 * Math.max(0.01, Math.min(most, Math.max(own.overhead, 3 * worth + 0.2)));
     const soft = colour("unmodified");
     chart = new uPlot({
       width: $("tradeoff").clientWidth, height: innerWidth < 560 ? 250 : 320, legend: { show: false }, padding: [10, 16, 0, 0],
@@ -375,8 +375,8 @@
     legend("budget-legend", [["this file", "measured", "dot"], [`best plan found by ${tradeoff.planners.join(", ")}`, "planned", "dash"], ["proved impossible", "unmodified", "area"]]);
   }
 
-  function drawOwn(u, budget) {
-    const { ctx } = u, ratio = devicePixelRatio, x = u.valToPos(budget, "x", true), y = u.valToPos(figures.overhead, "y", true);
+  function drawOwn(u, own) {
+    const { ctx } = u, ratio = devicePixelRatio, x = u.valToPos(own.budget_bytes, "x", true), y = u.valToPos(own.overhead, "y", true);
     ctx.save();
     const edge = Math.max(u.bbox.left, Math.min(u.bbox.left + u.bbox.width, u.valToPos(tradeoff.least_bytes, "x", true)));
     ctx.fillStyle = colour("unmodified") + "38";
@@ -384,7 +384,7 @@
     ctx.fillStyle = colour("measured"); ctx.strokeStyle = colour("paper"); ctx.lineWidth = 2 * ratio;
     ctx.beginPath(); ctx.arc(x, y, 6 * ratio, 0, 2 * Math.PI); ctx.fill(); ctx.stroke();
     ctx.fillStyle = colour("ink"); ctx.font = `${12 * ratio}px system-ui, sans-serif`; ctx.textAlign = "left"; ctx.textBaseline = "bottom";
-    ctx.fillText(percent(figures.overhead), x + 9 * ratio, y - 4 * ratio);
+    ctx.fillText(percent(own.overhead), x + 9 * ratio, y - 4 * ratio);
     ctx.restore();
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -265,6 +266,20 @@ def test_the_verb_writes_a_page(made, tmp_path):
     found = json.loads(done.stdout)
     assert found["format"] == "remat-codegen report" and found["tradeoff"]["planners"] == ["chen"]
     assert not made.with_suffix(".html").exists(), "with --json alone, nothing is written"
+
+
+def test_a_file_that_was_edited_is_shown_as_it_is(made, tmp_path):
+    edits = re.compile(r'^ +(\w+ = )?kept\.forget\("\w+"\)\n|(?<=^PLAN = \{\n)    "[^"]*": "[^"]*",.*\n', re.MULTILINE)
+    text, edited = edits.subn("", made.read_text(), count=1)
+    assert edited
+    (tmp_path / "net.py").write_text((made.parent / "net.py").read_text())
+    (tmp_path / "net_remat.py").write_text(text)
+    page = reporting.report(tmp_path / "net_remat.py", QUIET, planners=("chen",))
+    assert page.problems and all(line > 0 for line, _ in page.problems)
+    own = page.tradeoff.own
+    assert own.budget_bytes == max(page.figures.planned_peak_bytes, page.figures.budget_bytes)
+    assert own.overhead == pytest.approx(page.figures.overhead, abs=1e-6)
+    assert "does not do what it was generated to do" in render(page)
 
 
 @pytest.mark.parametrize("edit", ["unreadable", "edited", "none of ours"])
