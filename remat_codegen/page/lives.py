@@ -138,6 +138,8 @@ class _Values:
             node = self.graph.nodes[waiting.pop()]
             if not node.recomputable:
                 return None
+            if node.id in found:
+                continue
             found.add(node.id)
             waiting += [self.graph.producers[d][0] for d in node.reads if not self._held_at_loss(d)]
         return found
