@@ -77,8 +77,8 @@ class RematPlan:
         """The model with training steps that keep to the budget: what `rematerialize(model)` of the written file returns.
 
         Where the file has a table, that is the model itself, whose training steps are then others; where it has functions, a
-        module that shares the model's parameters, buffers and modules. It has the same `state_dict`, and is in the same mode. To
-        save it as a whole (pickle), write the file and import it.
+        module that shares the model's parameters, buffers and modules. It has the same `state_dict`, and is in the same mode.
+        To save it as a whole (pickle), write the file and import it.
         """
         with _as_it_was(str(device_of(self._model))):  # a file that is carried may seed, when it is imported
             generated = imported(self.source, self._name)

@@ -25,6 +25,7 @@ from remat_codegen.cli_cache import cache
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, time_limit_option, verbatim
+from remat_codegen.cli_report import report as report_verb
 from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import check_writable
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
@@ -45,6 +46,7 @@ Examples:
   remat-codegen trace model.py:GPT2 -o graph.json
   remat-codegen plan graph.json --budget 60% --planner dtr
   remat-codegen cache --clear
+  remat-codegen report gpt2_remat.py -o report.html
 """
 
 
@@ -327,6 +329,7 @@ for _verb in (*VERBS, cache):
 
 
 cli.add_command(explain_command(captured, output_options))
+cli.add_command(report_verb)
 
 
 def _exit_code(verification: Any) -> int:

@@ -17,8 +17,9 @@ from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.planfile import SavedPlan, order_of
+from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.compare import differences
-from remat_codegen.readback.interpreter import Reading, read_back
+from remat_codegen.readback.interpreter import Call, Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress
@@ -75,7 +76,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """A file with the model that it is explained by."""
 
     file: Path
@@ -90,6 +91,21 @@ class _Case:
         return pipeline.emit(self.traced, schedule, replace(plan, order=tuple(order)), self.header.request)
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The schedule that a file was found to run, with the `costs` that it was simulated by; `profile` are those of the step
+    without recomputation. `lines` are those of the file that cause each of its steps, `calls` the functions that it calls; a
+    file of the second edition has neither."""
+
+    case: Case
+    request: Request
+    schedule: Schedule
+    profile: Profile
+    costs: Profile
+    lines: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+
 def explain(
     file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
 ) -> Explanation:
@@ -98,6 +114,13 @@ def explain(
     The model is the one that the header names, or `target`; `plan` is compared with instead of the header's plan.
     Raises VerifyError where remat-codegen did not write the file, and what tracing raises.
     """
+    return follow(file, progress, target, plan, cache)[0]
+
+
+def follow(
+    file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
+) -> tuple[Explanation, Followed | None]:
+    """As `explain`, and the schedule itself, None where it could not be followed to its end."""
     text = lifecycle._read(file)
     header = lifecycle.read_header(text, file)
     saved = header.plan if plan is None else planfile.load(plan)
@@ -110,15 +133,15 @@ def explain(
     with lifecycle._as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
         if request.edition == 2:
-            return _explained_by_table(_Case(file, text, header, traced, _fitting(saved, traced)), request, progress)
+            return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced)), request, progress)
         with progress.stage("read"):
             reading = read_back(text, traced.model)
-            case = _Case(file, text, header, traced, _fitting(saved, traced))
+            case = Case(file, text, header, traced, _fitting(saved, traced))
             reading, problems, notes, as_planned = _judged(case, reading)
         edited = header.sealed is False
         found = Explanation(file, tuple(problems[:MOST_PROBLEMS]), tuple(notes), as_planned, edited=edited)
         if not _is_valid(traced, reading):
-            return found
+            return found, None
         return _priced(found, case, reading, request, progress)
 
 
@@ -137,7 +160,7 @@ def _is_valid(traced: pipeline.Traced, reading: Reading) -> bool:
 # ---------------------------------------------------------------------------------------------- what is wrong
 
 
-def _judged(case: _Case, reading: Reading) -> tuple[Reading, list[Problem], list[str], bool | None]:
+def _judged(case: Case, reading: Reading) -> tuple[Reading, list[Problem], list[str], bool | None]:
     """The reading, the problems in it, notes, and whether it is the plan's schedule."""
     problems, notes = list(reading.problems), _notes(case)
     graph = case.traced.graph.digest()
@@ -160,7 +183,7 @@ def _judged(case: _Case, reading: Reading) -> tuple[Reading, list[Problem], list
     return reading, _with_differences(case, problems, notes, planned if own is None else own), notes, as_planned
 
 
-def _notes(case: _Case) -> list[str]:
+def _notes(case: Case) -> list[str]:
     digest = lifecycle._source_digest(case.traced)
     changed = digest[:12] != case.header.source
     notes = [f"{case.traced.target.path.name} has changed since the file was made"] if changed else []
@@ -169,7 +192,7 @@ def _notes(case: _Case) -> list[str]:
     return notes
 
 
-def _expected_by_itself(case: _Case, reading: Reading) -> str | None:
+def _expected_by_itself(case: Case, reading: Reading) -> str | None:
     """What the generator writes for the schedule that was read; None where that cannot be run."""
     order = order_of(reading.schedule)
     try:
@@ -185,7 +208,7 @@ def _no_plan(header: Header, traced: pipeline.Traced) -> SavedPlan:
     return SavedPlan(traced.graph.digest(), asked.planner, "", asked.budget or "", 0, 0, 0, 0.0, None, asked.device, ())
 
 
-def _with_differences(case: _Case, problems: list[Problem], notes: list[str], expected: str | None) -> list[Problem]:
+def _with_differences(case: Case, problems: list[Problem], notes: list[str], expected: str | None) -> list[Problem]:
     """The problems, and where the text is not what it should be, by line.
 
     A file that is as it was written, and whose functions do what they should, may still come from another generator.
@@ -207,7 +230,7 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _how(case: _Case, found: Schedule, planned: Schedule) -> str:
+def _how(case: Case, found: Schedule, planned: Schedule) -> str:
     """In what two schedules differ, in a few words."""
     graph, have, want = case.traced.graph, order_of(found), order_of(planned)
     rows = []
@@ -222,11 +245,12 @@ def _how(case: _Case, found: Schedule, planned: Schedule) -> str:
 # ---------------------------------------------------------------------------------------------- the second edition
 
 
-def _explained_by_table(case: _Case, request: Request, progress: Progress) -> Explanation:
+def _explained_by_table(case: Case, request: Request, progress: Progress) -> tuple[Explanation, Followed | None]:
     """A file of the second edition: the schedule that its table and its marks lead to."""
     traced, notes = case.traced, _notes(case)
     with progress.stage("read"):
         brought, problems = second.read_back(case.text, traced)
+        lost = bool(problems) and not brought.rows
         order = order_of(brought.schedule)
         as_planned = None if case.plan is None else order == case.plan.order
         if as_planned is False and not problems:
@@ -235,9 +259,10 @@ def _explained_by_table(case: _Case, request: Request, progress: Progress) -> Ex
         expected = second.emit(traced, plan, case.header.request, brought)
         found = _with_differences(case, problems, notes, expected)
     profile = pipeline.measured_costs(request, traced, progress)
-    timeline = simulate(traced.graph, brought.found.with_held(profile), brought.schedule)
+    costs = brought.found.with_held(profile)
+    timeline = simulate(traced.graph, costs, brought.schedule)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    return Explanation(
+    explanation = Explanation(
         case.file,
         tuple(sorted(found, key=lambda p: p.line)[:MOST_PROBLEMS]),
         tuple(notes),
@@ -249,19 +274,22 @@ def _explained_by_table(case: _Case, request: Request, progress: Progress) -> Ex
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
         edited=case.header.sealed is False,
     )
+    return explanation, None if lost else Followed(case, request, brought.schedule, profile, costs)
 
 
 # ---------------------------------------------------------------------------------------------- what it costs
 
 
-def _priced(found: Explanation, case: _Case, reading: Reading, request: Request, progress: Progress) -> Explanation:
+def _priced(
+    found: Explanation, case: Case, reading: Reading, request: Request, progress: Progress
+) -> tuple[Explanation, Followed]:
     profile = pipeline.measured_costs(request, case.traced, progress)
     graph = case.traced.graph
     timeline = simulate(graph, profile, reading.schedule)
     plain = simulate(graph, profile, without_recomputation(graph))
     again = pipeline.generator_states(case.traced, reading.schedule)
     blocks = summarize(case.traced.model, profile, reading, timeline, plain.time_ns)
-    return replace(
+    priced = replace(
         found,
         blocks=blocks,
         peak_bytes=timeline.peak_bytes + again,
@@ -271,3 +299,4 @@ def _priced(found: Explanation, case: _Case, reading: Reading, request: Request,
         budget_bytes=None if case.plan is None else case.plan.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
     )
+    return priced, Followed(case, request, reading.schedule, profile, profile, reading.lines, reading.calls)

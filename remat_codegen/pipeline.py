@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -405,7 +406,7 @@ def command(request: Request, plan: SavedPlan) -> str:
 def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
     default = Request("")
-    asked = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
+    asked: dict[str, Any] = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
     asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed")}
     asked |= {"edition": 2 if request.edition == 2 else None}
     words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]

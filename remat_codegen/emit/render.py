@@ -96,11 +96,13 @@ def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -
     return _Renderer(original, model, schedule, facts).render()
 
 
-def templates() -> jinja2.Environment:
+def templates(escapes: bool = False) -> jinja2.Environment:
+    """The layouts of what is written; `escapes` for HTML."""
     here = Path(__file__).resolve().parent.parent
     folders = [here / "templates", here.parent / "templates"]
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders),
+        autoescape=escapes,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

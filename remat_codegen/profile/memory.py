@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 BEGIN = "remat-codegen: what is measured begins"
+MARK, END = "remat-codegen: what is measured goes on", "remat-codegen: what is measured ends"
 COUNTERS = "allocated_bytes", "requested_bytes"
 
 
@@ -75,6 +76,37 @@ def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: s
     after = torch.cuda.memory_stats(device)
     allocated, requested = (after[f"{kind}.all.peak"] - before.get(f"{kind}.all.current", 0) for kind in COUNTERS)
     return Peak(allocated, requested, torch.cuda.max_memory_reserved(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a piece of work held over time, over what was held when it began: `held_bytes` from each of `at_ns` on. `marked_ns`
+    is when it called the function that it was given; all times are from its beginning."""
+
+    at_ns: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+    marked_ns: int
+    end_ns: int
+
+
+def course(work: Callable[[Callable[[], None]], Any]) -> Course:
+    """The course of `work(mark)` on the CPU, by the profiler's record of its allocator. The highest is what `peak` measures."""
+
+    def note(name: str) -> None:
+        with record_function(name):
+            pass
+
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        note(BEGIN)
+        work(lambda: note(MARK))
+        note(END)
+    assert recorded.profiler is not None
+    noted = {e.name(): e.start_ns() for e in recorded.profiler.kineto_results.events() if e.name() in (BEGIN, MARK, END)}
+    begin = noted[BEGIN]
+    events = [(when - begin, nbytes) for when, nbytes in allocations(recorded) if when >= begin]
+    held = running_total([nbytes for _, nbytes in events])
+    end = noted[END] - begin
+    return Course(tuple(when for when, _ in events), tuple(held), noted.get(MARK, noted[END]) - begin, end)
 
 
 def free_bytes() -> int | None:

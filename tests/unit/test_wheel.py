@@ -72,6 +72,8 @@ def test_a_wheel_is_all_that_is_needed(installed, tmp_path):
     assert "ok" in ran(command, "verify", "net_remat.py", "model.py:Net", cwd=tmp_path)
     assert "up to date" in ran(command, "check", "net_remat.py", cwd=tmp_path)
     assert "the schedule is the plan's" in ran(command, "explain", "net_remat.py", cwd=tmp_path)
+    ran(command, "report", "net_remat.py", "-o", "net.html", "--planners", "none", cwd=tmp_path)
+    assert "uPlot" in (tmp_path / "net.html").read_text()
     assert str(ROOT) not in (tmp_path / "net_remat.py").read_text()
     assert (where.parent / "py.typed").exists()
     script = "import model, remat_codegen as r; print(repr(r.plan(model.Net(), budget='60%').module()))"

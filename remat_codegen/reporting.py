@@ -1,0 +1,200 @@
+"""One page about a generated file (`remat-codegen report`): its schedule, read back from its source as `explain` does, what it
+takes, and what other budgets would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remat_codegen import pipeline, planline, second, tradeoff
+from remat_codegen import verify as comparing
+from remat_codegen.errors import VerifyError
+from remat_codegen.explain import Explanation, Followed, follow
+from remat_codegen.marked.reading import read
+from remat_codegen.page.build import Given, build
+from remat_codegen.page.data import Measured, Outside, Page, Point, Tradeoff
+from remat_codegen.planners.bound import bound
+from remat_codegen.planning import Priced, lower_bound, over
+from remat_codegen.profile.memory import Course, course, peak_bytes
+from remat_codegen.report import Progress
+from remat_codegen.schedule import Timeline, simulate, without_recomputation
+from remat_codegen.torch_seam import pytree
+from remat_codegen.training import Run
+
+MOST_MEASURED = 4000  # points of a measured curve; of more, the highest of as many stretches
+
+
+def report(
+    file: Path,
+    progress: Progress,
+    target: str | None = None,
+    *,
+    planners: Sequence[str] = tradeoff.QUICK,
+    measure: bool = False,
+    cache: bool = True,
+) -> Page:
+    """The page of a generated file. `planners` plan for other budgets, none if empty; if `measure`, a step is run.
+
+    Raises VerifyError where the file's schedule cannot be followed, and what `explain` raises.
+    """
+    explanation, followed = follow(file, progress, target, cache=cache)
+    if followed is None:
+        raise VerifyError(_not_followed(explanation), where=str(file), hint="see remat-codegen explain")
+    given = _given(file, explanation, followed, progress)
+    prices = _prices(followed)
+    other = _tradeoff(given, prices, planners, progress) if planners else None
+    page = build(given, other)
+    return replace(page, measured=_measured(file, followed, page, progress)) if measure else page
+
+
+def _not_followed(explanation: Explanation) -> str:
+    first = next(iter(explanation.problems), None)
+    return "its schedule cannot be followed" + (f": line {first.line}: {first.text}" if first is not None else "")
+
+
+# ---------------------------------------------------------------------------------------------- what is shown
+
+
+def _given(file: Path, explanation: Explanation, followed: Followed, progress: Progress) -> Given:
+    case, schedule = followed.case, followed.schedule
+    traced, request = case.traced, case.header.request
+    states = pipeline.generator_states(traced, schedule)
+    budget = explanation.budget_bytes
+    return Given(
+        title=traced.target.class_name,
+        file=file.name,
+        text=case.text,
+        command=planline.command_in(case.text) or "",
+        planner=request.planner if case.plan is None else case.plan.planner,
+        device=request.device,
+        edition=request.edition or 1,
+        generator=case.header.version,
+        model=traced.model,
+        schedule=schedule,
+        profile=followed.profile,
+        costs=followed.costs,
+        budget_bytes=budget,
+        states_bytes=states,
+        outside=outside(traced.target.module, (traced.target.args, traced.target.kwargs)),
+        lines=followed.lines,
+        calls=followed.calls,
+        rows=_rows(followed) if request.edition == 2 else (),
+        bound=None if budget is None else _bound(followed, budget, progress),
+        problems=tuple((p.line, p.text) for p in explanation.problems),
+        notes=explanation.notes,
+    )
+
+
+def _bound(followed: Followed, budget_bytes: int, progress: Progress) -> float | None:
+    """The overhead that no plan within the file's budget can beat, by the costs that the page shows."""
+    with progress.stage("bound"):
+        prices = _prices(followed)
+        return lower_bound(prices, bound(prices.graph, prices.profile, budget_bytes).time_ns)
+
+
+def _rows(followed: Followed) -> tuple[tuple[str, int], ...]:
+    """The modules of a table's entries, each with its line."""
+    traced = followed.case.traced
+    said = read(followed.case.text, second.carried_sources(traced), second.library_file).said
+    modules = {name for name, _ in traced.target.module.named_modules()}
+    return tuple(dict.fromkeys((e.name if e.name in modules else e.name.rpartition(".")[0], e.line) for e in said))
+
+
+def outside(module: torch.nn.Module, inputs: Any) -> Outside:
+    """What a model holds in any case, and what optimizers keep for it."""
+    parameters = list(module.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    state = sum(p.nbytes for p in trained)
+    steps = 4 * len(trained)  # Adam counts them in a number for each parameter
+    given = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    return Outside(
+        parameters_bytes=sum(p.nbytes for p in parameters),
+        gradients_bytes=state,
+        buffers_bytes=sum(b.nbytes for b in module.buffers()),
+        inputs_bytes=sum(t.nbytes for t in given),
+        optimizer_bytes={"none": 0, "SGD with momentum": state, "Adam, AdamW": 2 * state + steps},
+    )
+
+
+# ---------------------------------------------------------------------------------------------- other budgets
+
+
+def _prices(followed: Followed) -> Priced:
+    traced = followed.case.traced
+    plain: Timeline = simulate(traced.graph, followed.profile, without_recomputation(traced.graph))
+    reserve = pipeline.reserve_of(traced)
+    return Priced(traced.target.label, traced.graph, followed.profile, plain.time_ns, plain.peak_bytes, reserve)
+
+
+def _tradeoff(given: Given, prices: Priced, planners: Sequence[str], progress: Progress) -> Tradeoff:
+    timeline = simulate(prices.graph, given.costs, given.schedule)
+    needed = timeline.peak_bytes + given.states_bytes
+    overhead = round(over(timeline.time_ns, prices.plain_ns), 6)
+    own = Point(max(needed, given.budget_bytes or 0), overhead, "this file", given.bound)
+    return tradeoff.tradeoff(prices, own, planners, progress)
+
+
+# ---------------------------------------------------------------------------------------------- measured
+
+
+class _Marked(Run):
+    """A step that says when its forward pass is done."""
+
+    mark: Callable[[], None] = staticmethod(lambda: None)
+
+    def _call(self) -> Any:
+        out = super()._call()
+        self.mark()
+        return out
+
+
+def _measured(file: Path, followed: Followed, page: Page, progress: Progress) -> Measured:
+    """A step of the file as `verify` measures it, on a copy of the model; the second one, since the first warms up.
+
+    On a GPU only the peak is known. Raises VerifyError where the file does not run.
+    """
+    traced, device = followed.case.traced, followed.request.device
+    with progress.stage("measure"):
+        generated = comparing.load_generated(file)
+        try:
+            model = generated.rematerialize(comparing.own_model(pipeline._target(followed.request).module, device))
+            run = _Marked(model, traced.target.args, traced.target.kwargs, pipeline._autocast(followed.request))
+            run.step()
+            if torch.device(device).type != "cpu":
+                return _compared(peak_bytes(run.step, device), page)
+            found = course(lambda mark: _step(run, mark))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise VerifyError(f"its step cannot be run: {comparing.said(error)}", where=str(file)) from error
+    at, held = _aligned(found, page)
+    return replace(_compared(max(0, 0, *found.held_bytes), page), at_ns=at, held_bytes=held)
+
+
+def _step(run: _Marked, mark: Callable[[], None]) -> None:
+    run.mark = mark  # type: ignore[method-assign]
+    run.step()
+
+
+def _compared(peak: int, page: Page) -> Measured:
+    return Measured(peak, round(peak / max(1, page.figures.planned_peak_bytes) - 1, 6))
+
+
+def _aligned(found: Course, page: Page) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A measured course on the plan's clock: its forward pass ends where that of the plan does, and so does its step."""
+    loss = next(i for i, node in enumerate(page.planned.nodes) if page.nodes[node].phase == "loss")
+    turn, end = page.planned.start_ns[loss], page.planned.end_ns
+    before, after = max(1, found.marked_ns), max(1, found.end_ns - found.marked_ns)
+
+    def planned(when: int) -> int:
+        if when <= found.marked_ns:
+            return turn * when // before
+        return turn + (end - turn) * (when - found.marked_ns) // after
+
+    stretch = -(-len(found.at_ns) // MOST_MEASURED) or 1
+    parts = [range(i, min(i + stretch, len(found.at_ns))) for i in range(0, len(found.at_ns), stretch)]
+    return tuple(planned(found.at_ns[p[0]]) for p in parts), tuple(max(found.held_bytes[i] for i in p) for p in parts)
