@@ -66,21 +66,25 @@ def generate(request: Request, progress: Progress) -> Report:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
         request = replace(request, dynamic="")
     traced = trace_target(request, progress)
-    made, plan, brought = planned(request, traced, progress)
+    profile = measured_costs(request, traced, progress)
+    made, plan, brought = planned(request, traced, progress, profile)
     with progress.stage("emit"):
         write_atomically(request.output_path, emit(traced, plan, request, brought))
         if request.save_plan is not None:
             write_atomically(request.save_plan, made.dumps())
-    return finished(request, plan, traced, progress)
+    return finished(request, plan, traced, progress, profile)
 
 
-def planned(request: Request, traced: Traced, progress: Progress) -> tuple[SavedPlan, SavedPlan, Brought]:
-    """A planner's plan, new or saved; the same as a table takes it; and that table. All by the same costs.
+def planned(
+    request: Request, traced: Traced, progress: Progress, profile: Profile | None = None
+) -> tuple[SavedPlan, SavedPlan, Brought]:
+    """A planner's plan, new or saved; the same as a table takes it; and that table. All by the same costs, `profile`, which are
+    measured if not given.
 
     Raises BudgetError where nothing fits, PlanFileError where a saved plan is for another graph.
     """
     saved = None if request.plan is None else planfile.load(request.plan)
-    profile = measured_costs(request, traced, progress)
+    profile = measured_costs(request, traced, progress) if profile is None else profile
     plan = make_plan(request, traced, progress, profile=profile) if saved is None else saved
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, plan)

@@ -70,7 +70,8 @@ class Facts:
     """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
 
     `growth` is the power of each size that may change, by variable, that the peak grows with.
-    `as_written` is what the model takes with checkpoints of its own, where it has some.
+    `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
+    the answer to, where it was found.
     `plan_lines` are the comment lines that hold the plan (planline.py).
     """
 
@@ -87,6 +88,7 @@ class Facts:
     plan_lines: tuple[str, ...] = ()
     growth: Mapping[int, float] = field(default_factory=dict)
     as_written: str = ""
+    answer: tuple[str, ...] = ()
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:
