@@ -8,60 +8,26 @@ so that `check` and `update` make the same file without asking again. `SavedPlan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from remat_codegen import pipeline, planfile, second
-from remat_codegen.batch import Batch, batch_sizes, parse_batch, size_of
+from remat_codegen.batch import Batch
+from remat_codegen.batching import Trials, Tried
 from remat_codegen.budget import format_bytes, parse_budget, parse_overhead
-from remat_codegen.errors import BudgetError, RematError, TargetError
-from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.drafts import Draft, Measure, Measured, draft_of, least_bytes, measured, write
+from remat_codegen.errors import BudgetError, TargetError
+from remat_codegen.files import check_writable
 from remat_codegen.optimizers import smaller_than
 from remat_codegen.pipeline import Traced
-from remat_codegen.planfile import SavedPlan
-from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Chosen, Item, Progress, Report, percent
 from remat_codegen.request import FREE, Question, Request
-from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.standing import free_bytes, standing, sum_in_words
 
 MOST_PLANS = 12  # of one search for a budget
 NEAR = 0.004  # of the unmodified peak: budgets that differ by less are not told apart
 MOST_BATCHES = 16  # that one search traces
 MOST_SMALLER = 8  # the same where nothing fits, for a word of advice
-FASTEST_GROWTH = 16  # times the largest batch that is known to fit: what is tried next at most
-LARGEST_BATCH = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A traced model with its costs."""
-
-    request: Request
-    traced: Traced
-    profile: Profile
-
-    @property
-    def plain_bytes(self) -> int:
-        """The smallest budget at which nothing has to be computed again."""
-        plain = simulate(self.traced.graph, self.profile, without_recomputation(self.traced.graph)).peak_bytes
-        return plain + pipeline.reserve_of(self.traced).slack_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A file that could be written: a planner's plan, and the plan as the file takes it, which in the second edition is that of
-    its table, `brought`."""
-
-    measured: Measured
-    made: SavedPlan
-    plan: SavedPlan
-    brought: second.Brought | None = None
-
-    def saying(self, answer: str) -> Draft:
-        """The same, with what its budget is the answer to."""
-        return replace(self, made=replace(self.made, answer=answer), plan=replace(self.plan, answer=answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,40 +69,6 @@ def generate(request: Request, question: Question, progress: Progress) -> Report
     else:
         draft, chosen = fitting(request, question, progress)
     return replace(write(draft, progress), chosen=chosen)
-
-
-def measured(request: Request, progress: Progress) -> Measured:
-    """The request's model, traced and measured. Raises RematError."""
-    traced = pipeline.trace_target(request, progress)
-    return Measured(request, traced, pipeline.measured_costs(request, traced, progress))
-
-
-Measure = Callable[[Request, Progress], Measured]
-
-
-def draft_of(found: Measured, budget_bytes: int, progress: Progress) -> Draft:
-    """What would be written for a budget. Raises BudgetError where nothing fits."""
-    request = replace(found.request, budget=str(budget_bytes))
-    if request.edition == 1:
-        plan = pipeline.make_plan(request, found.traced, progress, profile=found.profile)
-        return Draft(replace(found, request=request), plan, plan)
-    made, plan, brought = second.planned(request, found.traced, progress, found.profile)
-    return Draft(replace(found, request=request), made, plan, brought)
-
-
-def write(draft: Draft, progress: Progress) -> Report:
-    """Writes a draft's file, and its plan where that was asked for."""
-    request, traced = draft.measured.request, draft.measured.traced
-    with progress.stage("emit"):
-        if draft.brought is None:
-            schedule = planfile.schedule_of(draft.plan, traced.graph, request.output_path)
-            text = pipeline.emit(traced, schedule, draft.plan, request)
-        else:
-            text = second.emit(traced, draft.plan, request, draft.brought)
-        write_atomically(request.output_path, text)
-        if request.save_plan is not None:
-            write_atomically(request.save_plan, draft.made.dumps())
-    return pipeline.finished(request, draft.plan, traced, progress, draft.measured.profile)
 
 
 # ---------------------------------------------------------------------------------------------- --fit
@@ -227,7 +159,7 @@ def _smaller_batch(found: Measured, there: Room, progress: Progress, measure: Me
     if size == 1:
         return ""
     with progress.stage("smaller batches"):
-        largest, _ = largest_size(lambda n: trials.excess(n, progress), size, MOST_SMALLER)
+        largest, _ = trials.search(MOST_SMALLER, progress)
     return f"a batch of {largest} instead of {size} (--batch {Batch(largest, trials.places)})" if largest else ""
 
 
@@ -270,19 +202,7 @@ def least_budget(found: Measured, max_overhead: str, progress: Progress) -> tupl
     return drafts[best].saying(said), Chosen(tried=tried)
 
 
-def least_bytes(found: Measured, progress: Progress) -> int:
-    """The smallest budget that the planner says it has a plan for."""
-    with progress.stage("smallest"):
-        try:
-            pipeline.make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
-        except BudgetError as error:
-            return found.plain_bytes if error.least_bytes is None else error.least_bytes
-    return 1
-
-
-def smallest_good(
-    good: Callable[[int], bool], low: int, high: int, most: int, near: int
-) -> tuple[int | None, tuple[tuple[int, bool], ...]]:
+def smallest_good(good: Callable[[int], bool], low: int, high: int, most: int, near: int) -> tuple[int | None, Tried]:
     """The smallest number found that is good, None where there is none, and all that were tried: `low`, `high`, then halves.
 
     More is meant to be better but need not be, for planners are not perfect: the smallest good one of those tried it is.
@@ -317,116 +237,13 @@ def with_largest_batch(request: Request, question: Question, progress: Progress)
 
     trials = Trials(request, question.largest_batch, lambda t: there(t).left_bytes if budget is None else budget)
     with progress.stage("batches"):
-        start = trials.begin(measured(request, progress))
-        size, tried = largest_size(lambda n: trials.excess(n, progress), start, MOST_BATCHES)
-        if not size:
-            raise trials.nothing_fits()
-        draft, size = trials.draft([n for n, fits in tried if fits], progress)
-    found = f"{size} is the largest batch that fits"
+        trials.begin(measured(request, progress))
+        size, tried = trials.search(MOST_BATCHES, progress)
+    if trials.best is None:
+        raise trials.nothing_fits()
+    draft = trials.best
     if budget is not None:
-        return draft.saying(found), Chosen(batch=size, tried=tried)
+        return draft.saying(f"with which {size} is the largest batch that fits"), Chosen(batch=size, tried=tried)
     left = there(draft.measured.traced)
     _note_optimizers_step(left, draft, progress)
-    return draft.saying(f"{left.answer()}; {found}"), chosen_of(left, batch=size, tried=tried)
-
-
-@dataclass(slots=True)
-class Trials:
-    """One model at several batch sizes. `places` are the sizes that are the batch, `budget_of` says what a traced model may take,
-    `measure` as in `fit`. `least` are the smallest budgets by batch size, `best` is the model at the largest that fits.
-    """
-
-    request: Request
-    places: str
-    budget_of: Callable[[Traced], int]
-    measure: Measure = measured
-    start: int = 0
-    first: Measured | None = None
-    least: dict[int, int] = field(default_factory=dict)
-    best: tuple[int, Measured | None] = (0, None)
-
-    def begin(self, first: Measured) -> int:
-        """The batch size of the model as it was asked for. Raises TargetError where it cannot be told."""
-        target = first.traced.target
-        given = parse_batch(self.request.batch).places if self.request.batch else ""
-        self.places, self.first = self.places or given, first
-        self.start = size_of(
-            batch_sizes(self.places, target.module.forward, target.args, target.kwargs, where="--largest-batch")
-        )
-        return self.start
-
-    def at(self, size: int, progress: Progress) -> Measured:
-        """The model with a batch. Raises RematError where it cannot be traced so."""
-        for known, found in ((self.start, self.first), self.best):
-            if size == known and found is not None:
-                return found
-        return self.measure(replace(self.request, batch=str(Batch(size, self.places))), progress)
-
-    def excess(self, size: int, progress: Progress) -> int | None:
-        """By how many bytes the smallest plan for a batch is above its budget, less than 1 where it fits; None where the model
-        does not take such a batch, or measuring it takes more memory than there is."""
-        try:
-            found = self.at(size, progress)
-        except (RematError, torch.OutOfMemoryError, MemoryError) as error:
-            progress.note(f"batch {size}: {str(error).splitlines()[0] if str(error) else 'out of memory'}")
-            return None
-        self.least[size] = least_bytes(found, progress)
-        excess = self.least[size] - self.budget_of(found.traced)
-        if excess <= 0 and size > self.best[0]:
-            self.best = size, found
-        verdict = "does not fit" if excess > 0 else "fits"
-        progress.note(f"batch {size}: {verdict}, the smallest plan needs {format_bytes(self.least[size], up=True)}")
-        return excess
-
-    def draft(self, sizes: list[int], progress: Progress) -> tuple[Draft, int]:
-        """The draft with the largest of the sizes that fit. Raises BudgetError where a planner finds nothing for any."""
-        failed: BudgetError | None = None
-        for size in sorted(sizes, reverse=True):
-            found = self.at(size, progress)
-            try:
-                return draft_of(found, self.budget_of(found.traced), progress), size
-            except BudgetError as error:
-                failed = error
-        raise failed or BudgetError("no batch fits")
-
-    def nothing_fits(self) -> BudgetError:
-        """What to say where not even the smallest batch fits."""
-        smallest = min(self.least, default=0)
-        needs = f"the smallest plan for a batch of {smallest} needs {format_bytes(self.least.get(smallest, 0), up=True)}"
-        return BudgetError("no batch fits", where="--largest-batch", hint=needs)
-
-
-def largest_size(excess: Callable[[int], int | None], start: int, most: int) -> tuple[int, tuple[tuple[int, bool], ...]]:
-    """The largest size found for which `excess` is below 1, 0 where there is none, and all sizes that were tried.
-
-    What a step needs grows about evenly with the batch, so that the next size to look at is where a line through two known ones
-    reaches the limit; every third is in the middle of what is left, lest a bent line leads nowhere. Where a size cannot be had
-    (None), multiples of `start` are looked at.
-    """
-    known: dict[int, int | None] = {}
-    low, high, unit, size = 0, None, 1, start
-    while size > 0 and len(known) < most:
-        known[size] = excess(size)
-        if known[size] is None:
-            unit = start
-        fits = (known[size] or 0) <= 0 and known[size] is not None
-        low, high = (size, high) if fits else (low, size)
-        if low >= LARGEST_BATCH or (high is not None and high - low <= unit):
-            break
-        size = _next(known, low, high, start, unit)
-    return low, tuple((n, e is not None and e <= 0) for n, e in known.items())
-
-
-def _next(known: dict[int, int | None], low: int, high: int | None, start: int, unit: int) -> int:
-    """The size to look at next, between the largest that fits and the smallest that does not."""
-    line = sorted((abs(e), n, e) for n, e in known.items() if e is not None)[:2]
-    if high is not None and len(known) % 3 == 0:
-        guess = (low + high) // 2
-    elif len(line) == 2 and (rise := (line[1][2] - line[0][2]) / (line[1][1] - line[0][1])) > 0:
-        guess = int(line[0][1] - line[0][2] / rise)
-    else:
-        guess = 2 * start if high is None else (low + high) // 2
-    most = FASTEST_GROWTH * low if high is None else high - 1
-    guess = max(low + 1, min(guess, most))
-    multiple = guess // unit * unit
-    return multiple if multiple > low else min(low // unit * unit + unit, most)
+    return draft.saying(f"{left.answer()}; {size} is the largest batch that fits"), chosen_of(left, batch=size, tried=tried)

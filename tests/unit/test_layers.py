@@ -63,8 +63,8 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second choosing cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning comparison measured "
-    "picture report_graphs".split()
+    "__main__ second batching choosing drafts cli cli_explain cli_graphs cli_options pipeline lifecycle explain planning "
+    "comparison measured picture report_graphs".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 

@@ -1,0 +1,96 @@
+"""Files that could be written: a model traced and measured once, and what would be written for one budget or another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from remat_codegen import pipeline, planfile, second
+from remat_codegen.errors import BudgetError
+from remat_codegen.files import write_atomically
+from remat_codegen.pipeline import Traced
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.profile.costs import Profile
+from remat_codegen.report import Progress, Report
+from remat_codegen.request import Request
+from remat_codegen.schedule import simulate, without_recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A traced model with its costs. `home` is the module that its class is in: another one each time a file is loaded."""
+
+    request: Request
+    traced: Traced
+    profile: Profile
+    home: ModuleType | None = None
+
+    @property
+    def plain_bytes(self) -> int:
+        """The smallest budget at which nothing has to be computed again."""
+        plain = simulate(self.traced.graph, self.profile, without_recomputation(self.traced.graph)).peak_bytes
+        return plain + pipeline.reserve_of(self.traced).slack_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A file that could be written: a planner's plan, and the plan as the file takes it, which in the second edition is that of
+    its table, `brought`."""
+
+    measured: Measured
+    made: SavedPlan
+    plan: SavedPlan
+    brought: second.Brought | None = None
+
+    def saying(self, answer: str) -> Draft:
+        """The same, with what its budget is the answer to."""
+        return replace(self, made=replace(self.made, answer=answer), plan=replace(self.plan, answer=answer))
+
+
+def measured(request: Request, progress: Progress) -> Measured:
+    """The request's model, traced and measured. Raises RematError."""
+    traced = pipeline.trace_target(request, progress)
+    home = sys.modules.get(type(traced.target.module).__module__)
+    return Measured(request, traced, pipeline.measured_costs(request, traced, progress), home)
+
+
+Measure = Callable[[Request, Progress], Measured]
+
+
+def draft_of(found: Measured, budget_bytes: int, progress: Progress) -> Draft:
+    """What would be written for a budget. Raises BudgetError where nothing fits."""
+    request = replace(found.request, budget=str(budget_bytes))
+    if request.edition == 1:
+        plan = pipeline.make_plan(request, found.traced, progress, profile=found.profile)
+        return Draft(replace(found, request=request), plan, plan)
+    made, plan, brought = second.planned(request, found.traced, progress, found.profile)
+    return Draft(replace(found, request=request), made, plan, brought)
+
+
+def write(draft: Draft, progress: Progress) -> Report:
+    """Writes a draft's file, and its plan where that was asked for."""
+    request, traced = draft.measured.request, draft.measured.traced
+    if draft.measured.home is not None:  # the model may have been loaded once more since, at another batch size
+        sys.modules[type(traced.target.module).__module__] = draft.measured.home
+    with progress.stage("emit"):
+        if draft.brought is None:
+            schedule = planfile.schedule_of(draft.plan, traced.graph, request.output_path)
+            text = pipeline.emit(traced, schedule, draft.plan, request)
+        else:
+            text = second.emit(traced, draft.plan, request, draft.brought)
+        write_atomically(request.output_path, text)
+        if request.save_plan is not None:
+            write_atomically(request.save_plan, draft.made.dumps())
+    return pipeline.finished(request, draft.plan, traced, progress, draft.measured.profile)
+
+
+def least_bytes(found: Measured, progress: Progress) -> int:
+    """The smallest budget that the planner says it has a plan for."""
+    with progress.stage("smallest"):
+        try:
+            pipeline.make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
+        except BudgetError as error:
+            return found.plain_bytes if error.least_bytes is None else error.least_bytes
+    return 1
