@@ -49,6 +49,14 @@ def parse_budget(text: str) -> Budget:
     return _share(text, amount) if unit == "%" else _bytes(text, amount, unit)
 
 
+def parse_overhead(text: str) -> Fraction:
+    """Reads `--max-overhead`: 10% as 1/10. Raises BudgetError."""
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or match[2] != "%" or len(text) > 40:
+        raise BudgetError(f"cannot read the overhead {_quoted(text)}", hint="write it like 10% or 2.5%")
+    return Fraction(match[1]) / 100
+
+
 def parse_budgets(text: str) -> tuple[Budget, ...]:
     """Reads `--budgets`: budgets with commas between, or a range and a count, like 10%..90%/9. Raises BudgetError."""
     found: dict[Budget, None] = {}

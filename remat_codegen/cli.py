@@ -20,11 +20,20 @@ from typing import Any, NoReturn
 import click
 
 from remat_codegen import __version__
-from remat_codegen.budget import parse_budget
 from remat_codegen.cli_cache import cache
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
-from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, time_limit_option, verbatim
+from remat_codegen.cli_options import (
+    FILE,
+    NAME,
+    captured,
+    choosing_options,
+    model_options,
+    output_options,
+    question_of,
+    time_limit_option,
+    verbatim,
+)
 from remat_codegen.cli_report import report as report_verb
 from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import check_writable
@@ -39,6 +48,8 @@ Examples:
   remat-codegen my.package:build --budget 800MiB --inputs "idx=int64[4,512]<50257; mask=bool[4,512]"
   remat-codegen model.py:GPT2 --budget 1GiB --save-plan plan.json
   remat-codegen model.py:GPT2 --plan plan.json -o again.py
+  remat-codegen model.py:GPT2 --fit 24GiB --optimizer adamw --largest-batch
+  remat-codegen model.py:GPT2 --max-overhead 10%
   remat-codegen verify gpt2_remat.py model.py:GPT2
   remat-codegen check gpt2_remat.py
   remat-codegen update gpt2_remat.py
@@ -176,6 +187,7 @@ DETERMINISTIC = click.option(
 @click.option(
     "--budget", metavar="BUDGET", help="Memory of a training step: 1GiB, 800MiB, 1.5GB, bytes, or 40% of the unmodified peak."
 )
+@choosing_options
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write.  [default: <name>_remat.py]")
 @model_options
 @click.option(
@@ -213,27 +225,30 @@ def generate(
     budget: str | None,
     output: Path | None,
     plan: Path | None,
+    fit: str | None,
+    optimizer: str | None,
+    max_overhead: str | None,
+    largest_batch: str | None,
     **options: Any,
 ) -> int:
     """Writes the rematerialized model for TARGET."""
-    if (budget is None) == (plan is None):
-        raise click.UsageError(
-            "give either --budget or --plan" if budget is None else "--plan brings its own budget; leave out --budget"
-        )
-    if budget is not None:
-        parse_budget(budget)
+    question = question_of(budget, plan, fit, optimizer, max_overhead, largest_batch)
     request = Request(budget=budget, output=output, plan=plan, cache=not no_cache, **options)
     _check_files(request)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import pipeline, report
 
-        if request.edition == 1:
+        if question is not None:
+            from remat_codegen import choosing
+
+            result = choosing.generate(request, question, progress)
+        elif request.edition == 1:
             result = pipeline.generate(request, progress)
         else:
             from remat_codegen import second
 
             result = second.generate(request, progress)
-        tables = [report.report_table(result)]
+        tables = [*report.sum_tables(result), report.report_table(result)]
         if result.verify is not None:
             tables.append(report.verification_table(result.verify))
         show(result.to_json(), *tables)

@@ -11,6 +11,10 @@ from typing import Any
 
 import click
 
+from remat_codegen.budget import parse_budget, parse_overhead
+from remat_codegen.optimizers import OPTIMIZERS
+from remat_codegen.request import FREE, Question
+
 NAME = "remat-codegen"
 FILE = click.Path(path_type=Path)
 
@@ -40,6 +44,12 @@ def model_options(command: Callable) -> Callable:
             "beside the model or on its class.",
         ),
         click.option(
+            "--batch",
+            default="",
+            metavar="N",
+            help="Give the inputs another batch size: the leading size of all, or those that are named, idx.0,mask.0=16.",
+        ),
+        click.option(
             "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where the model trains: cpu, cuda, cuda:1."
         ),
         click.option(
@@ -47,6 +57,65 @@ def model_options(command: Callable) -> Callable:
         ),
     )
     return with_options(command, options)
+
+
+def choosing_options(command: Callable) -> Callable:
+    """Options that ask for a budget or a batch instead of giving one: parameters `fit`, `optimizer`, `max_overhead` and
+    `largest_batch`, which `question_of` reads."""
+    options = (
+        click.option(
+            "--fit",
+            is_flag=False,
+            flag_value=FREE,
+            metavar="[AMOUNT]",
+            help="The budget is what this leaves beside parameters, gradients, the optimizer's state, buffers and inputs; "
+            "without an amount, what the device has free.",
+        ),
+        click.option("--optimizer", type=click.Choice(tuple(OPTIMIZERS)), help="Whose state --fit subtracts."),
+        click.option(
+            "--max-overhead", metavar="PERCENT", help="Find the smallest budget for at most so much more time, like 10%."
+        ),
+        click.option(
+            "--largest-batch",
+            is_flag=False,
+            flag_value="",
+            metavar="[NAME.DIM]",
+            help="Find the largest batch for --budget or --fit. Sizes may be named as for --dynamic.",
+        ),
+    )
+    return with_options(command, options)
+
+
+def question_of(
+    budget: str | None,
+    plan: Path | None,
+    fit: str | None,
+    optimizer: str | None,
+    max_overhead: str | None,
+    largest_batch: str | None,
+) -> Question | None:
+    """What has to be found; None where the budget or the plan is given. Raises click.UsageError where options do not go
+    together, BudgetError where one cannot be read."""
+    ways = {"--budget": budget, "--fit": fit, "--max-overhead": max_overhead, "--plan": plan}
+    given = [option for option, value in ways.items() if value is not None]
+    if not given:
+        raise click.UsageError("give either --budget or --plan, or have a budget found: --fit AMOUNT, --max-overhead PERCENT")
+    if len(given) > 1:
+        why = "--plan brings its own budget; " if given[-1] == "--plan" else ""
+        raise click.UsageError(f"{why}leave out {given[0]} or {given[1]}")
+    if largest_batch is not None and given[0] not in ("--budget", "--fit"):
+        raise click.UsageError(f"--largest-batch goes with --budget or --fit, not with {given[0]}")
+    if (fit is None) != (optimizer is None):
+        raise click.UsageError("--fit needs --optimizer, like adamw, or none" if fit else "--optimizer goes with --fit only")
+    fit = FREE if fit == "auto" else fit
+    for amount in (budget, fit):
+        if amount not in (None, FREE):
+            parse_budget(amount or "")
+    if max_overhead is not None:
+        parse_overhead(max_overhead)
+    if fit is None and max_overhead is None and largest_batch is None:
+        return None
+    return Question(fit, optimizer, max_overhead, largest_batch)
 
 
 def output_options(command: Callable) -> Callable:

@@ -37,7 +37,11 @@ class UnsupportedError(RematError):
 
 
 class BudgetError(RematError):
-    """The budget cannot be read, or no plan reaches it."""
+    """The budget cannot be read, or no plan reaches it. `least_bytes` is then the smallest that works, where one is known."""
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, least_bytes: int | None = None) -> None:
+        self.least_bytes = least_bytes
+        super().__init__(what, where=where, hint=hint)
 
 
 class PlanFileError(RematError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from remat_codegen import __version__, aswritten, planfile, planline
+from remat_codegen.batch import parse_batch, with_batch
 from remat_codegen.budget import format_bytes, parse_budget
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
@@ -23,6 +25,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.graph.unplannable import check_place
+from remat_codegen.losses import loss_note
 from remat_codegen.patched import is_patched
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
@@ -44,6 +47,7 @@ from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verification import STEPS, verification
 
+ANSWER_COLUMNS = 112  # of a header's line
 MOST_NAMES = 3  # of attributes in a note
 NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
@@ -68,11 +72,12 @@ def generate(request: Request, progress: Progress) -> Report:
         if path is not None:
             check_writable(path)
     traced = trace_target(request, progress)
-    plan = planfile.load(request.plan) if request.plan is not None else make_plan(request, traced, progress)
-    return written(request, traced, plan, progress)
+    profile = measured_costs(request, traced, progress) if request.plan is None else None
+    plan = planfile.load(request.plan) if request.plan is not None else make_plan(request, traced, progress, profile=profile)
+    return written(request, traced, plan, progress, profile)
 
 
-def written(request: Request, traced: Traced, plan: SavedPlan, progress: Progress) -> Report:
+def written(request: Request, traced: Traced, plan: SavedPlan, progress: Progress, profile: Profile | None = None) -> Report:
     """Writes a plan out as a file of the first edition. Raises PlanFileError where it is for another graph."""
     output = request.output_path
     schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
@@ -81,17 +86,19 @@ def written(request: Request, traced: Traced, plan: SavedPlan, progress: Progres
         write_atomically(output, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, plan.dumps())
-    return finished(request, plan, traced, progress)
+    return finished(request, plan, traced, progress, profile)
 
 
-def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progress) -> Report:
-    """The report of a file that was written, verified where that was asked for."""
+def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progress, profile: Profile | None = None) -> Report:
+    """The report of a file that was written, verified where that was asked for. `profile` are the costs, if they are known."""
     output, graph, own, verified = request.output_path, traced.graph, aswritten.of_plan(plan, traced.model), None
+    first = None if profile is None else loss_note(traced.model, profile, plan.order)
     if request.verify:
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"), deterministic_algorithms(request.deterministic):
             verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
-    return replace(report_of(plan, graph, output, verified, progress), as_written=own)
+    notes = plan.notes if first is None else (first, *plan.notes)
+    return replace(report_of(plan, graph, output, verified, progress), as_written=own, notes=notes)
 
 
 def verify(
@@ -105,13 +112,14 @@ def verify(
     steps: int = STEPS,
     deterministic: bool = False,
     budget: str | None = None,
+    batch: str = "",
     progress: Progress,
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
     PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says."""
 
     def load() -> Target:
-        return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed))
+        return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed, batch=batch))
 
     with progress.stage("verify"), deterministic_algorithms(deterministic):
         return verification(file, load, device, seed, steps, progress, _budget_of(file, budget))
@@ -158,7 +166,10 @@ def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced
 def _target(request: Request) -> Target:
     found = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     know_dataclasses((found.args, found.kwargs))
-    return found
+    if not request.batch:
+        return found
+    args, kwargs = with_batch(parse_batch(request.batch), found.module.forward, found.args, found.kwargs)
+    return replace(found, args=args, kwargs=kwargs)
 
 
 def _autocast(request: Request) -> Autocast:
@@ -304,7 +315,9 @@ def _too_small(traced: Traced, planner: str, limit: int, least: int | None, unmo
     what = what if least is not None else "without recomputation the step needs"
     others = "" if usual or least is not None else f"; {Request('').planner} may need less"
     hint = f"{what} {format_bytes(found, up=True)} ({found} bytes){others}"
-    return BudgetError(f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint)
+    return BudgetError(
+        f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint, least_bytes=found
+    )
 
 
 def generator_states(traced: Traced, schedule: Schedule) -> int:
@@ -362,9 +375,16 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         bound=plan.bound,
         plan_lines=planline.plan_lines(plan),
         growth=grows,
+        answer=_answer_lines(plan),
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
     )
+
+
+def _answer_lines(plan: SavedPlan) -> tuple[str, ...]:
+    """What the header says of a budget that was found."""
+    said = [] if plan.answer is None else textwrap.wrap(f"Budget: {plan.budget_bytes} bytes, {plan.answer}.", ANSWER_COLUMNS)
+    return tuple(said)
 
 
 def own_source(target: Target) -> str | None:
@@ -394,6 +414,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--init", request.init] if request.init else []
     words += ["--inputs", request.inputs] if request.inputs is not None else []
     words += ["--device", plan.device] if plan.device != "cpu" else []
+    words += ["--batch", request.batch] if request.batch else []
     words += ["--dynamic", request.dynamic] if request.dynamic else []
     words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
@@ -430,4 +451,5 @@ def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Veri
         output=None if output is None else str(output),
         notes=plan.notes,
         verify=verified,
+        answer=plan.answer,
     )

@@ -17,7 +17,7 @@ from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
-OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability")  # fields that most plans leave out
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer")  # fields that most plans leave out
 FORMAT, VERSION = "remat-codegen plan", 1
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
 
@@ -28,6 +28,7 @@ class SavedPlan:
 
     `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
     `device` is a kind of device, cpu or cuda, and `capability` the compute capability of the GPU that was planned for (9.0).
+    `answer` says what the budget is the answer to, where it was found rather than given.
     """
 
     graph: str
@@ -45,6 +46,7 @@ class SavedPlan:
     as_written_peak_bytes: int | None = None
     as_written_overhead: float | None = None
     capability: str | None = None
+    answer: str | None = None
 
     def rows(self) -> dict[str, Any]:
         """The fields by name, without those that say nothing."""

@@ -73,6 +73,43 @@ class Verification:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A part of a sum of memory."""
+
+    what: str
+    nbytes: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How a budget was found. `items` are what is subtracted from `total_bytes`, None where the budget is no difference.
+
+    `batch` is the size that was found, None where none was looked for. `tried` are the budgets in bytes, or the batch sizes,
+    that were looked at, each with whether it was good enough.
+    """
+
+    items: tuple[Item, ...] = ()
+    total_bytes: int | None = None
+    optimizer: str | None = None
+    batch: int | None = None
+    tried: tuple[tuple[int, bool], ...] = ()
+
+    @property
+    def left_bytes(self) -> int:
+        """What remains of the total."""
+        return (self.total_bytes or 0) - sum(item.nbytes for item in self.items)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        items = [{"what": i.what, "bytes": i.nbytes, "detail": i.detail} for i in self.items]
+        of_total = {"total_bytes": self.total_bytes, "optimizer": self.optimizer, "items": items, "left_bytes": self.left_bytes}
+        rows = {} if self.total_bytes is None else of_total
+        rows |= {} if self.batch is None else {"batch": self.batch}
+        return rows | {"tried": [{"at": at, "good": good} for at, good in self.tried]}
+
+
 AS_WRITTEN = "as written"
 MOST_NAMED = 2  # lines in a sentence
 
@@ -108,7 +145,8 @@ class Report:
     """How a plan came out. `overhead` and `bound` are extra time over the step without recomputation: 0.12 for 12 %.
 
     `bound` is an overhead that no plan within the budget can beat, None where none is known. `seconds` are those of each stage.
-    `as_written` is there where the model checkpoints by itself.
+    `as_written` is there where the model checkpoints by itself. `answer` and `chosen` are there where the budget was found:
+    what it is the answer to, and how.
     """
 
     planner: str
@@ -125,10 +163,12 @@ class Report:
     notes: tuple[str, ...] = ()
     verify: Verification | None = None
     as_written: AsWritten | None = None
+    answer: str | None = None
+    chosen: Chosen | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints. `verify` is there only where it was asked for, `as_written` where the model
-        checkpoints by itself."""
+        checkpoints by itself, `answer` and `chosen` where the budget was found."""
         rows: dict[str, Any] = {
             "planner": self.planner,
             "status": str(self.status),
@@ -144,6 +184,8 @@ class Report:
             "notes": list(self.notes),
         }
         rows |= {} if self.as_written is None else {"as_written": self.as_written.to_json()}
+        rows |= {} if self.answer is None else {"answer": self.answer}
+        rows |= {} if self.chosen is None else {"chosen": self.chosen.to_json()}
         return rows if self.verify is None else rows | {"verify": self.verify.to_json()}
 
 
@@ -157,6 +199,8 @@ def report_table(report: Report) -> Table:
     table = two_columns()
     share = f" ({percent(report.planned_peak_bytes / report.unmodified_peak_bytes)})" if report.unmodified_peak_bytes else ""
     table.add_row("budget", format_bytes(report.budget_bytes))
+    if report.answer is not None:
+        table.add_row("", Text(report.answer))
     table.add_row(
         "planned peak", f"{format_bytes(report.planned_peak_bytes)} of {format_bytes(report.unmodified_peak_bytes)}{share}"
     )
@@ -173,6 +217,22 @@ def report_table(report: Report) -> Table:
     if report.output is not None:
         table.add_row("written", Text(str(report.output)))
     return table
+
+
+def sum_tables(report: Report) -> list[Table]:
+    """What is subtracted from the memory that there is, line by line; nothing where the budget is no difference."""
+    chosen = report.chosen
+    if chosen is None or chosen.total_bytes is None:
+        return []
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    table.add_row("there are", format_bytes(chosen.total_bytes), "")
+    for item in chosen.items:
+        table.add_row(item.what, f"- {format_bytes(item.nbytes)}", Text(item.detail))
+    table.add_row("left for the step", f"= {format_bytes(chosen.left_bytes)}", "the budget")
+    return [table]
 
 
 def verification_table(verification: Verification) -> Table:

@@ -45,11 +45,29 @@ class Request:
     edition: int | None = None
     given: bool = False
     time_limit: float | None = None
+    batch: str = ""
 
     @property
     def output_path(self) -> Path:
         """Where the generated file goes: `output`, or <name>_remat.py in the working folder."""
         return self.output if self.output is not None else default_output(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked for instead of a budget, as the user wrote it; choosing.py answers it.
+
+    `fit` is what the whole training has to fit into, 24GiB or `FREE`, with the state of `optimizer`. `max_overhead` is the most
+    extra time, 10%. `largest_batch` names the sizes that are the batch, as for `--dynamic`; empty: the leading ones.
+    """
+
+    fit: str | None = None
+    optimizer: str | None = None
+    max_overhead: str | None = None
+    largest_batch: str | None = None
+
+
+FREE = "device"  # of `Question.fit`: what the device has free
 
 
 def default_output(target: str) -> Path:

@@ -75,13 +75,13 @@ def generate(request: Request, progress: Progress) -> Report:
         text = proved(marked, traced, plan, brought, progress)
     except RematError as error:
         first = as_functions(request, error, progress)
-        return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress)
+        return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress, profile)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
     if request.save_plan is not None:
         write_atomically(request.save_plan, made.dumps())
-    return finished(replace(marked, edition=2), plan, traced, progress)
+    return finished(replace(marked, edition=2), plan, traced, progress, profile)
 
 
 def tabled(

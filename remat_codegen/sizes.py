@@ -21,7 +21,7 @@ import torch
 from remat_codegen.errors import TargetError, UnsupportedError
 from remat_codegen.torch_seam import PythonPrinter, pytree
 
-FORM = "write --dynamic NAME.DIMENSION, such as idx.0; several are separated by commas"
+FORM = "NAME.DIMENSION, such as idx.0; several are separated by commas"
 FUNCTIONS = {"math": math, "max": max, "min": min, "float": float, "int": int, "abs": abs}
 
 
@@ -69,29 +69,40 @@ class Together(IntEnum):
 Asked = tuple[tuple[torch.Tensor, int], ...]
 
 
-def parse_dynamic(text: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
-    """The input tensors and dimensions that `text` ("idx.0, mask.1") names. Raises TargetError naming what is wrong."""
-    leaves = _named_leaves(forward, args, kwargs)
+def parse_dynamic(
+    text: str,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    where: str = "--dynamic",
+    least: int = 2,
+) -> Asked:
+    """The input tensors and dimensions that `text` ("idx.0, mask.1") names. Raises TargetError naming what is wrong.
+
+    `where` is the option that says so, `least` the smallest size that it may name.
+    """
+    leaves = named_leaves(forward, args, kwargs)
     found = []
     for word in filter(None, (w.strip() for w in text.split(","))):
         name, _, last = word.rpartition(".")
         tensor = leaves.get(name)
         if not name or not last.lstrip("-").isdigit():
-            raise TargetError(f"cannot read {word!r}", where="--dynamic", hint=FORM)
+            raise TargetError(f"cannot read {word!r}", where=where, hint=f"write {where} {FORM}")
         if tensor is None:
-            raise TargetError(f"no input is called {name!r}", where="--dynamic", hint=f"there are {', '.join(leaves)}")
+            raise TargetError(f"no input is called {name!r}", where=where, hint=f"there are {', '.join(leaves)}")
         dimension = int(last)
         if not -tensor.dim() <= dimension < tensor.dim():
-            raise TargetError(f"{name} has {tensor.dim()} dimensions, so there is no {word}", where="--dynamic")
+            raise TargetError(f"{name} has {tensor.dim()} dimensions, so there is no {word}", where=where)
         dimension %= tensor.dim()
-        if tensor.shape[dimension] < 2:
-            hint = "trace it with 2 or more"
-            raise TargetError(f"{word} is {tensor.shape[dimension]} in the example inputs", where="--dynamic", hint=hint)
+        if tensor.shape[dimension] < least:
+            hint = f"trace it with {least} or more"
+            raise TargetError(f"{word} is {tensor.shape[dimension]} in the example inputs", where=where, hint=hint)
         found.append((tensor, dimension))
     return tuple(found)
 
 
-def _named_leaves(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+def named_leaves(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the arguments of a call, by name."""
     bound = inspect.signature(forward).bind(*args, **kwargs)
     leaves, _ = pytree.tree_flatten_with_path(dict(bound.arguments))
     named = {".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path): t for path, t in leaves}

@@ -70,8 +70,8 @@ class Facts:
     """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
 
     `growth` is the power of each size that may change, by variable, that the peak grows with.
-    `as_written` is what the model takes with checkpoints of its own, where it has some.
-    `needs` is what the command cannot make by itself, in words.
+    `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
+    the answer to, where it was found. `needs` is what the command cannot make by itself, in words.
     `plan_lines` are the comment lines that hold the plan (planline.py).
     """
 
@@ -89,6 +89,7 @@ class Facts:
     growth: Mapping[int, float] = field(default_factory=dict)
     as_written: str = ""
     needs: str = ""
+    answer: tuple[str, ...] = ()
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

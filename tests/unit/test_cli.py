@@ -44,7 +44,7 @@ class FakePipeline(types.ModuleType):
             "rockmate", "optimal", GIB, GIB, 2 * GIB, 0.1, None, 26, 5, progress.seconds, request.output_path, (), found
         )
 
-    def verify(self, file, target, *, init, inputs, device, seed, steps, deterministic, budget, progress):
+    def verify(self, file, target, *, init, inputs, device, seed, steps, deterministic, budget, batch, progress):
         self.verified = file, target, init, inputs, device, seed, steps, deterministic, budget
         self.action()
         return self.verification

@@ -1,0 +1,106 @@
+"""Files that could be written: a model traced and measured once, and what would be written for one budget or another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from remat_codegen import pipeline, second
+from remat_codegen.errors import BudgetError, UnsupportedError
+from remat_codegen.files import write_atomically
+from remat_codegen.pipeline import Traced
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.profile.costs import Profile
+from remat_codegen.report import Progress, Report
+from remat_codegen.request import Request
+from remat_codegen.schedule import simulate, without_recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A traced model with its costs. `home` is the module that its class is in: another one each time a file is loaded."""
+
+    request: Request
+    traced: Traced
+    profile: Profile
+    home: ModuleType | None = None
+
+    @property
+    def plain_bytes(self) -> int:
+        """The smallest budget at which nothing has to be computed again."""
+        plain = simulate(self.traced.graph, self.profile, without_recomputation(self.traced.graph)).peak_bytes
+        return plain + pipeline.reserve_of(self.traced).slack_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A file that could be written: a planner's plan, and the plan as the file takes it, which in the second edition is that of
+    its table, `brought`. Where there is none though it was looked for, `why` says why."""
+
+    measured: Measured
+    made: SavedPlan
+    plan: SavedPlan
+    brought: second.Brought | None = None
+    why: BudgetError | None = None
+
+    def saying(self, answer: str) -> Draft:
+        """The same, with what its budget is the answer to."""
+        return replace(self, made=replace(self.made, answer=answer), plan=replace(self.plan, answer=answer))
+
+
+def measured(request: Request, progress: Progress) -> Measured:
+    """The request's model, traced and measured. Raises RematError."""
+    traced = pipeline.trace_target(request, progress)
+    home = sys.modules.get(type(traced.target.module).__module__)
+    return Measured(request, traced, pipeline.measured_costs(request, traced, progress), home)
+
+
+Measure = Callable[[Request, Progress], Measured]
+
+
+def draft_of(found: Measured, budget_bytes: int, progress: Progress) -> Draft:
+    """What would be written for a budget. Raises BudgetError where nothing fits."""
+    request = replace(found.request, budget=str(budget_bytes))
+    made = pipeline.make_plan(request, found.traced, progress, profile=found.profile)
+    if request.edition != 1:
+        try:
+            plan, brought = second.tabled(request, found.traced, found.profile, made, progress)
+            return Draft(replace(found, request=request), made, plan, brought)
+        except BudgetError as error:
+            if request.edition is not None:
+                raise
+            return Draft(replace(found, request=request), made, made, why=error)
+    return Draft(replace(found, request=request), made, made)
+
+
+def write(draft: Draft, progress: Progress) -> Report:
+    """Writes a draft's file, and its plan where that was asked for."""
+    found = draft.measured
+    request, traced = found.request, found.traced
+    if found.home is not None:  # the model may have been loaded once more since, at another batch size
+        sys.modules[type(traced.target.module).__module__] = found.home
+    if draft.brought is not None:
+        try:
+            text = second.proved(request, traced, draft.plan, draft.brought, progress)
+        except UnsupportedError as error:
+            request = second.as_functions(request, error, progress)
+        else:
+            write_atomically(request.output_path, text)
+            if request.save_plan is not None:
+                write_atomically(request.save_plan, draft.made.dumps())
+            return pipeline.finished(replace(request, edition=2), draft.plan, traced, progress, found.profile)
+    elif draft.why is not None:
+        request = second.as_functions(request, draft.why, progress)
+    return pipeline.written(request, traced, draft.made, progress, found.profile)
+
+
+def least_bytes(found: Measured, progress: Progress) -> int:
+    """The smallest budget that the planner says it has a plan for."""
+    with progress.stage("smallest"):
+        try:
+            pipeline.make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
+        except BudgetError as error:
+            return found.plain_bytes if error.least_bytes is None else error.least_bytes
+    return 1
