@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"9b10ff85c99a5360"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"71dc18597c0c72bd"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -73,7 +73,7 @@ class ResNet(nn.Module):
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
 # methods, and the bytes that are not held between the forward and the backward pass.
 #     /inside   what it gives is kept, what autograd saves in it is rebuilt
-#     /twice    rebuilt once more: first for others, which need what it gives, then for itself
+#     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
 #     #1        the second time in a step
 PLAN = {
     "": "stem.0/twice stem.1/twice stem.2/twice",  # 8.0 MiB
@@ -225,7 +225,8 @@ class Entry:
     def __init__(self, name, options, module):
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
         self.late = "late" in options
-        self.twice = "twice" in options
+        self.shared = "shared" in options
+        self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
         dicts = [m._buffers for m in module.modules()]
         self.moving = [(held, name) for held in dicts if "running_mean" in held for name in held]
         self.buffers = [(held, name) for held in dicts if "running_mean" not in held for name in held]
@@ -257,7 +258,7 @@ class Table:
 
 
 OPTIONS = ["", "inside", "result"]
-OPTIONS += [*(f"{option}/twice".strip("/") for option in OPTIONS), "late", "twice/late"]
+OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "shared", "late", "twice/late", "thrice/late"]
 
 
 def _strings(module):
@@ -299,21 +300,26 @@ PLAIN = Call(None, {})
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__", "gone", "late", "like", "look", "part", "truth", "value", "version", "watched"
+    __slots__ = *("__weakref__", "gone", "late", "like", "look", "part"), *("shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = part.entry.late  # it has its first value until autograd has read that
+        self.shared = []  # while it has a value for parts alone: those that did not run again yet
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
-        """The value, once its part ran again. One that may run twice does so for a reader alone at first."""
+        """The value, once its part ran again. One that may run twice does so for its first reader alone, or for parts."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                if reader and part.spares and (result := part.result_for(self)) is not None:
+                alone = part.spares and (reader or not part.entry.shared)
+                if alone and (result := part.result_for(self)) is not None:
+                    if part.entry.shared:
+                        self.put(result)
+                        self.shared = part.given_to
                     return result
             todo = [part] if self.value is None else []
             while todo:
@@ -345,6 +351,11 @@ class Place:
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
                 place.late, place.value, place.watched = False, None, ()
 
+    def pass_on(self):
+        """Lets a value for parts alone go after the last of them."""
+        if self.shared and all(part is None or part.ran for part in (ref() for ref in self.shared)):
+            self.shared, self.value, self.watched = [], None, ()
+
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
@@ -372,7 +383,8 @@ class Part:
         self.outer, self.inners = step.part, []
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
-        self.spares = entry.twice and step.part is None  # within an outer one it runs twice anyway
+        self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
+        self.ran, self.given_to = False, []
         self.changed = ()
 
     def error(self, what):
@@ -391,7 +403,13 @@ class Part:
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
+        for place in self.sources():
+            place.part.given_to.append(weakref.ref(self))
         return [*given.values()]
+
+    def sources(self):
+        """The places of other parts' results that it is given."""
+        return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
         self.inputs = self.run = self.captured = self.states = None
@@ -470,19 +488,25 @@ class Part:
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
         replay = Replay(self)
         result = self.repeat(replay)
-        for ref in self.places + self.results if self.entry.late else ():
+        for ref in self.places + self.results if self.entry.late or self.entry.shared else ():
             if ref and (place := ref()):
-                place.late = False
+                place.late, place.shared = False, []
         if not replay.stopped:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
+        given = self.sources()
         self.let_go()
+        self.ran = True
+        for place in given:
+            place.pass_on()
 
     def result_for(self, place):
-        """Its result, for one reader: no place is filled, and it can run again."""
+        """Its result, for one reader: no place is filled, and it can run again. None for what is not its result."""
+        if not any(ref and ref() is place for ref in self.results):
+            return None
         result = self.repeat(Replay(self, silent=True))
-        self.spares = False  # next time it is for all
+        self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
         return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
@@ -490,8 +514,7 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        places = (held.source for held in self.held if held.view)
-        empty = [place.part for place in places if place and place.value is None]
+        empty = [place.part for place in self.sources() if place.value is None]
         empty = [part for part in empty if not part.spares]
         return empty[0] if empty else None
 

@@ -3,15 +3,15 @@
 #     remat-codegen examples/unet.py:UNet --budget 55% --edition 2 -o unet_remat.py
 #
 #                         this file       PyTorch
-#     activation peak      38.1 MiB      70.0 MiB   (budget 38.5 MiB)
-#     step time              1.04 x        1.00 x   (no plan can be below 1.04 x)
+#     activation peak      38.0 MiB      70.0 MiB   (budget 38.5 MiB)
+#     step time              1.04 x        1.00 x   (no plan can be below 1.03 x)
 #
 # Planned by rockmate for image: float32[4, 3, 64, 64], t: float32[4] on cpu, in training mode.
 #: {"version":1,"graph":"4c943fa954a7ea95dd970e89dce8410859416b99c4fdbdeccf37ab3c92e25839","planner":"rockmate",
-#: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":39949444,
-#: "unmodified_peak_bytes":73428868,"overhead":0.0411,"bound":0.0389,"device":"cpu","order":"155|85:73;89:67-69;
-#: 3*(90:67-68)+5-5;111:46-47;134:18-20,22-24;143:8-11,13-15",
-#: "notes":["29\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"7dee70966eb08bc5"}
+#: "status":"feasible","budget":"55%","budget_bytes":40363208,"planned_peak_bytes":39866244,
+#: "unmodified_peak_bytes":73383556,"overhead":0.0358,"bound":0.03,"device":"cpu","order":"155|84:74;89:66-69;90:66-68;
+#: 2*(94:55-56)+1+7;100:57-58;101:57;134:23-24;143:8-15",
+#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"e627222e6e0d04e2"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -47,7 +47,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x, t):
         kept = parts(self)
         h = self.conv1(kept.part("silu", F.silu, self.norm1(x)))
-        h = kept.part("h", lambda h, getitem: h + getitem, h, self.time(t)[:, :, None, None])
+        h = h + self.time(t)[:, :, None, None]
         h = self.conv2(kept.part("silu_norm2", F.silu, self.norm2(h)))
         return h + self.skip(x)
 
@@ -89,19 +89,18 @@ class UNet(nn.Module):
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
 # methods, and the bytes that are not held between the forward and the backward pass.
-#     /twice    rebuilt once more: first for others, which need what it gives, then for itself
+#     /inside   what it gives is kept, what autograd saves in it is rebuilt
+#     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
 #     /late     kept until the backward pass has read it, rebuilt for whoever needs it then
 #     #1        the second time in a step
 PLAN = {
-    "": "stem cat#2/twice/late",  # 2.0 MiB
-    "down.0": "norm1 silu conv1 h norm2 silu_norm2",  # 12.0 MiB
-    "down.1": "norm1 silu conv1 h norm2 silu_norm2",  # 5.0 MiB
-    "up.0": "norm1 silu",  # 2.0 MiB
-    "up.1": "norm1 silu norm2 silu_norm2",  # 6.0 MiB
-    "up.2": "norm1/twice silu norm2",  # 10.0 MiB
+    "": "stem down.0/inside grow.0/twice cat#1 grow.1/twice cat#2/twice/late",  # 19.0 MiB
+    "down.1": "norm2 silu_norm2",  # 2.0 MiB
+    "up.1": "norm1/twice silu norm2 silu_norm2",  # 6.0 MiB
+    "up.2": "norm1/twice silu silu_norm2",  # 10.0 MiB
 }
-BUDGET_BYTES = 40388130
-PLANNED_PEAK_BYTES = 39949444
+BUDGET_BYTES = 40363208
+PLANNED_PEAK_BYTES = 39866244
 
 # ---------------------------------------------------------------------------- 3. the helpers
 # How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds
@@ -241,7 +240,8 @@ class Entry:
     def __init__(self, name, options, module):
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
         self.late = "late" in options
-        self.twice = "twice" in options
+        self.shared = "shared" in options
+        self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
 
 
 class Table:
@@ -270,7 +270,7 @@ class Table:
 
 
 OPTIONS = ["", "inside", "result"]
-OPTIONS += [*(f"{option}/twice".strip("/") for option in OPTIONS), "late", "twice/late"]
+OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "shared", "late", "twice/late", "thrice/late"]
 
 
 def _strings(module):
@@ -312,21 +312,26 @@ PLAIN = Call(None, {})
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__", "gone", "late", "like", "look", "part", "truth", "value", "version", "watched"
+    __slots__ = *("__weakref__", "gone", "late", "like", "look", "part"), *("shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = part.entry.late  # it has its first value until autograd has read that
+        self.shared = []  # while it has a value for parts alone: those that did not run again yet
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
-        """The value, once its part ran again. One that may run twice does so for a reader alone at first."""
+        """The value, once its part ran again. One that may run twice does so for its first reader alone, or for parts."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                if reader and part.spares and (result := part.result_for(self)) is not None:
+                alone = part.spares and (reader or not part.entry.shared)
+                if alone and (result := part.result_for(self)) is not None:
+                    if part.entry.shared:
+                        self.put(result)
+                        self.shared = part.given_to
                     return result
             todo = [part] if self.value is None else []
             while todo:
@@ -358,6 +363,11 @@ class Place:
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
                 place.late, place.value, place.watched = False, None, ()
 
+    def pass_on(self):
+        """Lets a value for parts alone go after the last of them."""
+        if self.shared and all(part is None or part.ran for part in (ref() for ref in self.shared)):
+            self.shared, self.value, self.watched = [], None, ()
+
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
@@ -385,7 +395,8 @@ class Part:
         self.outer, self.inners = step.part, []
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
-        self.spares = entry.twice and step.part is None  # within an outer one it runs twice anyway
+        self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
+        self.ran, self.given_to = False, []
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
@@ -403,7 +414,13 @@ class Part:
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
+        for place in self.sources():
+            place.part.given_to.append(weakref.ref(self))
         return [*given.values()]
+
+    def sources(self):
+        """The places of other parts' results that it is given."""
+        return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
         self.inputs = self.run = self.captured = self.states = None
@@ -473,19 +490,25 @@ class Part:
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
         replay = Replay(self)
         result = self.repeat(replay)
-        for ref in self.places + self.results if self.entry.late else ():
+        for ref in self.places + self.results if self.entry.late or self.entry.shared else ():
             if ref and (place := ref()):
-                place.late = False
+                place.late, place.shared = False, []
         if not replay.stopped:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
+        given = self.sources()
         self.let_go()
+        self.ran = True
+        for place in given:
+            place.pass_on()
 
     def result_for(self, place):
-        """Its result, for one reader: no place is filled, and it can run again."""
+        """Its result, for one reader: no place is filled, and it can run again. None for what is not its result."""
+        if not any(ref and ref() is place for ref in self.results):
+            return None
         result = self.repeat(Replay(self, silent=True))
-        self.spares = False  # next time it is for all
+        self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
         return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
@@ -493,8 +516,7 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        places = (held.source for held in self.held if held.view)
-        empty = [place.part for place in places if place and place.value is None]
+        empty = [place.part for place in self.sources() if place.value is None]
         empty = [part for part in empty if not part.spares]
         return empty[0] if empty else None
 
