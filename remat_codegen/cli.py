@@ -281,18 +281,19 @@ PLAN = click.option("--plan", type=FILE, metavar="FILE", help="Use this saved pl
 @cli.command(short_help="Say whether generated files are up to date (for CI).")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
 @PLAN
+@click.option("--strict", is_flag=True, help="Fail, too, where this version only words a file otherwise.")
 @output_options
-def check(files: tuple[Path, ...], plan: Path | None, as_json: bool, quiet: bool, traceback: bool) -> int:
+def check(files: tuple[Path, ...], plan: Path | None, strict: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
     """Compares each FILE with what its model and this generator would give now.
 
-    Exit code 1, with the reason and a diff, where the model's source or graph has changed, the file was edited, or a newer
-    generator writes it differently. Neither measures nor solves.
+    Exit code 1, with the reason and a diff, where the model's source or graph has changed, or the file was edited. That a newer
+    generator writes it differently is a note, unless --strict. Neither measures nor solves.
     """
     _one_file(files, plan)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
-        found = [lifecycle.check(file, progress, plan) for file in files]
+        found = [lifecycle.check(file, progress, plan, strict) for file in files]
         ok = all(f.ok for f in found)
         show({"ok": ok, "files": [f.to_json() for f in found]}, *verbatim(line for f in found for line in f.lines()))
     stale = ", ".join(str(f.file) for f in found if not f.ok and not f.unmakeable)

@@ -27,6 +27,7 @@ from remat_codegen.request import Request
 from remat_codegen.target import read_source, split_spec
 
 LONGEST_DIFF = 40  # lines
+NEWER = "`update` writes it anew, `check --strict` shows how"
 EARLIER = "; found for an earlier plan of this file"
 
 _FIRST = re.compile(
@@ -232,10 +233,11 @@ def _is_users(module: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- check
 
 
-def check(file: Path, progress: Progress, plan: Path | None = None) -> Finding:
+def check(file: Path, progress: Progress, plan: Path | None = None, strict: bool = False) -> Finding:
     """Compares a generated file with what its model and this generator give now: no measuring, no solving.
 
-    `plan` is a saved plan to use instead of the file's own. Raises VerifyError where remat-codegen did not write the file,
+    `plan` is a saved plan to use instead of the file's own. That this generator words a file otherwise, for the same model and
+    the same plan, is a note; where `strict`, it is a reason. Raises VerifyError where remat-codegen did not write the file,
     PlanFileError where the plan cannot be read.
     """
     text = _read(file)
@@ -251,7 +253,11 @@ def check(file: Path, progress: Progress, plan: Path | None = None) -> Finding:
             traced = pipeline.trace_target(request, progress)
         except RematError as error:
             return _unmakeable(file, edited, error)
-        return _compared(file, text, header, traced, edited, progress)
+        found = _compared(file, text, header, traced, edited, progress)
+    only_worded = found.reasons == (_newer(header),) and header.sealed is True and plan is None
+    if strict or not only_worded:
+        return found
+    return Finding(file, notes=(f"{_newer(header)}: {NEWER}",))
 
 
 def _compared(

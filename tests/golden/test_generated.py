@@ -101,7 +101,7 @@ def test_the_committed_file_keeps_the_constructor_and_the_state(name):
 @only_with("torch", "black")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_is_up_to_date(name):
-    found = lifecycle.check(ROOT / "generated" / "first" / name, QUIET)
+    found = lifecycle.check(ROOT / "generated" / "first" / name, QUIET, strict=True)
     assert found.ok, found.lines()
 
 

@@ -49,7 +49,7 @@ def test_the_table_gives_the_committed_bytes(name, update_golden):
     file, (cls, budget) = committed(name), FILES[name]
     if update_golden:
         again(file, Request(f"examples/{name}.py:{cls}", budget, file, edition=2))
-    found = lifecycle.check(file, QUIET)
+    found = lifecycle.check(file, QUIET, strict=True)
     assert found.ok, found.lines()
 
 

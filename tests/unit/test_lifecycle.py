@@ -200,8 +200,12 @@ def test_a_newer_generator_that_writes_otherwise_is_noticed(folder, monkeypatch)
     for module in (lifecycle, pipeline):
         monkeypatch.setattr(module, "__version__", "99.0")
     found = check()
+    assert found.ok and len(found.notes) == 1 and "99.0 writes it differently than" in found.notes[0] and not found.diff
+    found = lifecycle.check(Path("net_remat.py"), QUIET, strict=True)
     assert len(found.reasons) == 1 and "99.0 writes it differently than" in found.reasons[0]
     assert any("new forward" in line for line in found.diff) and len(found.diff) < 16
+    change(folder / "model.py", "import torch\n", "import torch  # and nothing else\n")
+    assert not check().ok and "model.py has changed" in check().reasons
 
 
 @pytest.mark.parametrize(
