@@ -1,0 +1,100 @@
+"""A small change of the model, of the budget or of the costs is a small change of a file of the second edition: what `update`
+changes, as committed differences. The classes change as the model does, and rows of the table. Where another plan is the best one,
+marks change with it.
+
+With other versions than those of constraints.txt the differences are others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import EXAMPLE
+from pinned import only_with
+from test_diffs import SMALLER, UNRELATED, _costs
+
+from remat_codegen import lifecycle, pipeline, second
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+DIFFS = Path(__file__).parent / "diffs" / "second"
+QUIET = Progress(None)
+
+# What is changed in the model's file, and the number of lines that may change in the generated one, added and removed: with
+# another plan, some 18 are the header's.
+CHANGES = {
+    "rename_a_variable": ("scores", "logits", 26),
+    "add_a_function_above": ("class CausalSelfAttention", f"{UNRELATED}class CausalSelfAttention", 4),
+    "add_a_comment": ("        y = (probs @ v)", "        # heads side by side\n        y = (probs @ v)", 6),
+    "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 50),
+    "add_a_layer": ("layers=6", "layers=7", 48),
+}
+SLOW = {"add_a_function_above", "add_a_comment", "change_an_activation"}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A generated file, beside the model's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "measure", _costs)
+    source = EXAMPLE.read_text()
+    for piece, smaller in SMALLER.items():
+        source = source.replace(piece, smaller)
+    Path("gpt2.py").write_text(source)
+    second.generate(Request("gpt2.py:GPT2", "65%", Path("gpt2_remat.py"), planner="rotor", cache=False, edition=2), QUIET)
+    return Path("gpt2_remat.py")
+
+
+def changed(before: str, after: str, golden: Path, update_golden: bool) -> list[str]:
+    """The lines that are others, which are those committed."""
+    rows = list(difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=0))
+    text = re.sub(r'"seal":"\w+"', '"seal":"..."', "\n".join(rows)) + "\n"
+    if update_golden:
+        golden.write_text(text)
+    assert text == golden.read_text()
+    return [row for row in rows if row[0] in "+-" and row[:3] not in ("+++", "---")]
+
+
+@only_with("torch", "black")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHANGES])
+def test_a_small_change_of_the_model(file, name, update_golden):
+    old, new, most = CHANGES[name]
+    before, model = file.read_text(), Path("gpt2.py")
+    assert old in model.read_text()
+    model.write_text(model.read_text().replace(old, new))
+    assert lifecycle.update(file, QUIET, cache=False).changed
+    assert len(changed(before, file.read_text(), DIFFS / f"{name}.diff", update_golden)) <= most
+
+
+@only_with("torch", "black")
+def test_another_budget_changes_few_marks(file, update_golden):
+    before = file.read_text()
+    file.write_text(before.replace("--budget 65%", "--budget 60%"))
+    assert lifecycle.update(file, QUIET, cache=False).planned
+    assert len(changed(before, file.read_text(), DIFFS / "another_budget.diff", update_golden)) <= 42
+    rows = difflib.ndiff(classes(before).splitlines(), classes(file.read_text()).splitlines())
+    assert sum(row[0] in "+-" for row in rows) <= 8
+
+
+@only_with("torch", "black")
+def test_other_costs_change_rows_at_most(file, monkeypatch, update_golden):
+    """By up to 1 %, up or down in turn."""
+
+    def noisy(model, device, cache, advance=None):
+        exact = _costs(model, device, cache, advance)
+        return replace(exact, time_ns=tuple(t * (99 + i % 3) // 100 for i, t in enumerate(exact.time_ns)))
+
+    before = file.read_text()
+    monkeypatch.setattr(pipeline, "measure", noisy)
+    file.unlink()
+    second.generate(Request("gpt2.py:GPT2", "65%", file, planner="rotor", cache=False, edition=2), QUIET)
+    assert len(changed(before, file.read_text(), DIFFS / "other_costs.diff", update_golden)) <= 12
+    assert classes(file.read_text()) == classes(before)
+
+
+def classes(text: str) -> str:
+    return text[text.index("class ") : text.index("PLAN = {")]
