@@ -83,22 +83,20 @@ def gpt2(size: str, batch: int, length: int) -> tuple[Graph, Profile]:
     """The paper's GPT2 on a device without data, in the paper's accounting."""
     from gpt2 import GPT2
 
-    with torch.device("meta"):
-        model = GPT2(**SIZES[size], context=1024)
-    return priced(model, torch.zeros(batch, length, dtype=torch.int64, device="meta"))
+    return priced(lambda: GPT2(**SIZES[size], context=1024), torch.zeros(batch, length, dtype=torch.int64))
 
 
 def resnet50() -> tuple[Graph, Profile]:
     from resnet import ResNet50
 
+    return priced(ResNet50, torch.zeros(32, 3, 224, 224))
+
+
+def priced(make: Callable[[], torch.nn.Module], *inputs: torch.Tensor) -> tuple[Graph, Profile]:
+    """A model's graph and costs in the paper's accounting. Its parameters are never filled, nor looked at."""
     with torch.device("meta"):
-        model = ResNet50()
-    return priced(model, torch.zeros(32, 3, 224, 224, device="meta"))
-
-
-def priced(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[Graph, Profile]:
-    """A model's graph and costs in the paper's accounting."""
-    traced = trace(model, inputs, {})
+        model = make()
+    traced = trace(model.to_empty(device="cpu"), inputs, {})
     made = simplify(traced, record(traced))
     profile, graph = estimate(made, DEVICES["v100"]), made.graph
     from_loss = set(graph.nodes[graph.loss].writes)
