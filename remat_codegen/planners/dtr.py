@@ -131,6 +131,7 @@ class Runtime:
         self.random = random.Random(settings.seed)
         sizes = [s for s, e in zip(self.size, self.may_evict, strict=True) if e and s]
         self.small = SMALL * sum(sizes) / len(sizes) if sizes and settings.ignore_small else 0.0
+        self.pool: set[int] = set()  # what is resident and may be evicted, once nothing is in its way
 
     def run(self, progress: Progress | None = None) -> tuple[int, ...]:
         """All nodes of the step; returns the order in which nodes were performed."""
@@ -181,6 +182,8 @@ class Runtime:
         for data in created:
             self.resident[data] = True
             self.used += self.size[data]
+            if self.may_evict[data] and self.size[data]:
+                self.pool.add(data)
             if self.evicted[data]:
                 self.evicted[data] = False
                 self.score.restored(data)
@@ -223,7 +226,7 @@ class Runtime:
 
     def _make_room(self, needed: int) -> None:
         while self.used + needed > self.budget:
-            candidates = [d for d in range(len(self.size)) if self._evictable(d) and self.size[d]]
+            candidates = [d for d in sorted(self.pool) if self._evictable(d)]
             if not candidates:
                 where = self.graph.nodes[self.order[-1]].name if self.order else "the start"
                 raise OutOfMemory(f"out of memory after {where}: {self.used} bytes are held, {needed} more are needed")
@@ -250,6 +253,7 @@ class Runtime:
     def _free(self, data: int) -> None:
         self.resident[data] = False
         self.used -= self.size[data]
+        self.pool.discard(data)
 
 
 class Scores:
@@ -269,9 +273,9 @@ class Scores:
         self.work = 0
 
     def least(self, candidates: list[int]) -> int:
-        """The candidate of least score."""
+        """The candidate of least score, of equal ones the first: candidates are in the order of their ids."""
         self.work += len(candidates)
-        return min(candidates, key=lambda d: (self.of(d), d))
+        return min(candidates, key=self.of)
 
     def of(self, data: int) -> float:
         """A storage's score."""
