@@ -18,7 +18,7 @@ last read, so the simulated peak is at most the runtime's.
 
 Cost model: the runtime's own account of memory, which counts what the simulator counts (workspace; both copies of what is
 written over). Complexity: each eviction scores each resident storage, or the square root of their number (`sampling`);
-`dtr` and `msps` walk neighbourhoods, remembered until an eviction or rematerialization touches them; `MOST_WORK` ends what
+`dtr` and `msps` walk neighbourhoods, remembered until an eviction or rematerialization touches them; `most_work` ends what
 takes too long. Ties: the least data id.
 Oracle: `least_time` of `tests/graphs.py` below it, and the budget. Out of memory is INFEASIBLE.
 """
@@ -56,6 +56,7 @@ class Settings:
     sampling: bool = False
     seed: int = 0
     recompute_in_forward: bool = False
+    most_work: int = MOST_WORK
 
 
 class OutOfMemory(Exception):
@@ -73,13 +74,14 @@ def plan(
     sampling: bool = False,
     seed: int = 0,
     recompute_in_forward: bool = False,
+    most_work: int = MOST_WORK,
     progress: Progress | None = None,
 ) -> Plan:
     """The step as the runtime would run it within the budget."""
     if heuristic not in HEURISTICS:
         raise ValueError(f"{heuristic} is no heuristic of DTR; they are {', '.join(HEURISTICS)}")
     name = "dtr" if heuristic == "dtr" else f"dtr-{heuristic}"
-    settings = Settings(heuristic, eager, ignore_small, sampling, seed, recompute_in_forward)
+    settings = Settings(heuristic, eager, ignore_small, sampling, seed, recompute_in_forward, most_work)
     runtime = Runtime(graph, profile, budget_bytes, settings)
     try:
         order = checkmate.without_dead_runs(graph, runtime.run(progress))
@@ -159,7 +161,7 @@ class Runtime:
                 progress("running DTR", node, len(self.graph.nodes))
             self._lock(current, -1)
             stack.pop()
-            if len(self.order) > most or self.score.work > MOST_WORK:
+            if len(self.order) > most or self.score.work > self.settings.most_work:
                 raise OutOfMemory(f"DTR thrashes: {len(self.order)} runs were not enough for {len(self.graph.nodes)} nodes")
             if stack:
                 self._drop_dead({*self.graph.nodes[current].reads, *self.graph.nodes[current].writes})
