@@ -202,7 +202,7 @@ def table(results: dict[str, dict]) -> str:
         "Overheads in %, with costs by a roofline of "
         f"{device.name}: {device.flops / 1e12} TFLOP/s and {device.bytes_per_s / 1e9:.0f} GB/s, of which kernels reach "
         f"{device.reached_flops:.0%} and {device.reached_bytes:.0%}, and at least {device.launch_ns / 1000:.0f} us. "
-        "`python benchmarks/paper.py` makes this table.",
+        "`python benchmarks/paper.py` makes this table. A dash is where a planner finds no plan; an empty cell was not run.",
         "",
         "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
         "|---" * (len(COMPARED) + 7) + "|",
@@ -210,7 +210,8 @@ def table(results: dict[str, dict]) -> str:
     for row in rows():
         if (found := results.get(row.key)) is None:
             continue
-        cells = [percent(found["planners"].get(name, {}).get("overhead")) for name in COMPARED]
+        ran = found["planners"]
+        cells = [percent(ran[name]["overhead"]) if name in ran else "" for name in COMPARED]
         seconds = found["planners"].get("auto", {}).get("seconds", "-")
         least = f"{found['least_bytes'] / 1e6:.0f}" if "least_bytes" in found else "-"
         peak = f"{found['plain_bytes'] / GIB:.2f}"
