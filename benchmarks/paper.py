@@ -1,8 +1,9 @@
 """The Rockmate paper's table (appendix E) planned anew, and what else planners are judged by, with one command and no GPU:
 
-    python benchmarks/paper.py [--rows large-2x512-0.85 resnet50-46 ...] [--planners rockmate auto ...] [--redraw]
+    python benchmarks/paper.py [--rows large-2x512-0.85 resnet50-46 ...] [--planners rockmate auto ...] [--again] [--redraw]
 
-Writes benchmarks/results/paper.json, row by row, and paper.md from it; with --rows or --planners what else is there stays.
+Writes benchmarks/results/paper.json, planner by planner, and paper.md from it. What is there stays, unless it is asked for
+--again: a run that was stopped goes on, and planners that take long can have a run of their own.
 
 Costs are those of a roofline for a V100 (`remat_codegen/profile/devices.py` states its numbers), so the table is the same
 everywhere. The paper's accounting: activations, their gradients and the model's output count, as do masks of dropout (a byte a
@@ -30,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 from remat_codegen.graph.ir import Graph, Kind  # noqa: E402
 from remat_codegen.graph.record import record  # noqa: E402
 from remat_codegen.graph.simplify import simplify  # noqa: E402
-from remat_codegen.planners import auto, whole  # noqa: E402
+from remat_codegen.planners import auto, rockmate, whole  # noqa: E402
 from remat_codegen.planners.bound import bound  # noqa: E402
 from remat_codegen.planners.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
@@ -67,10 +68,10 @@ class Row:
 
 def rows() -> list[Row]:
     found = []
-    for (size, batch, length, budget), (plain, rockmate) in PAPER.items():
+    for (size, batch, length, budget), (plain_ms, paper_ms) in PAPER.items():
         label = f"GPT2-{size} ({batch}, {length}) {budget} GiB"
         make = lambda s=size, b=batch, n=length: gpt2(s, b, n)  # noqa: E731
-        found.append(Row(f"{size}-{batch}x{length}-{budget}", label, make, budget * GIB, rockmate / plain - 1))
+        found.append(Row(f"{size}-{batch}x{length}-{budget}", label, make, budget * GIB, paper_ms / plain_ms - 1))
     for percent in (46, 33):
         found.append(Row(f"resnet50-{percent}", f"ResNet-50 (32, 224) {percent} %", resnet50, percent / 100))
     for count, percent in ((500, 80), (500, 50), (1000, 80), (1000, 50), (3000, 80), (5000, 80)):
@@ -83,22 +84,20 @@ def gpt2(size: str, batch: int, length: int) -> tuple[Graph, Profile]:
     """The paper's GPT2 on a device without data, in the paper's accounting."""
     from gpt2 import GPT2
 
-    with torch.device("meta"):
-        model = GPT2(**SIZES[size], context=1024)
-    return priced(model, torch.zeros(batch, length, dtype=torch.int64, device="meta"))
+    return priced(lambda: GPT2(**SIZES[size], context=1024), torch.zeros(batch, length, dtype=torch.int64))
 
 
 def resnet50() -> tuple[Graph, Profile]:
     from resnet import ResNet50
 
+    return priced(ResNet50, torch.zeros(32, 3, 224, 224))
+
+
+def priced(make: Callable[[], torch.nn.Module], *inputs: torch.Tensor) -> tuple[Graph, Profile]:
+    """A model's graph and costs in the paper's accounting. Its parameters are never filled, nor looked at."""
     with torch.device("meta"):
-        model = ResNet50()
-    return priced(model, torch.zeros(32, 3, 224, 224, device="meta"))
-
-
-def priced(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[Graph, Profile]:
-    """A model's graph and costs in the paper's accounting."""
-    traced = trace(model, inputs, {})
+        model = make()
+    traced = trace(model.to_empty(device="cpu"), inputs, {})
     made = simplify(traced, record(traced))
     profile, graph = estimate(made, DEVICES["v100"]), made.graph
     from_loss = set(graph.nodes[graph.loss].writes)
@@ -156,30 +155,42 @@ def layered(count: int, seed: int) -> tuple[Graph, Profile]:
     return training_graph(ops)
 
 
-def run(row: Row, planners: list[str], old: dict) -> dict:
+def missing(row: Row, planners: list[str], old: dict, again: bool) -> list[str]:
+    """The planners that have no cell in a row."""
+    return [name for name in planners if again or name not in old.get("planners", {})]
+
+
+def run(row: Row, planners: list[str], found: dict, save: Callable[[], None]) -> None:
+    """Fills the cells of some planners into a row, saved one by one."""
     graph, profile = row.make()
     plain = simulate(graph, profile, without_recomputation(graph))
     budget = int(row.budget if row.budget > 1 else row.budget * plain.peak_bytes)
-    found = {"label": row.label, "paper": row.paper, "nodes": len(graph.nodes), "plain_ns": plain.time_ns} | old
+    found |= {"label": row.label, "paper": row.paper, "nodes": len(graph.nodes), "plain_ns": plain.time_ns}
     found |= {"plain_bytes": plain.peak_bytes, "budget_bytes": budget}
     least = bound(graph, profile, budget)
     found["bound"] = None if least.time_ns is None else least.time_ns / plain.time_ns - 1
     cells = found.setdefault("planners", {})
     for name in planners:
-        if name == "checkmate" and not whole.writable(graph):
-            cells[name] = {"overhead": None, "why": "too large"}
-            continue
-        started, cpu = time.perf_counter(), time.process_time()
-        plan = PLANNERS[name](graph, profile, budget)
-        cells[name] = {
-            "overhead": None if plan.schedule is None else plan.time_ns / plain.time_ns - 1,
-            "seconds": round(time.process_time() - cpu, 1),
-            "wall": round(time.perf_counter() - started, 1),
-        }
+        cells[name] = cell(name, graph, profile, budget, plain.time_ns)
+        if name == "auto":
+            found["least_bytes"] = auto.frontier(graph, profile, auto.WORK_PER_NODE).least.limit_bytes
         print(row.key, name, cells[name], flush=True)
-    if "auto" in planners:
-        found["least_bytes"] = auto.frontier(graph, profile, auto.WORK_PER_NODE).least.limit_bytes
-    return found
+        save()
+
+
+def cell(name: str, graph: Graph, profile: Profile, budget: int, plain_ns: int) -> dict:
+    """What a planner makes of a budget, from nothing: no plan that another one left behind helps it."""
+    if name == "checkmate" and not whole.writable(graph):
+        return {"overhead": None, "why": "too large"}
+    auto.frontier.cache_clear()
+    rockmate.forget()
+    started, cpu = time.perf_counter(), time.process_time()
+    plan = PLANNERS[name](graph, profile, budget)
+    return {
+        "overhead": None if plan.schedule is None else plan.time_ns / plain_ns - 1,
+        "seconds": round(time.process_time() - cpu, 1),
+        "wall": round(time.perf_counter() - started, 1),
+    }
 
 
 def table(results: dict[str, dict]) -> str:
@@ -191,7 +202,7 @@ def table(results: dict[str, dict]) -> str:
         "Overheads in %, with costs by a roofline of "
         f"{device.name}: {device.flops / 1e12} TFLOP/s and {device.bytes_per_s / 1e9:.0f} GB/s, of which kernels reach "
         f"{device.reached_flops:.0%} and {device.reached_bytes:.0%}, and at least {device.launch_ns / 1000:.0f} us. "
-        "`python benchmarks/paper.py` makes this table.",
+        "`python benchmarks/paper.py` makes this table. A dash is where a planner finds no plan; an empty cell was not run.",
         "",
         "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
         "|---" * (len(COMPARED) + 7) + "|",
@@ -199,7 +210,8 @@ def table(results: dict[str, dict]) -> str:
     for row in rows():
         if (found := results.get(row.key)) is None:
             continue
-        cells = [percent(found["planners"].get(name, {}).get("overhead")) for name in COMPARED]
+        ran = found["planners"]
+        cells = [percent(ran[name]["overhead"]) if name in ran else "" for name in COMPARED]
         seconds = found["planners"].get("auto", {}).get("seconds", "-")
         least = f"{found['least_bytes'] / 1e6:.0f}" if "least_bytes" in found else "-"
         peak = f"{found['plain_bytes'] / GIB:.2f}"
@@ -212,14 +224,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", nargs="*")
     parser.add_argument("--planners", nargs="*", default=list(COMPARED))
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--redraw", action="store_true")
     options = parser.parse_args()
     path = RESULTS / "paper.json"
     results = json.loads(path.read_text()) if path.exists() else {}
+    save = lambda: path.write_text(json.dumps(results, indent=1) + "\n")  # noqa: E731
     for row in [] if options.redraw else rows():
-        if options.rows is None or row.key in options.rows:
-            results[row.key] = run(row, options.planners, results.get(row.key, {}))
-            path.write_text(json.dumps(results, indent=1) + "\n")
+        if options.rows is not None and row.key not in options.rows:
+            continue
+        if planners := missing(row, options.planners, results.get(row.key, {}), options.again):
+            run(row, planners, results.setdefault(row.key, {}), save)
     (RESULTS / "paper.md").write_text(table(results))
     print(table(results))
 

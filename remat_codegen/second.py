@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from remat_codegen import pipeline, planfile, planline
@@ -154,26 +155,32 @@ def library_file(module: str) -> str:
 
 
 def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
-    """The plan brought to parts. Where that leads to more than the budget, or to more time, plans for less are tried, too.
+    """The plan brought to parts. Where that leads to more than the budget, or to more time, other plans are tried, too.
     Raises BudgetError where no table fits."""
-    reserve, best = reserve_of(traced).most_bytes, None
-    schedule: Schedule | None = planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    for share in (*TIGHTER, None):
-        if schedule is None:
-            break
+    best: Brought | None = None
+    for schedule in _schedules(request, traced, profile, plan):
         brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule)
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        if share is None or (best is not None and best.overhead <= plan.overhead + MOST_LOST):
+        if best is not None and best.overhead <= plan.overhead + MOST_LOST:
             break
-        schedule = limited(request.planner, request.time_limit)(
-            traced.graph, profile, int(share * plan.budget_bytes) - reserve
-        ).schedule
     if best is None:
         budget = format_bytes(plan.budget_bytes)
         what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
         raise BudgetError(what, hint="raise --budget, or use --edition 1")
     return best
+
+
+def _schedules(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Iterator[Schedule]:
+    """What the search for a table starts from: the plan; rockmate's, which treats equal blocks alike, as rows do; plans for less."""
+    yield planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
+    tighter = [(request.planner, share) for share in TIGHTER]
+    for planner, share in [("rockmate", 1.0), *tighter] if plan.planner == "auto" else tighter:
+        limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
+        schedule = limited(planner, request.time_limit)(traced.graph, profile, limit).schedule
+        if schedule is None:
+            break
+        yield schedule
 
 
 def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule) -> Brought:
@@ -205,7 +212,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
     return replace(
         plan,
         planned_peak_bytes=timeline.peak_bytes + reserve_of(traced).states_bytes(order),
-        overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
+        overhead=round(_over(timeline.time_ns, plain), 4),
         order=order,
     )
 

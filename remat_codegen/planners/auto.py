@@ -1,4 +1,4 @@
-"""The default to be: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
+"""The default: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
 
     least peak known ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
 
@@ -10,7 +10,9 @@ two budgets the larger is never slower: where their ways part, at some middle, t
 the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take equally long.
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
-kinds and small, Rotor, DTR with several scores and for several budgets, segments (Chen et al.), and the plain step squeezed.
+kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed. Of
+budgets that are far from a middle little depends on its plan, so the first middles are searched less. Where memory is so tight
+that a node runs twice within one stage, which a ledger does not hold, the search of `hierarchy` goes on in its place.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
@@ -25,15 +27,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners import chain, dtr, ends, rockmate, whole
+from remat_codegen.planners import chain, dtr, ends, hierarchy, merges, rockmate, whole
 from remat_codegen.planners.deadline import offer
 from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.planners.ledger import Ledger
-from remat_codegen.planners.lives import Board, Lives, Order
+from remat_codegen.planners.lives import Board, Limits, Lives, Order
 from remat_codegen.planners.moves import Search, fit, spend
 from remat_codegen.planners.options import Grid
 from remat_codegen.planners.result import Plan, Status
 from remat_codegen.planners.segments import starting_orders
+from remat_codegen.planners.splits import squeeze
 from remat_codegen.profile.costs import Profile
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan
@@ -42,14 +45,21 @@ HARD_WORK = 600_000  # where there is no dynamic program to start from
 WORK_PER_NODE = 600  # at most: small graphs need less
 SMALL = 300  # nodes, up to which each of DTR's scores is tried
 MOST_LEVELS, LEVEL_WORK = 32, 8000  # budgets that DTR is run for beforehand, and nodes of all these together
+EVICT_WORK = 1_500_000  # storages that one of DTR's plans may look at, some half a second
 LARGE = 2500  # nodes; beyond them DTR alone takes seconds
 DEEP = 8  # bisections after which the two plans beside a middle are as good a start as any
-SHALLOW = 3  # bisections up to which what costs more is tried as well
+SHALLOW = 4  # bisections up to which what costs more is tried as well, and the search does less: budgets asked for are far off
+FAR_OFF = 3  # times less
 SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
 LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
 FITTED = 60  # starts are given up after so many splits for each hundred nodes
-LOWEST_HEURISTICS, MOST_LOWERINGS = ("dtr", "local"), 8  # of DTR, where the least peak is looked for
+LOWEST_HEURISTICS, MOST_LOWERINGS = ("msps", "dtr"), 8  # of DTR, where the least peak is looked for
+LONGEST = 4  # times as many runs as nodes in what the least peak is looked for from
+FAR = 1.08  # times the limit: a peak from which on many things are given up at once, instead of one after the other
+SQUEEZE_WORK = 200_000  # data that are visited for that, at most
+STEP_WORK = 3000  # of the search, for which the slower one makes a step
+LOWER_STARTS = 4  # of little peak, from which a lower one is looked for where the lowest does not lead on
 LOWERED = 2  # orders of little peak that are brought lower
 PROMISING = 3  # starts that are improved a little before one is chosen
 
@@ -135,9 +145,9 @@ class Frontier:
         return max(1, math.ceil(math.log2(max(ratio, 1))))
 
     @cached_property
-    def _segments(self) -> list[rockmate.Candidate]:
-        """Segments of the forward pass in growing numbers, those of Chen's among them."""
-        return [candidate(self.graph, self.profile, order) for order in starting_orders(self.board)]
+    def _segments(self) -> list[tuple[str, Order]]:
+        """The plain step, and segments of the forward pass in growing numbers, those of Chen's among them."""
+        return [("nothing" if order == self.board.plain else "segments", order) for order in starting_orders(self.board)]
 
     @cached_property
     def _evictions(self) -> list[rockmate.Candidate]:
@@ -147,28 +157,51 @@ class Frontier:
         heuristics = dtr.HEURISTICS if count <= SMALL else ("dtr",)
         limits = [self.plain.limit_bytes * level // (levels + 1) for level in range(1, levels + 1)]
         limits = [limit for limit in limits if limit >= self.least.limit_bytes]
-        plans = [dtr.plan(self.graph, self.profile, limit, heuristic=h) for limit in limits for h in heuristics]
+        plans = [self._evicting(limit, h) for limit in limits for h in heuristics]
         return [rockmate.Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
+
+    def _evicting(self, limit: int, heuristic: str) -> Plan:
+        """DTR's plan, unless it thrashes: then it would be slow, and no better start than others."""
+        return dtr.plan(self.graph, self.profile, limit, heuristic=heuristic, most_work=EVICT_WORK)
 
     @cached_property
     def least(self) -> Point:
         """The plan of the least peak that was found, whatever the budget."""
         orders = [("everything rebuilt", order) for order in ends.least_orders(self.graph)]
-        orders += [("segments", whole.order_of(c.schedule)) for c in self._segments]
+        orders += self._segments
         orders += [("rockmate", order) for order in self.sequences.tightest()]
-        orders += [("dtr", order) for order in self._least_evictions(min(Lives(self.board, o).peak for _, o in orders))]
+        orders = [(start, order) for start, order in orders if len(order) <= LONGEST * len(self.graph.nodes)]
+        lowest = self._lowered(orders)
+        orders = [lowest, *(("dtr", order) for order in self._least_evictions(Lives(self.board, lowest[1]).peak))]
         ranked = sorted((Lives(self.board, order).peak, i) for i, (_, order) in enumerate(orders))
         found = [self._lowest(*orders[i]) for _, i in ranked[:LOWERED]]
         return min(found, key=lambda point: (point.limit_bytes, point.time_ns))
+
+    def _lowered(self, orders: list[tuple[str, Order]]) -> tuple[str, Order]:
+        """The order of least peak that splits lead to, from whichever start goes on the furthest."""
+        peaks = [Lives(self.board, order).peak for _, order in orders]
+        starts = [orders[i] for _, i in sorted(zip(peaks, range(len(orders)), strict=True))[:LOWER_STARTS]]
+        best, peak = starts[0], min(peaks)
+        for part in LOWER:
+            while (found := self._squeezed([best, *starts], int(peak * part))) is not None:
+                best, peak = found, Lives(self.board, found[1]).peak
+        return best
+
+    def _squeezed(self, orders: list[tuple[str, Order]], limit: int) -> tuple[str, Order] | None:
+        """The first of the orders that splits bring within a limit."""
+        for start, order in orders:
+            if (found := squeeze(self.board, order, Limits(limit), None, work=SQUEEZE_WORK)) is not None:
+                return start, found
+        return None
 
     def _least_evictions(self, peak: int) -> Iterator[Order]:
         """DTR's plans for less and less: it finds some where other orders find none, with gaps between."""
         if len(self.graph.nodes) > LARGE:
             return
-        for heuristic in LOWEST_HEURISTICS:
+        for heuristic in LOWEST_HEURISTICS if len(self.graph.nodes) <= SMALL else LOWEST_HEURISTICS[:1]:
             limit = peak - 1
             for _ in range(MOST_LOWERINGS):
-                found = dtr.plan(self.graph, self.profile, limit, heuristic=heuristic)
+                found = self._evicting(limit, heuristic)
                 limit = int(limit * LOWER[-1])
                 if found.schedule is not None:
                     yield whole.order_of(found.schedule)
@@ -184,30 +217,63 @@ class Frontier:
                 best, peak = ledger.repeats(), ledger.peak
             ledger.reset(best)
         spend(ledger, peak)
-        return Point(peak, ledger.time, ledger.order(), start)
+        point = Point(peak, ledger.time, ledger.order(), start)
+        own = Lives(self.board, order).peak
+        if own >= peak:
+            return point
+        spent = merges.spend(self.board, order, Limits(own))  # a ledger does not hold what is that low
+        return Point(own, self.board.time_of(spent), spent, start)
 
     def _between(self, limit: int, low: Point, high: Point, depth: int) -> Point:
         """The point of a middle: at most as slow as the one below, at least as slow as the one above."""
-        ledger, best = self.ledger, low
+        best = low
         tried: list[Point] = []
         for start, order in self._starts(limit, low, high, depth):
-            ledger.reset(ledger.keys_of(order))
-            if fit(ledger, limit, self.rounds):
-                spend(ledger, limit)
-                tried.append(Point(limit, ledger.time, ledger.order(), start))
+            found = self._begun(order, limit)
+            tried += [] if found is None else [Point(limit, self.board.time_of(found), found, start)]
         tried = [p for p in sorted(tried, key=lambda p: p.time_ns) if p.time_ns >= high.time_ns]
         promising = list({p.time_ns: p for p in reversed(tried)}.values())[::-1][:PROMISING] or [low]
-        part = self.work // (2 * len(promising))
+        work = self.work // FAR_OFF if depth < SHALLOW else self.work
+        part = work // (2 * len(promising))
         improved = [self._improved(p, limit, high.time_ns, part, seed) for seed, p in enumerate(promising)]
         best = min([*improved, best], key=lambda p: p.time_ns)
-        best = self._improved(best, limit, high.time_ns, self.work - part * len(promising), len(promising))
+        best = self._improved(best, limit, high.time_ns, work - part * len(promising), len(promising))
         return replace(best, limit_bytes=limit)
+
+    def _begun(self, order: Order, limit: int) -> Order | None:
+        """An order brought within a limit, the room that is left spent; None if that does not work out.
+
+        From far above, many things are given up at once. That may run a node twice in one stage, which a ledger does not hold:
+        such an order is spent as it is, and taken where the ledger's is slower.
+        """
+        ledger, limits, within = self.ledger, Limits(limit), order
+        ledger.reset(ledger.keys_of(order))
+        if ledger.peak > FAR * limit:
+            found = squeeze(self.board, order, limits, None, work=SQUEEZE_WORK)
+            if found is None:
+                return None
+            within = found
+            ledger.reset(ledger.keys_of(found))
+        coarse = ledger.peak > limit >= Lives(self.board, within).peak
+        begun = [merges.spend(self.board, within, limits)] if coarse else []
+        if len(ledger.keys) <= LONGEST * len(self.graph.nodes) and fit(ledger, limit, self.rounds):
+            spend(ledger, limit)
+            begun.append(ledger.order())
+        return min(begun, key=self.board.time_of, default=None)
 
     def _improved(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
         ledger = self.ledger
         ledger.reset(ledger.keys_of(point.order))
+        if ledger.peak > limit:
+            return self._searched(point, limit, fastest_ns, work, seed)
         Search(ledger, seed).run(limit, work, fastest_ns)
         return replace(point, time_ns=ledger.time, order=ledger.order()) if ledger.time < point.time_ns else point
+
+    def _searched(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
+        """An order that a ledger does not hold, improved by the slower search of `hierarchy`."""
+        order = hierarchy.improve(self.board, point.order, Limits(limit), work // STEP_WORK, seed)
+        time_ns = self.board.time_of(order)
+        return replace(point, time_ns=time_ns, order=order) if fastest_ns <= time_ns < point.time_ns else point
 
     def _starts(self, limit: int, low: Point, high: Point, depth: int) -> Iterator[tuple[str, Order]]:
         """Orders to start from, brought within the limit or not."""
@@ -218,9 +284,7 @@ class Frontier:
         for order in self.sequences.at(limit):
             yield "rockmate", order
         if depth < SHALLOW:
-            yield "the plain step, squeezed", self.board.plain
-        if (segments := ends.fastest(self._segments, limit)) is not None:
-            yield "segments", whole.order_of(segments.schedule)
+            yield from self._segments
         if (evicting := ends.fastest(self._evictions, limit)) is not None:
             yield "dtr", whole.order_of(evicting.schedule)
         for name, run in self._quick(depth):
@@ -232,9 +296,9 @@ class Frontier:
         large = len(self.graph.nodes) > LARGE
         if rockmate.is_chain(self.graph) and not self.sequences.worthwhile:
             yield "rotor", chain.plan
-        for heuristic in ("local",) if large else ("dtr", "local", "msps") if depth < SHALLOW else ("dtr",):
+        for heuristic in ("local",) if large else ("dtr", "msps") if depth < SHALLOW else ("msps",):
             if not large or depth < SHALLOW:
-                yield f"dtr-{heuristic}", lambda g, p, b, h=heuristic: dtr.plan(g, p, b, heuristic=h)
+                yield f"dtr-{heuristic}", lambda g, p, b, h=heuristic: self._evicting(b, h)
 
 
 def _middle(low: Point, high: Point) -> int | None:

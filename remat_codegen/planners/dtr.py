@@ -18,7 +18,7 @@ last read, so the simulated peak is at most the runtime's.
 
 Cost model: the runtime's own account of memory, which counts what the simulator counts (workspace; both copies of what is
 written over). Complexity: each eviction scores each resident storage, or the square root of their number (`sampling`);
-`dtr` and `msps` walk neighbourhoods, remembered until an eviction or rematerialization touches them; `MOST_WORK` ends what
+`dtr` and `msps` walk neighbourhoods, remembered until an eviction or rematerialization touches them; `most_work` ends what
 takes too long. Ties: the least data id.
 Oracle: `least_time` of `tests/graphs.py` below it, and the budget. Out of memory is INFEASIBLE.
 """
@@ -56,6 +56,7 @@ class Settings:
     sampling: bool = False
     seed: int = 0
     recompute_in_forward: bool = False
+    most_work: int = MOST_WORK
 
 
 class OutOfMemory(Exception):
@@ -73,13 +74,14 @@ def plan(
     sampling: bool = False,
     seed: int = 0,
     recompute_in_forward: bool = False,
+    most_work: int = MOST_WORK,
     progress: Progress | None = None,
 ) -> Plan:
     """The step as the runtime would run it within the budget."""
     if heuristic not in HEURISTICS:
         raise ValueError(f"{heuristic} is no heuristic of DTR; they are {', '.join(HEURISTICS)}")
     name = "dtr" if heuristic == "dtr" else f"dtr-{heuristic}"
-    settings = Settings(heuristic, eager, ignore_small, sampling, seed, recompute_in_forward)
+    settings = Settings(heuristic, eager, ignore_small, sampling, seed, recompute_in_forward, most_work)
     runtime = Runtime(graph, profile, budget_bytes, settings)
     try:
         order = checkmate.without_dead_runs(graph, runtime.run(progress))
@@ -131,6 +133,7 @@ class Runtime:
         self.random = random.Random(settings.seed)
         sizes = [s for s, e in zip(self.size, self.may_evict, strict=True) if e and s]
         self.small = SMALL * sum(sizes) / len(sizes) if sizes and settings.ignore_small else 0.0
+        self.pool: set[int] = set()  # what is resident and may be evicted, once nothing is in its way
 
     def run(self, progress: Progress | None = None) -> tuple[int, ...]:
         """All nodes of the step; returns the order in which nodes were performed."""
@@ -158,7 +161,7 @@ class Runtime:
                 progress("running DTR", node, len(self.graph.nodes))
             self._lock(current, -1)
             stack.pop()
-            if len(self.order) > most or self.score.work > MOST_WORK:
+            if len(self.order) > most or self.score.work > self.settings.most_work:
                 raise OutOfMemory(f"DTR thrashes: {len(self.order)} runs were not enough for {len(self.graph.nodes)} nodes")
             if stack:
                 self._drop_dead({*self.graph.nodes[current].reads, *self.graph.nodes[current].writes})
@@ -181,6 +184,8 @@ class Runtime:
         for data in created:
             self.resident[data] = True
             self.used += self.size[data]
+            if self.may_evict[data] and self.size[data]:
+                self.pool.add(data)
             if self.evicted[data]:
                 self.evicted[data] = False
                 self.score.restored(data)
@@ -223,7 +228,7 @@ class Runtime:
 
     def _make_room(self, needed: int) -> None:
         while self.used + needed > self.budget:
-            candidates = [d for d in range(len(self.size)) if self._evictable(d) and self.size[d]]
+            candidates = [d for d in sorted(self.pool) if self._evictable(d)]
             if not candidates:
                 where = self.graph.nodes[self.order[-1]].name if self.order else "the start"
                 raise OutOfMemory(f"out of memory after {where}: {self.used} bytes are held, {needed} more are needed")
@@ -250,6 +255,7 @@ class Runtime:
     def _free(self, data: int) -> None:
         self.resident[data] = False
         self.used -= self.size[data]
+        self.pool.discard(data)
 
 
 class Scores:
@@ -269,9 +275,9 @@ class Scores:
         self.work = 0
 
     def least(self, candidates: list[int]) -> int:
-        """The candidate of least score."""
+        """The candidate of least score, of equal ones the first: candidates are in the order of their ids."""
         self.work += len(candidates)
-        return min(candidates, key=lambda d: (self.of(d), d))
+        return min(candidates, key=self.of)
 
     def of(self, data: int) -> float:
         """A storage's score."""
