@@ -23,6 +23,7 @@ import os
 import random
 import threading
 import types
+import warnings
 import weakref
 
 import torch
@@ -43,6 +44,7 @@ RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
+LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
@@ -135,7 +137,12 @@ def _step(model, plan, forward, args, kwargs):
         return forward(*args, **kwargs)
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
-    return Step(model, plan, (args, kwargs)).first(forward, args, kwargs)
+    step = Step(model, plan, (args, kwargs))
+    if LARGEST and (factor := max([t.numel() for t in step.given], default=0) / LARGEST[0]) > 1:
+        peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
+        warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
+        LARGEST.clear()
+    return step.first(forward, args, kwargs)
 
 
 def _hooks():
