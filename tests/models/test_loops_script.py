@@ -80,9 +80,9 @@ def test_two_hundred_steps(folder):
 @pytest.mark.slow
 def test_each_goes_on_from_where_the_other_stopped(folder):
     whole = printed(folder, "train_gpt2.py", "--steps", "30")
-    for first, second in (("train_remat.py", "train_gpt2.py"), ("train_gpt2.py", "train_remat.py")):
+    for first, then in (("train_remat.py", "train_gpt2.py"), ("train_gpt2.py", "train_remat.py")):
         begun = printed(folder, first, "--steps", "30", "--until", "12", "--checkpoint", str(folder / "saved.pt"))
-        rest = printed(folder, second, "--steps", "30", "--checkpoint", str(folder / "saved.pt"), "--resume")
+        rest = printed(folder, then, "--steps", "30", "--checkpoint", str(folder / "saved.pt"), "--resume")
         assert [*begun[:-1], *rest] == whole
 
 
