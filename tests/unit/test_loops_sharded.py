@@ -12,7 +12,8 @@ from test_parts_around import PLAN, TOKENS, Tied, in_two
 
 from remat_codegen.parts import adopt
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")]
+GLOO = dist.is_available() and dist.is_gloo_available()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not GLOO, reason="needs gloo")]
 
 
 def tied() -> Tied:
