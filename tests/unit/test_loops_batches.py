@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from conftest import ROOT
 from parted import planned, same, step
 from test_parts_around import PLAN, TOKENS, Tied
 
@@ -40,8 +39,3 @@ def test_a_larger_batch_says_once_what_peak_to_expect(models):
 def test_evaluation_may_be_as_large_as_it_likes(models):
     with warnings.catch_warnings(action="error"), torch.no_grad():
         models[0].eval()(torch.cat([TOKENS] * 9))
-
-
-def test_files_know_what_they_were_planned_for():
-    text = (ROOT / "generated" / "second" / "gpt2_remat.py").read_text()
-    assert "for idx: int64[2, 512] on cpu" in text and "\nLARGEST[:] = 1024, PLANNED_PEAK_BYTES\n" in text
