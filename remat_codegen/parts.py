@@ -226,7 +226,8 @@ class Entry:
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
         self.late = "late" in options
         if TWICE:
-            self.twice = "twice" in options
+            self.shared = "shared" in options
+            self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
         if RANDOM:
             self.draws = False  # as far as is known
         if BUFFERS:
@@ -264,7 +265,7 @@ class Table:
 
 OPTIONS = ["", "inside", "result"]
 if TWICE:
-    OPTIONS += [*(f"{option}/twice".strip("/") for option in OPTIONS), "late", "twice/late"]
+    OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "shared", "late", "twice/late", "thrice/late"]
 
 
 def _strings(module):
@@ -317,21 +318,26 @@ PLAIN = Plain()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__", "gone", "late", "like", "look", "part", "truth", "value", "version", "watched"
+    __slots__ = *("__weakref__", "gone", "late", "like", "look", "part"), *("shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = TWICE and part.entry.late  # it has its first value until autograd has read that
+        self.shared = []  # while it has a value for parts alone: those that did not run again yet
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
-        """The value, once its part ran again. One that may run twice does so for a reader alone at first."""
+        """The value, once its part ran again. One that may run twice does so for its first reader alone, or for parts."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
             if TWICE and self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                if reader and part.spares and (result := part.result_for(self)) is not None:
+                alone = part.spares and (reader or not part.entry.shared)
+                if alone and (result := part.result_for(self)) is not None:
+                    if part.entry.shared:
+                        self.put(result)
+                        self.shared = part.given_to
                     return result
             todo = [part] if self.value is None else []
             while todo:
@@ -362,6 +368,11 @@ class Place:
             place = ref and ref()
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
                 place.late, place.value, place.watched = False, None, ()
+
+    def pass_on(self):
+        """Lets a value for parts alone go after the last of them."""
+        if self.shared and all(part is None or part.ran for part in (ref() for ref in self.shared)):
+            self.shared, self.value, self.watched = [], None, ()
 
     def put(self, tensor):
         if self.like != self.look(tensor):
@@ -394,7 +405,8 @@ class Part:
         elif step.part is not None:
             raise self.error(f"runs within {step.part.entry.name}, {OTHER}")
         if TWICE:
-            self.spares = entry.twice and step.part is None  # within an outer one it runs twice anyway
+            self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
+            self.ran, self.given_to = False, []
         if IN_PLACE:
             self.changed = ()
 
@@ -417,7 +429,14 @@ class Part:
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
+        if TWICE:
+            for place in self.sources():
+                place.part.given_to.append(weakref.ref(self))
         return [*given.values()]
+
+    def sources(self):
+        """The places of other parts' results that it is given."""
+        return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
         self.inputs = self.run = self.captured = self.states = None
@@ -505,20 +524,26 @@ class Part:
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
         replay = Replay(self)
         result = self.repeat(replay)
-        if TWICE:  # what it still has from its first run stays now, for it does not run again
-            for ref in self.places + self.results if self.entry.late else ():
+        if TWICE:  # what it still has from a run before stays now, for it does not run again
+            for ref in self.places + self.results if self.entry.late or self.entry.shared else ():
                 if ref and (place := ref()):
-                    place.late = False
+                    place.late, place.shared = False, []
         if not replay.stopped:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
+        if TWICE:
+            self.ran = True
+            for place in self.sources():
+                place.pass_on()
         self.let_go()
 
     def result_for(self, place):
-        """Its result, for one reader: no place is filled, and it can run again."""
+        """Its result, for one reader: no place is filled, and it can run again. None for what is not its result."""
+        if not any(ref and ref() is place for ref in self.results):
+            return None
         result = self.repeat(Replay(self, silent=True))
-        self.spares = False  # next time it is for all
+        self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
         return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
@@ -526,8 +551,7 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if NESTED and self.inputs is None:
             return self.outer
-        places = (held.source for held in self.held if held.view)
-        empty = [place.part for place in places if place and place.value is None]
+        empty = [place.part for place in self.sources() if place.value is None]
         if TWICE:
             empty = [part for part in empty if not part.spares]
         return empty[0] if empty else None

@@ -31,7 +31,7 @@ class Net(torch.nn.Module):
         return self.run(self, helpers.parts(self), *inputs, **named)
 
     def marks(self):  # PLAN may name what the class has as a mark
-        return "a", ["b"], "c", ["d"], "e", ["outer"], "inner", ["middle"]
+        return "a", ["b"], "c", ["d"], "e", ["outer"], "inner", ["middle"], "f1", ["f2"], "f3", ["f4"]
 
 
 def step(model, inputs, loss=lambda out: out.square().mean(), around=contextlib.nullcontext):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -28,6 +29,13 @@ class Candidate(Generic[V]):
         """Whether another candidate lies within this one."""
         return self.first <= other.first and other.last <= self.last and self != other
 
+    def fits(self, other: Candidate[V]) -> bool:
+        """Whether both can be parts: beside or within each other, and no expression marked in two ways."""
+        apart = self.last < other.first or other.last < self.first
+        ours, theirs = dict(self.marks), dict(other.marks)
+        same = all(ours[place] == theirs[place] for place in ours.keys() & theirs.keys())
+        return same and (apart or self == other or self.holds(other) or other.holds(self))
+
     def __len__(self) -> int:
         return self.last + 1 - self.first
 
@@ -46,9 +54,9 @@ class Candidates(Generic[V]):
         for candidate in self.all:
             self.by_key.setdefault(candidate.key, []).append(candidate)
 
-    def smallest(self, node: int) -> Candidate[V] | None:
-        """The smallest candidate that holds a node."""
-        return min((c for c in self.all if c.first <= node <= c.last), key=len, default=None)
+    def around(self, node: int, vertices: float = math.inf) -> list[Candidate[V]]:
+        """The candidates that hold a node and have so many vertices at most, the smallest first."""
+        return sorted((c for c in self.all if c.first <= node <= c.last and len(c.vertices) <= vertices), key=len)
 
     def largest_within(self, outer: Candidate[V]) -> list[Candidate[V]]:
         """The candidates within one that no other one within it holds, apart from each other."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from remat_codegen.graph.ir import Graph
+from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
-from remat_codegen.marked.demand import Held, Keeps, Part, schedule_of
+from remat_codegen.marked.demand import Again, Held, Keeps, Part, schedule_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, simulate
 
@@ -27,9 +27,10 @@ MOST_TRIED = 4000  # tables that are priced from the first start
 MOST_NODES = 200_000  # nodes in the tables that are priced from each further start
 ROUNDS = 3
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
-OPTIONS = [  # of a row: what it keeps, whether it is rebuilt twice, whether it is kept until it is read
-    *((keeps, twice, False) for keeps in OFFERED for twice in (False, True)),
-    *((Keeps.NOTHING, twice, True) for twice in (False, True)),
+OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
+    *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
+    *((Keeps.NOTHING, again, False) for again in Again),
+    *((Keeps.NOTHING, again, True) for again in (Again.ONCE, Again.TWICE, Again.THRICE)),
 ]
 
 
@@ -39,7 +40,7 @@ class Row(Generic[V]):
 
     candidate: Candidate[V]
     keeps: Keeps = Keeps.NOTHING
-    twice: bool = False
+    again: Again = Again.ONCE
     late: bool = False
 
 
@@ -72,7 +73,7 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
     found = []
     for candidate, outer in nested(list(by_candidate)):
         row = by_candidate[candidate]
-        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.twice, outer, row.late)))
+        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late)))
     return found
 
 
@@ -108,7 +109,7 @@ class Chooser(Generic[V]):
         schedule = schedule_of(self.graph, parts, self.held)
         order = [s.node for s in schedule.steps if isinstance(s, Compute)]
         timeline = simulate(self.graph, self.profile, schedule)
-        keys = {(r.candidate.key, r.keeps, r.twice, r.late) for r in rows}
+        keys = {(r.candidate.key, r.keeps, r.again, r.late) for r in rows}
         marks = len({mark for r in rows for mark in r.candidate.marks})
         cost = timeline.time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
         return Priced(rows, max(0, timeline.peak_bytes - self.limit(order)), cost, timeline.time_ns, timeline.peak_bytes)
@@ -169,33 +170,37 @@ class Chooser(Generic[V]):
     # ------------------------------------------------------------------ where it starts
 
     def starts(self, schedule: Schedule) -> Iterator[Rows[V]]:
-        """Where the search begins: what the schedule runs again, as parts beside each other and within each other; nothing."""
-        first, nesting = self.first(schedule), self.first(schedule, nesting=True)
-        yield first
-        if nesting != first:
-            yield nesting
-        yield ()
+        """Where the search begins: what the schedule runs again, as parts beside each other and within each other, and as parts
+        of one expression or call each; nothing."""
+        found = [self.first(schedule), self.first(schedule, nesting=True), self.first(schedule, vertices=1), ()]
+        yield from dict.fromkeys(found)
 
-    def first(self, schedule: Schedule, nesting: bool = False) -> Rows[V]:
-        """For each node that a schedule runs again, the smallest part there is for it."""
+    def first(self, schedule: Schedule, nesting: bool = False, vertices: float = math.inf) -> Rows[V]:
+        """For each node that a schedule runs again, the smallest part there is for it, of so many vertices at most."""
         runs = Counter(s.node for s in schedule.steps if isinstance(s, Compute))
         kept = _alive_at_loss(self.graph, schedule)
         chosen: dict[Candidate[V], None] = {}
         for node in self.graph.forward_nodes:
-            candidate = self.candidates.smallest(node.id) if runs[node.id] > 1 else None
-            if candidate is not None:
-                chosen[candidate] = None
+            ways = self.candidates.around(node.id, vertices) if runs[node.id] > 1 else []
+            chosen |= dict.fromkeys([c for c in ways if all(c.fits(other) for other in chosen)][:1])
         outermost = [c for c in chosen if nesting or not any(o.holds(c) for o in chosen)]
-        return tuple(self._row(c, kept, runs) for c in outermost)
+        return tuple(self._row(c, kept, runs, schedule) for c in outermost)
 
-    def _row(self, candidate: Candidate[V], kept: set[int], runs: Counter[int]) -> Row[V]:
+    def _row(self, candidate: Candidate[V], kept: set[int], runs: Counter[int], schedule: Schedule) -> Row[V]:
         nodes = self.graph.nodes[candidate.first : candidate.last + 1]
-        twice = any(runs[n.id] > 2 for n in nodes)
+        again = self._again_as(schedule, nodes, max(runs[n.id] for n in nodes))
         made = {d for n in nodes for d in n.writes}
         results = {d for d in made if self._leaves(d, candidate)}
         if made <= kept:
-            return Row(candidate, twice=twice, late=True)
-        return Row(candidate, Keeps.RESULT if results & kept else Keeps.NOTHING, twice)
+            return Row(candidate, again=again if again is not Again.SHARED else Again.TWICE, late=True)
+        return Row(candidate, Keeps.RESULT if results & kept else Keeps.NOTHING, again)
+
+    def _again_as(self, schedule: Schedule, nodes: Sequence[Node], runs: int) -> Again:
+        """How often a schedule has nodes run again, and whether it first does so for several others."""
+        if runs <= 2:
+            return Again.ONCE
+        several = any(len(_first_readers(self.graph, schedule, n.id)) > 1 for n in nodes)
+        return Again.SHARED if several else Again.TWICE if runs == 3 else Again.THRICE
 
     def _leaves(self, data: int, candidate: Candidate[V]) -> bool:
         readers = ((r if r <= self.graph.loss else self.graph.nodes[r].forward) for r in self.graph.readers[data])
@@ -245,6 +250,18 @@ class Chooser(Generic[V]):
                     yield from (_merging([c], keeps, True) for c in group if len(group) > 1)
 
 
+def _first_readers(graph: Graph, schedule: Schedule, node: int) -> set[int]:
+    """The forward nodes that read what a node gives between the first time that it runs again and the next."""
+    runs, readers = 0, set[int]()
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            runs += step.node == node
+            reads = runs == 2 and step.node < graph.loss and set(graph.nodes[node].writes) & set(graph.nodes[step.node].reads)
+            if reads:
+                readers.add(step.node)
+    return readers
+
+
 def _alive_at_loss(graph: Graph, schedule: Schedule) -> set[int]:
     alive: set[int] = set()
     for step in schedule.steps:
@@ -265,15 +282,16 @@ def _by_key(rows: Rows[V]) -> list[list[Row[V]]]:
 
 
 def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Callable[[Rows[V]], Rows[V]]:
-    """Parts of these candidates for those within them; `inner` leaves the ones there that are rebuilt twice."""
+    """Parts of these candidates for those within them; `inner` leaves the ones there that are rebuilt more than once."""
 
     def change(rows: Rows[V]) -> Rows[V]:
         stay = tuple(
             r
             for r in rows
-            if r.candidate not in group and (not any(c.holds(r.candidate) for c in group) or (inner and r.twice))
+            if r.candidate not in group
+            and (not any(c.holds(r.candidate) for c in group) or (inner and r.again is not Again.ONCE))
         )
-        left = tuple(replace(r, twice=False) if any(c.holds(r.candidate) for c in group) else r for r in stay)
+        left = tuple(replace(r, again=Again.ONCE) if any(c.holds(r.candidate) for c in group) else r for r in stay)
         return (*left, *(Row(c, keeps) for c in group))
 
     return change
@@ -293,9 +311,9 @@ def _splitting(
     return change
 
 
-def _setting(candidates: set[Candidate[V]], keeps: Keeps, twice: bool, late: bool) -> Callable[[Rows[V]], Rows[V]]:
+def _setting(candidates: set[Candidate[V]], keeps: Keeps, again: Again, late: bool) -> Callable[[Rows[V]], Rows[V]]:
     def change(rows: Rows[V]) -> Rows[V]:
-        return tuple(replace(r, keeps=keeps, twice=twice, late=late) if r.candidate in candidates else r for r in rows)
+        return tuple(replace(r, keeps=keeps, again=again, late=late) if r.candidate in candidates else r for r in rows)
 
     return change
 

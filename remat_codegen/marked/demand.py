@@ -27,12 +27,28 @@ class Keeps(StrEnum):
     SAVED = "result"  # only its result is rebuilt
 
 
+class Again(StrEnum):
+    """How often a part runs again. The words are those that the table has after a slash."""
+
+    ONCE = ""
+    TWICE = "twice"  # first for one reader of its result alone
+    THRICE = "thrice"  # first for two of them, each alone
+    SHARED = "shared"  # first for all parts that are given its result
+
+    @property
+    def spares(self) -> int:
+        """The times that it runs again and leaves nothing behind in the end."""
+        return {Again.TWICE: 1, Again.THRICE: 2, Again.SHARED: 1}.get(self, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The forward nodes `first..last` as one part. `outer` is the index of the part that it stands in, which comes before it.
 
-    A part that is `twice` leaves nothing behind when another part first has it run again for its result; it runs once more for
-    whoever needs something of it next. So does a part within a part, for which the outer one's run is the first.
+    A part that runs again TWICE leaves nothing behind when it first does so for its result, which another part is given or a
+    node outside of it has saved; it runs once more for whoever needs something of it next. One that is SHARED does so for parts
+    alone, and what it gives is there until all of them have run again. A part within a part runs twice in any case: the outer
+    one's run is the first.
 
     What a part that is `late` makes is kept at first: each value until a backward node has read it.
     """
@@ -40,7 +56,7 @@ class Part:
     first: int
     last: int
     keeps: Keeps = Keeps.NOTHING
-    twice: bool = False
+    again: Again = Again.ONCE
     outer: int | None = None
     late: bool = False
 
@@ -108,7 +124,8 @@ class _Step:
                 self.given_to.setdefault(data, []).append(index)
         self.until = [max((self.last_read[d] for d in own), default=-1) for own in self.own]
         self.done = [False] * len(parts)
-        self.passed = [False] * len(parts)
+        self.spares = [p.again.spares for p in parts]
+        self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
         self.kept = {d for d, part in self.owner.items() if parts[part].late}  # until it is read
         self.made: set[int] = set(self.kept)
         self.order: list[int] = []
@@ -157,31 +174,54 @@ class _Step:
         for node in self.graph.backward_nodes:
             self.now = node.id
             for data in node.reads:
-                self._demand(data)
+                self._demand(data, alone=node.forward not in self._part_of(data), for_a_part=False)
             self.order.append(node.id)
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
         return tuple(self.order)
 
-    def _demand(self, data: int, for_a_part: bool = False) -> None:
-        """Has the part run again that makes a value, if that is missing."""
+    def _part_of(self, data: int) -> Part | range:
+        """The part that brings a value back; nothing where it is kept."""
+        return self.parts[self.owner[data]] if data in self.owner else range(0)
+
+    def _is_spared(self, data: int) -> bool:
+        """Whether the part that brings a value back would do so for one reader, or for parts, alone."""
+        return data in self.owner and self.spares[self.owner[data]] > 0
+
+    def _demand(self, data: int, alone: bool, for_a_part: bool) -> None:
+        """Has the part run again that makes a value, if that is missing. It may do so for that value alone where that is lent:
+        to another part, or to what saved it outside."""
         if data in self.owner and data not in self.made:
-            self._again(self.owner[data], data if for_a_part else None)
+            index = self.owner[data]
+            shared = self.parts[index].again is Again.SHARED
+            self._again(index, data if alone and (for_a_part or not shared) else None)
 
     def _again(self, index: int, wanted: int | None) -> None:
-        """Runs a part again: for autograd, or for another part that is given `wanted`."""
+        """Runs a part again: for what autograd saved in it, or for `wanted`."""
         part = self.parts[index]
         if part.outer is not None and not self.done[part.outer]:
             self._again(part.outer, None)
-        passing = wanted is not None and part.twice and not self.passed[index]
-        self.passed[index] = True
-        for data in self.inputs[index]:
-            self._demand(data, for_a_part=True)
+        passing = wanted is not None and self.spares[index] > 0
+        self.spares[index] -= passing
+        for data in sorted(self.inputs[index], key=self._is_spared):  # those last, which could go again meanwhile
+            self._demand(data, alone=True, for_a_part=True)
         self._run(index, range(part.first, self._end(index, wanted if passing else None)))
         if not passing:
             self.made.update(self.own[index])
             self.kept.difference_update(self.own[index])  # from now on they are like any other part's
+            self.shared.difference_update(self.own[index])
             self.done[index] = True
+            self._pass_on(index)
+        elif wanted is not None and part.again is Again.SHARED:
+            self.made.add(wanted)
+            self.shared.add(wanted)
+
+    def _pass_on(self, index: int) -> None:
+        """Lets go of what was there for this part, the last of those that are given it."""
+        for data in self.shared.intersection(self.inputs[index]):
+            if all(self.done[p] for p in self.given_to[data]):
+                self.shared.discard(data)
+                self.made.discard(data)
 
     def _run(self, index: int, nodes: Iterable[int]) -> None:
         """Runs nodes of a part, less those that run once; what it is given and what it makes for variables is held."""
@@ -201,7 +241,7 @@ class _Step:
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""
         part = self.parts[index]
-        needed = {wanted} if wanted is not None else {d for d in self.own[index] if self._is_needed(d)}
+        needed = {wanted} if wanted is not None else {d for d in self.own[index] if self._is_needed(d) and d not in self.shared}
         nodes = (n for n in self.graph.nodes[part.first : part.last + 1] if not needed.isdisjoint(n.writes))
         return max((n.id + 1 for n in nodes), default=part.first)
 

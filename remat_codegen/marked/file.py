@@ -19,6 +19,7 @@ from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
 from remat_codegen.emit.imports import sections, within
 from remat_codegen.emit.render import Facts, on_one_line, templates
+from remat_codegen.marked.demand import Again
 from remat_codegen.marked.features import Features, settled
 from remat_codegen.marked.library import Owner, Written, meanings, written
 from remat_codegen.marked.table import Entry, table
@@ -94,7 +95,8 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
 def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
     """Which of the options a reader has to be told of."""
     found = {"inside": any(e.keeps == "inside" for e in entries), "result": any(e.keeps == "result" for e in entries)}
-    found |= {"twice": any(e.twice for e in entries), "late": any(e.late for e in entries)}
+    found |= {str(again): any(e.again is again for e in entries) for again in Again if again}
+    found |= {"late": any(e.late for e in entries)}
     return found | {"numbered": any(e.number is not None for e in entries)}
 
 

@@ -48,10 +48,13 @@ class Found:
 
     @cached_property
     def several(self) -> tuple[Candidate[Vertex], ...]:
-        """For each node, what the smallest vertices hold that make it; and the same without what else is evaluated in them."""
-        covering = [self._covering(n) for n in range(len(self.working))]
-        alone = [tuple(self._alone(v, n) for v in vertices) for n, vertices in enumerate(covering)]
-        found = map(self.candidate, (*covering, *self._in_one_way(alone)))
+        """For each node, what the smallest vertices hold that make it; the same without what else is evaluated in them; and
+        with a vertex for each of its operations, `relu(self.norm(x))` as the call of norm and relu alone."""
+        innermost = [self._innermost(n) for n in range(len(self.working))]
+        covering = [self._covering(found) for found in innermost]
+        alone = [tuple(self._without_others(v, self.working[n]) for v in vertices) for n, vertices in enumerate(covering)]
+        apart = [tuple(self._without_others(v, operations) for v, operations in found) for found in innermost]
+        found = map(self.candidate, (*covering, *self._in_one_way(alone), *self._in_one_way(apart)))
         return tuple(c for c in found if c is not None)
 
     @property
@@ -184,24 +187,29 @@ class Found:
         operations = [self.trace.operations[op] for op in self.model.bodies[node].operations]
         return all(changes_given(self.record, op) and not allocates(self.record, op) for op in operations)
 
-    def _covering(self, node: int) -> tuple[Vertex, ...]:
-        """The smallest vertices that can run again for all that a node does; none where there are none."""
-        found: dict[int, Vertex] = {}
+    def _innermost(self, node: int) -> list[tuple[Vertex, list[int]]]:
+        """The innermost vertices that can run again, each with the operations of a node that it is for; none where one of these
+        has no such vertex."""
+        found: dict[int, tuple[Vertex, list[int]]] = {}
         for op in self.working[node]:
             innermost = self.tree.innermost(op)
             ways = (v for v in map(self._handed, (innermost, *self.tree.ancestors(innermost))) if self._can_run_again(v))
             vertex = next(ways, None)
             if vertex is None:
-                return ()
-            found[vertex.id] = vertex
-        made = {v.id: self._operations(v) for v in found.values()}
-        return tuple(v for v in found.values() if not any(made[v.id] < made[o] for o in found))
+                return []
+            found.setdefault(vertex.id, (vertex, []))[1].append(op)
+        return list(found.values())
+
+    def _covering(self, innermost: Sequence[tuple[Vertex, list[int]]]) -> tuple[Vertex, ...]:
+        """Of some vertices, those that lie in no other one."""
+        made = {v.id: self._operations(v) for v, _ in innermost}
+        return tuple(v for v, _ in innermost if not any(made[v.id] < made[o] for o in made))
 
     # ------------------------------------------------------------------ what is handed in
 
-    def _alone(self, vertex: Vertex, node: int) -> Vertex:
-        """A vertex without the expressions in it that a node needs nothing of but what they give."""
-        return self.without(vertex, lambda v: not any(v.begin <= op < v.end for op in self.working[node]))
+    def _without_others(self, vertex: Vertex, operations: Sequence[int]) -> Vertex:
+        """A vertex without the expressions in it that make none of these operations."""
+        return self.without(vertex, lambda v: not any(v.begin <= op < v.end for op in operations))
 
     def without(self, vertex: Vertex, fits: Callable[[Vertex], bool]) -> Vertex:
         """A vertex without the outermost expressions that fit, of those in its own text."""

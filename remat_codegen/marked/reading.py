@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.syntax import span_of
@@ -38,7 +38,7 @@ class Said:
     name: str
     number: int | None  # None for all
     keeps: Keeps
-    twice: bool
+    again: Again
     late: bool
     line: int
 
@@ -130,13 +130,14 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
         entry = _ENTRY.fullmatch(word)
         options = entry["options"].split("/")[1:] if entry else []
         keeps = [o for o in options if o in ("inside", "result")]
-        if entry is None or len(keeps) > 1 or set(options) - {*keeps, "twice", "late"}:
+        again = [o for o in options if o in ("twice", "thrice", "shared")]
+        if entry is None or len(keeps) > 1 or len(again) > 1 or set(options) - {*keeps, *again, "late"}:
             found.wrong(row, f"{word} is no entry of a plan")
             continue
         name = f"{key.value}.{entry['name']}".strip(".")
         number = None if entry["number"] is None else int(entry["number"])
         kept = Keeps(keeps[0]) if keeps else Keeps.NOTHING
-        yield Said(name, number, kept, "twice" in options, "late" in options, row.lineno)
+        yield Said(name, number, kept, Again(again[0]) if again else Again.ONCE, "late" in options, row.lineno)
 
 
 # ---------------------------------------------------------------------------------------------- the marks

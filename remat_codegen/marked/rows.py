@@ -73,7 +73,7 @@ def _rows(said: dict[int, Said], named: dict[int, Vertex], found: Found, problem
         single[candidate] = said[numbers[-1]]
     for entry in {id(e): e for number, e in left.items() if number not in used}.values():
         problems.append(Problem(entry.line, f"PLAN has {_spelled(entry)} run again, of which no more is known than that"))
-    return [Row(candidate, entry.keeps, entry.twice, entry.late) for candidate, entry in single.items()]
+    return [Row(candidate, entry.keeps, entry.again, entry.late) for candidate, entry in single.items()]
 
 
 def _that_nest(rows: list[Row[Vertex]], said: dict[int, Said], problems: list[Problem]) -> Rows:

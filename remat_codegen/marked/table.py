@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen.budget import format_bytes
-from remat_codegen.marked.demand import Keeps
+from remat_codegen.marked.demand import Again, Keeps
 
 COLUMNS = 120
 FEWEST = 3  # equal rows that are written as one
@@ -36,7 +36,7 @@ class Entry:
     number: int | None
     times: int
     keeps: Keeps
-    twice: bool
+    again: Again
     late: bool
     freed_bytes: int
     order: int
@@ -60,7 +60,7 @@ class Entry:
     def options(self) -> str:
         """What stands behind its name."""
         number = "" if self.number is None else f"#{self.number}"
-        words = [self.keeps, "twice" if self.twice else "", "late" if self.late else ""]
+        words = [self.keeps, self.again, "late" if self.late else ""]
         return "/".join([number, *filter(None, words)])
 
 
@@ -71,7 +71,7 @@ def united(entries: Iterable[Entry]) -> list[Entry]:
         groups[entry.path, entry.mark].append(entry)
     found = []
     for group in groups.values():
-        alike = len({(e.keeps, e.twice, e.late) for e in group}) == 1
+        alike = len({(e.keeps, e.again, e.late) for e in group}) == 1
         if alike and len({e.number for e in group}) == group[0].times:
             order, freed = min(e.order for e in group), sum(e.freed_bytes for e in group)
             found.append(replace(group[0], number=None, order=order, freed_bytes=freed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.table import Table
@@ -48,16 +49,23 @@ def block_table(blocks: Sequence[BlockSummary]) -> Table:
 
 
 def row_table(rows: Sequence[Any]) -> Table:
-    """A line for each row of a file's PLAN."""
+    """A line for each row of a file's PLAN; neighbours that are alike, as equal layers are, share one."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("row", no_wrap=True)
     table.add_column("rebuilt", overflow="fold")
     for title in ("frees", "operations", "overhead"):
         table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        freed = format_bytes(row.freed_bytes)
-        table.add_row(row.key or "-", " ".join(row.entries), freed, str(len(row.recomputed)), percent(row.overhead))
+    for said, group in groupby(rows, _of_a_row):
+        keys = [row.key or "-" for row in group]
+        key, times = (keys[0], "") if len(keys) == 1 else (f"{keys[0]} … {keys[-1]}", f"{len(keys)} × ")
+        entries, *figures = said
+        table.add_row(key, entries, *(f"{times}{figure}" for figure in figures))
     return table
+
+
+def _of_a_row(row: Any) -> tuple[str, str, str, str]:
+    """What is told of a row beside its name."""
+    return " ".join(row.entries), format_bytes(row.freed_bytes), str(len(row.recomputed)), percent(row.overhead)
 
 
 def closing_lines(found: Any) -> Iterator[str]:

@@ -51,7 +51,7 @@ def _with_the_library(request):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_plan_gives_the_committed_bytes(name, tmp_path, update_golden):
     target, budget = EXAMPLES[name]
-    file, plan = ROOT / "generated" / name, ROOT / "generated" / f"{name}.plan.json"
+    file, plan = ROOT / "generated" / "first" / name, ROOT / "generated" / "first" / f"{name}.plan.json"
     if (update_golden or others()) and not _fits(plan, target):  # planning measures, so that it gives another plan each time
         pipeline.generate(Request(target, budget, tmp_path / name, save_plan=tmp_path / plan.name), QUIET)
         plan = shutil.copy(tmp_path / plan.name, plan) if update_golden else tmp_path / plan.name
@@ -75,7 +75,7 @@ def _fits(plan, target):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_is_exact_and_within_its_budget(name):
     target, _ = EXAMPLES[name]
-    found = pipeline.verify(ROOT / "generated" / name, target, steps=1, progress=QUIET)
+    found = pipeline.verify(ROOT / "generated" / "first" / name, target, steps=1, progress=QUIET)
     assert found.ok, found.failures()
     elsewhere = "not compared: there, the original cannot be made"  # a library that imports in this process only
     assert all("bit-identical" in row.detail or row.detail.startswith(elsewhere) for row in found.rows[:-1])
@@ -89,9 +89,9 @@ def test_the_committed_file_keeps_the_constructor_and_the_state(name):
     target, _ = EXAMPLES[name]
     file, _, class_name = target.rpartition(":")
     original = load_target(target).module
-    generated = comparing.load_generated(ROOT / "generated" / name)
+    generated = comparing.load_generated(ROOT / "generated" / "first" / name)
     given = f"{ROOT / file}:example_inputs"
-    same_start = load_target(f"{ROOT / 'generated' / name}:{class_name}", inputs=given).module
+    same_start = load_target(f"{ROOT / 'generated' / 'first' / name}:{class_name}", inputs=given).module
     assert type(same_start).__name__ == type(original).__name__ and hasattr(generated, "rematerialize")
     assert list(same_start.state_dict()) == list(original.state_dict())
     for ours, theirs in zip(same_start.state_dict().values(), original.state_dict().values(), strict=True):
@@ -101,14 +101,14 @@ def test_the_committed_file_keeps_the_constructor_and_the_state(name):
 @only_with("torch", "black")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_is_up_to_date(name):
-    found = lifecycle.check(ROOT / "generated" / name, QUIET)
+    found = lifecycle.check(ROOT / "generated" / "first" / name, QUIET)
     assert found.ok, found.lines()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_does_what_was_planned(name, monkeypatch):
     """Its schedule, read from its functions, is the plan's; so is its peak."""
-    file, plan = ROOT / "generated" / name, ROOT / "generated" / f"{name}.plan.json"
+    file, plan = ROOT / "generated" / "first" / name, ROOT / "generated" / "first" / f"{name}.plan.json"
     if others() and not _fits(plan, EXAMPLES[name][0]):
         pytest.skip(f"the model has another graph: {others()}")
     monkeypatch.setattr(pipeline, "measure", _costs_nothing)

@@ -40,7 +40,7 @@ def _in_the_root(monkeypatch):
 
 
 def committed(name):
-    return ROOT / "generated" / "second" / f"{name}_remat.py"
+    return ROOT / "generated" / f"{name}_remat.py"
 
 
 @only_with("torch", "black")

@@ -7,7 +7,7 @@ import random
 import pytest
 from graphs import Op, chain_graph, random_graph, training_graph
 
-from remat_codegen.marked.demand import Keeps, Part, check, forgotten, order_of, schedule_of
+from remat_codegen.marked.demand import Again, Keeps, Part, check, forgotten, order_of, schedule_of
 from remat_codegen.schedule import simulate, validate, without_recomputation
 
 
@@ -37,8 +37,31 @@ def test_a_part_runs_again_after_those_that_it_is_given():
 
 def test_twice_leaves_nothing_behind_the_first_time():
     graph, _ = line(5)
-    parts = [Part(1, 1, twice=True), Part(2, 2, twice=True), Part(3, 3)]
+    parts = [Part(1, 1, again=Again.TWICE), Part(2, 2, again=Again.TWICE), Part(3, 3)]
     assert names(graph, order_of(graph, parts)) == "f1 f2 f3 b4 f1 f2 b3 b2 b1 b0"
+
+
+def test_twice_is_for_what_saved_the_result_too():
+    """Of a value that two backward nodes and, between them, nothing else reads."""
+    graph, _ = training_graph([Op((), 4), Op((0,), 4), Op((1,), 4, 0, (1,)), Op((2,), 4), Op((3,), 4, 0, (1,))])
+    assert names(graph, order_of(graph, [Part(1, 1)])) == "f1 b4 b3 b2 b1 b0"
+    assert names(graph, order_of(graph, [Part(1, 1, again=Again.TWICE)])) == "f1 b4 b3 f1 b2 b1 b0"
+
+
+@pytest.mark.parametrize(
+    ("again", "runs"),
+    [
+        (Again.ONCE, "f1 f2 f3 f4 b5 b4 b3 b2 b1 b0"),
+        (Again.TWICE, "f1 f2 f1 f3 f4 b5 b4 b3 b2 b1 b0"),
+        (Again.THRICE, "f1 f2 f1 f3 f1 f4 b5 b4 b3 b2 b1 b0"),
+        (Again.SHARED, "f1 f2 f3 f4 b5 b4 b3 f1 b2 b1 b0"),
+    ],
+)
+def test_how_often_a_part_runs_again_that_three_are_given(again, runs):
+    """f2, f3 and f4 read what f1 gives, and so does b2."""
+    ops = [Op((), 4), Op((0,), 4), Op((1,), 4, 0, (1,)), Op((1, 2), 4, 0, (2,)), Op((1, 3), 4, 0, (3,)), Op((4,), 4, 0, (4,))]
+    graph, _ = training_graph(ops)
+    assert names(graph, order_of(graph, [Part(1, 1, again=again), Part(2, 2), Part(3, 3), Part(4, 4)])) == runs
 
 
 def test_a_part_of_several_nodes_runs_as_far_as_it_is_needed():
@@ -110,6 +133,10 @@ def test_what_runs_once_is_no_part_of_its_own():
         check(graph, [Part(1, 1)])
 
 
+def _again(rng):
+    return rng.choice(list(Again)) if rng.random() < 0.5 else Again.ONCE
+
+
 def random_parts(graph, rng):
     """Parts of one or more nodes, some of them within others."""
     found, at = [], 0
@@ -118,10 +145,10 @@ def random_parts(graph, rng):
         last = min(at + length, graph.loss) - 1
         if rng.random() < 0.6 and all(n.recomputable for n in graph.nodes[at : last + 1]):
             outer = len(found)
-            found.append(Part(at, last, rng.choice(list(Keeps)), rng.random() < 0.4))
+            found.append(Part(at, last, rng.choice(list(Keeps)), _again(rng)))
             if last > at and rng.random() < 0.6:
                 first = rng.randint(at, last)
-                found.append(Part(first, last, rng.choice(list(Keeps)), rng.random() < 0.4, outer))
+                found.append(Part(first, last, rng.choice(list(Keeps)), _again(rng), outer))
         at = last + 1
     return found
 

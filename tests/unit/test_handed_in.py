@@ -78,7 +78,7 @@ def test_any_table_is_exact_and_read_back(traced, seed, tmp_path):
 def test_parts_beside_each_other_take_what_the_simulator_says(traced, seed, tmp_path):
     """Each node alone, as far as there is such a part."""
     found, rng = found_in(traced), random.Random(seed)
-    smallest = (found.candidates.smallest(n.id) for n in traced.graph.forward_nodes)
+    smallest = (next(iter(found.candidates.around(n.id)), None) for n in traced.graph.forward_nodes)
     nodes = list(dict.fromkeys(c for c in smallest if c is not None))
     chosen: list[Candidate] = []
     for candidate in rng.sample(nodes, len(nodes) * 2 // 3):

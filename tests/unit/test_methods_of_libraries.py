@@ -196,7 +196,7 @@ def marked(library):
 def _marked(model, args, path):
     traced = traced_module(model, args, {}, path)
     found = found_in(traced)
-    smallest = (found.candidates.smallest(n.id) for n in traced.graph.forward_nodes)
+    smallest = (next(iter(found.candidates.around(n.id)), None) for n in traced.graph.forward_nodes)
     nodes = list(dict.fromkeys(c for c in smallest if c is not None and any(map(found.is_marked, c.vertices))))
     rows = tuple(Row(c) for c in nodes if not any(o.holds(c) for o in nodes))
     return text_of(traced, found, rows), traced, rows

@@ -66,6 +66,55 @@ def test_twice_gives_its_result_to_the_reader_only():
     exact(net, "a/twice b", X)
 
 
+@pytest.mark.parametrize(
+    ("again", "runs"),
+    [
+        ("", "f1 f2 f3 f4"),
+        ("/twice", "f1 f2 f1 f3 f4"),
+        ("/thrice", "f1 f2 f1 f3 f1 f4"),
+        ("/shared", "f1 f2 f3 f4 f1"),
+    ],
+)
+def test_how_often_a_part_runs_again_that_three_are_given(again, runs, monkeypatch):
+    """As test_demand.py has it: f2, f3 and f4 read what f1 gives, and so does what is outside of parts."""
+
+    def run(self, kept, x):
+        one = kept.part("f1", F.silu, self.one(x))
+        outside = one.square()
+        two = kept.part("f2", torch.exp, one)
+        three = kept.part("f3", lambda a, b: torch.sin(a * b), one, two)
+        four = kept.part("f4", lambda a, b: torch.sin(a + b), one, three)
+        return self.two(four.sigmoid()) + outside
+
+    ran, repeat = [], helpers.Part.repeat
+    monkeypatch.setattr(helpers.Part, "repeat", lambda part, *args: (repeat(part, *args), ran.append(part.entry.name))[0])
+    exact(Net(run, one=linear(), two=linear()), f"f1{again} f2 f3 f4", X)
+    assert ran == runs.split() * 2
+
+
+@pytest.mark.parametrize("again", ["twice", "thrice", "shared", "twice/late", "thrice/late"])
+def test_values_for_readers_alone_in_other_company(again):
+    """Several results, of which one is a view; readers within parts; one that draws; a second way back."""
+
+    def run(self, kept, x):
+        a, b, c = kept.part("f1", lambda x: (x.exp(), x.sin()[:, :4], F.dropout(x)), self.one(x))
+        d = kept.part("f2", lambda a, b: kept.part("f3", torch.mul, a[:, :4].sin(), b).cos(), a, b)
+        e = kept.part("f4", lambda b, c: F.dropout(b.exp()) * c[:, 4:].sin(), b, c)
+        return self.two(a.sigmoid()).sin() + torch.cat([d * e, b.square()], 1)
+
+    net = Net(run, one=linear(), two=linear())
+    for plan in (f"f1/{again} f2 f3 f4", f"f1/{again} f2/{again} f4/{again}", f"f1/{again} f3/{again} f4", f"f1/{again} f4"):
+        exact(net, plan, X)
+        other, grads = planned(net.train(), plan), []
+        for _ in range(2):
+            torch.manual_seed(0)
+            out = other(X)
+            for _ in range(2):
+                grads += [torch.autograd.grad(out.sum(), [*other.parameters()], retain_graph=True)]
+        same(grads[0], grads[1])
+        same(grads[0], grads[2])
+
+
 def test_dropout_draws_the_same_numbers_and_the_generator_stays():
     def run(self, kept, x):
         x = kept.part("a", lambda x: F.dropout(F.silu(x)), self.one(x))

@@ -67,6 +67,28 @@ def test_steps_reach_their_peak():
     assert peaks[1] < peaks[0] - 0.9 * SIZE
 
 
+def test_a_value_for_parts_goes_after_the_last_of_them():
+    """Between f3, which is the last to read what f1 gives, and the way back through that."""
+
+    def run(self, kept, x):
+        one = kept.part("f1", torch.exp, self.one(x))
+        two = kept.part("f2", torch.sin, one)
+        three = kept.part("f3", torch.mul, one, two)
+        return torch.utils.checkpoint.checkpoint(seen, three.sin(), use_reentrant=False).sum()
+
+    def seen(x):
+        alive.append(sum(place.value is not None for o in gc.get_objects() if type(o) is helpers.Part for place in places(o)))
+        return x.sin()
+
+    def places(part):
+        return [place for ref in part.results if ref and (place := ref()) and part.entry.name == "f1"]
+
+    alive: list[int] = []
+    for options, there in (("", 1), ("/shared", 0)):
+        step(planned(Net(run, one=nn.Linear(256, 256)).train(), f"f1{options} f2 f3"), [X])
+        assert alive[-1] in (there, 0)
+
+
 def test_three_levels():
     def run(self, kept, x):
         def middle(x):

@@ -42,7 +42,7 @@ def test_any_table_is_exact(traced, name, carries, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["gpt2", "unet", "resnet"])
 def test_parts_of_their_own_take_what_the_simulator_says(traced, name, seed, tmp_path):
     found = found_in(traced(name))
-    smallest = (found.candidates.smallest(n.id) for n in traced(name).graph.forward_nodes)
+    smallest = (next(iter(found.candidates.around(n.id)), None) for n in traced(name).graph.forward_nodes)
     nodes = list(dict.fromkeys(c for c in smallest if c is not None))
     outermost = [c for c in nodes if not any(o.holds(c) for o in nodes)]
     rows = tuple(Row(c) for c in random.Random(seed).sample(outermost, (len(outermost) + 1) // 2))
@@ -119,7 +119,7 @@ def test_the_same_model_and_plan_give_the_same_bytes(traced):
 
 def test_a_row_that_names_nothing_is_refused(generated):
     output, _ = generated("60%")
-    output.write_text(output.read_text().replace('PLAN = {\n    "', 'PLAN = {\n    "steps.9": "a",\n    "', 1))
+    output.write_text(output.read_text().replace("PLAN = {\n", 'PLAN = {\n    "steps.9": "a",\n', 1))
     module = load_generated(output)
     with pytest.raises(ValueError, match=r"PLAN names steps\.9"):
         module.Net()(module.torch.randn(64, 32))

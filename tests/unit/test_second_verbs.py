@@ -86,7 +86,7 @@ def test_any_table_is_read_back(name, carries, monkeypatch):
     reading = read(text, second.carried_sources(traced), second.library_file)
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
-    assert {(r.candidate, r.keeps, r.twice, r.late) for r in rows} == {(r.candidate, r.keeps, r.twice, r.late) for r in again}
+    assert {(r.candidate, r.keeps, r.again, r.late) for r in rows} == {(r.candidate, r.keeps, r.again, r.late) for r in again}
 
 
 @pytest.mark.parametrize(
