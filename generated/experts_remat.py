@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"c726099b1839112b"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"d577df50d0b24aac"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -22,6 +22,7 @@ import os
 import random
 import threading
 import types
+import warnings
 import weakref
 
 import torch
@@ -133,12 +134,13 @@ PLANNED_PEAK_BYTES = 6765576
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 # it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-# again later. Hooks of modules inside of a part fire then, too (`running_again()` tells); those of a module that is one
-# do not.
+# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
+# changes anything that is computed.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
@@ -154,10 +156,17 @@ SETTINGS = [  # of the process, which change what operations do: how they are re
     *((PARTIAL(torch.get_autocast_dtype, d), PARTIAL(torch.set_autocast_dtype, d)) for d in DEVICES),
 ]
 READS = [read for read, _ in SETTINGS]
+HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"]
+alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
 def parts(module):
     """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+    return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
+
+
+@alone
+def _parts(module):
     step = RUNNING.get()
     return PLAIN if step is None else step.call(step.table.marks.get(id(module)))
 
@@ -205,11 +214,22 @@ def running_again():
 
 
 def _planned(model, plan, forward, args, kwargs):
-    """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
+    """A training step where gradients are needed."""
     plain = not plan or not model.training or not torch.is_grad_enabled()
-    if plain or _hooks() is not None or RUNNING.get() is not None:
+    return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
+
+
+@alone
+def _step(model, plan, forward, args, kwargs):
+    """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
+    if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
-    return Step(model, plan, (args, kwargs)).first(forward, args, kwargs)
+    step = Step(model, plan, (args, kwargs))
+    if LARGEST and (factor := max([t.numel() for t in step.given], default=0) / LARGEST[0]) > 1:
+        peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
+        warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
+        LARGEST.clear()
+    return step.first(forward, args, kwargs)
 
 
 def _hooks():
@@ -239,6 +259,7 @@ class InstanceMethod:
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
+    @functools.partial(alone, recursive=False)  # the module's own forward is compiled in evaluation
     def __call__(self, *args, **kwargs):
         step, method = RUNNING.get(), self.__wrapped__
         if self.plan is not None:
@@ -315,10 +336,11 @@ class Call:
     def __init__(self, step, entries):
         self.step, self.entries = step, entries
 
+    @alone
     def part(self, name, run, *inputs):
         """run(*inputs). Where the plan has the name, autograd keeps less of it."""
         entry = self.entries.get((name, None))
-        if entry is None and self.entries:
+        if entry is None:
             entry = self.entries.get((name, self.step.count(self.entries, name)))
         if entry is None or not self.step.listens():
             return run(*inputs)
@@ -327,7 +349,14 @@ class Call:
         return Part(self.step, entry).first(run, inputs)
 
 
-PLAIN = Call(None, {})
+class Plain:
+    """The call of a module that the table does not have."""
+
+    def part(self, name, run, *inputs):
+        return run(*inputs)
+
+
+PLAIN = Plain()
 
 
 class Place:
@@ -523,11 +552,10 @@ class Part:
             replay.check_end()
             for place, tensor in self.wanted(result):
                 place.put(tensor)
-        given = self.sources()
-        self.let_go()
         self.ran = True
-        for place in given:
+        for place in self.sources():
             place.pass_on()
+        self.let_go()
 
     def result_for(self, place):
         """Its result, for one reader: no place is filled, and it can run again. None for what is not its result."""
@@ -657,6 +685,27 @@ class Replay:
             self.silent = False
 
 
+class Watched:
+    """A hook of a module in the forward pass. Parts run again without it, unless one in a part changes anything."""
+
+    def __init__(self, step, hook):
+        self.step, self.hook = step, hook
+
+    def __call__(self, module, *given):
+        before, states = self.seen(module, given), self.step.states()
+        result = self.hook(module, *given)
+        same = result is None and before[1:] == self.seen(module, given)[1:]
+        if self.step.part is not None and not (same and all(map(torch.equal, states, self.step.states()))):
+            self.step.active = True
+        return result
+
+    def seen(self, module, given):
+        """What others compute with and a hook may change, held, so that its ids stay its own; how much autograd saved."""
+        held = [vars(module), module._parameters, module._buffers, module._modules]
+        objects = [*_all(given, torch.Tensor), *(thing for things in held for thing in things.values())]
+        return [objects, [*map(id, objects)], [t._version for t in objects if torch.is_tensor(t)], self.step.saved]
+
+
 class Step:
     """One training step: what runs, and what is lent. It belongs to autograd, and goes with forward's graph."""
 
@@ -674,16 +723,23 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.modes, self.chance = [m.training for m in modules], random.getstate()
+        hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
+        self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
+        self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
         self.by_chance = False
         self.counts = {}
 
     def first(self, forward, args, kwargs):
         """The forward pass."""
-        token = RUNNING.set(self)
+        token, watched = RUNNING.set(self), self.watched
+        for held in watched:
+            held.update({key: Watched(self, hook) for key, hook in held.items()})
         try:
             result = forward(*args, **kwargs)
         finally:
             RUNNING.reset(token)
+            for held in watched:
+                held.update({key: hook.hook for key, hook in held.items() if isinstance(hook, Watched)})
             self.lent.clear()  # what nobody saved is not lent any more
             self.part, self.given = None, ()
             self.rest()
@@ -722,6 +778,7 @@ class Step:
         storage, this = tensor.untyped_storage(), weakref.ref(self)
         key = storage._cdata
 
+        @alone
         def forget(_):  # before another storage can have that number
             lent.pop(key, None)
             if not lent and (step := this()) is not None:
@@ -764,8 +821,10 @@ class Step:
         base = tensor if tensor._base is None else tensor._base
         return _parameter(base) or tensor.untyped_storage()._cdata in self.kept
 
+    @alone
     def pack(self, saved):
         """What autograd holds instead of something that it saves."""
+        self.saved += 1
         leaf = saved.is_leaf and saved.requires_grad  # such as a parameter: known at once, which saves time
         part, place = self.part, None if leaf else self.place_of(saved)
         if part is not None and not part.entry.result:
@@ -778,6 +837,7 @@ class Step:
                 return own, None
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
+    @alone
     def unpack(self, held):
         """What autograd saved."""
         task = C._current_graph_task_id()
@@ -801,6 +861,10 @@ class Step:
         modes = zip(modules, self.modes, strict=False)
         self.exchanged = [(vars(m), "training", mode) for m, mode in modes if m.training != mode]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
+        for m in modules:
+            if (had := self.hooks.get(id(m))) or m._forward_pre_hooks or m._forward_hooks:
+                had = had if self.active else None
+                self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
     def compare_versions(self, when):
         """Refuses a parameter, or a buffer where none may move, that was changed in place."""
@@ -902,6 +966,8 @@ def _frozen(thing, tensors, known):
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)
     return known[id(thing)]
 
+
+LARGEST[:] = 256, PLANNED_PEAK_BYTES
 
 Decoder.forward = training_step(Decoder.forward, PLAN)  # type: ignore[method-assign]
 

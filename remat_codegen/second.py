@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report, percent
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate
+from remat_codegen.trace.ir import Variable
 
 MOST_LOST = 0.005  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 TIGHTER = (0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
@@ -121,6 +123,10 @@ def as_functions(request: Request, why: RematError, progress: Progress) -> Reque
     if request.edition is not None or isinstance(why, PlanFileError):
         raise why
     progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
+    if not request.dynamic:
+        progress.note(
+            "note: such a file takes no other batch size or length than the example's; --dynamic names those that change"
+        )
     return replace(request, edition=1)
 
 
@@ -227,6 +233,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         class_name=traced.target.class_name,
         graph=traced.graph.digest(),
         described=_described(traced),
+        numbers=max((math.prod(t.shape) for t in _inputs(traced)), default=0),
         source=marks.texts.get(own, source),
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
@@ -299,6 +306,10 @@ def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks, freed: 
 
 
 def _described(traced: Traced) -> str:
-    trace = traced.model.trace
-    inputs = [trace.variables[v] for v in trace.inputs if v is not None]
+    inputs = _inputs(traced)
     return ", ".join(f"{v.path}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for v in inputs) or "no inputs"
+
+
+def _inputs(traced: Traced) -> list[Variable]:
+    trace = traced.model.trace
+    return [trace.variables[v] for v in trace.inputs if v is not None]

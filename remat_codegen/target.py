@@ -362,13 +362,20 @@ def _moved(module: torch.nn.Module, device: torch.device, name: str) -> torch.nn
         raise TargetError(f"cannot be moved to {device}: {_described(error)}", where=name) from error
 
 
+def _hands_on(module: torch.nn.Module) -> bool:
+    """Whether a model, as PEFT's, hands on what it is called with to one that takes this argument."""
+    base = getattr(module, "get_base_model", None)
+    return base is not None and CACHE in inspect.signature(base().forward).parameters
+
+
 def _without_cache(module: torch.nn.Module, given: Inputs) -> Inputs:
     """The inputs of a training step, without the cache for generation that models of transformers return as they come."""
     if getattr(getattr(module, "config", None), CACHE, None) is not True or CACHE in given.kwargs:
         return given
     with contextlib.suppress(TypeError, ValueError):  # a forward that says nothing of its parameters, or not these
         signature = inspect.signature(module.forward)
-        if CACHE in signature.parameters and CACHE not in signature.bind_partial(*given.args, **given.kwargs).arguments:
+        takes = CACHE in signature.parameters or _hands_on(module)
+        if takes and CACHE not in signature.bind_partial(*given.args, **given.kwargs).arguments:
             return replace(given, kwargs={**given.kwargs, CACHE: False})
     return given
 

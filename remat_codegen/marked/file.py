@@ -42,12 +42,13 @@ class Given:
     """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
     the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some, `methods` what has some
     in classes of libraries. `defaults` are arguments of training steps that need not be given. `described` are the inputs that
-    were planned for, in words; `features` what helpers have to know."""
+    were planned for, in words, `numbers` how many the largest of them has; `features` what helpers have to know."""
 
     target: str
     class_name: str
     graph: str
     described: str
+    numbers: int
     source: str | None
     parts: str = ""
     kinds: tuple[str, ...] = ()
@@ -77,12 +78,13 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             marks=bool(given.parts),
             library=library,
             defaults=given.defaults,
+            numbers_of_largest=given.numbers,
             numbers=range(1 + (carried is not None), 5),
             plan=table(entries),
             uses=_uses(entries),
             imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
-            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "parts", "WRITTEN", "DEFAULTS")},
+            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "WRITTEN", "DEFAULTS", "LARGEST")},
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
         )

@@ -73,7 +73,8 @@ ALLOWED = {
 }
 SEES_EVERYTHING = set(
     "__main__ second batching choosing drafts cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle explain "
-    "planning comparison measured picture report_graphs api making cli_report report_pages reporting tradeoff".split()
+    "planning comparison measured picture report_graphs api making cli_report report_pages reporting tradeoff "
+    "integrations".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 

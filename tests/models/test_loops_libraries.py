@@ -1,0 +1,158 @@
+"""transformers' Trainer, PEFT's LoRA and accelerate around models that a plan is made for: what they log is the original's."""
+
+from __future__ import annotations
+
+import copy
+
+import builders
+import pytest
+import torch
+import torchvision_cpu  # noqa: F401 - transformers imports torchvision where it is installed
+from test_trainer import TARGETS, Texts
+
+import remat_codegen
+from remat_codegen.integrations import at_first_step
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
+assert builders  # the place where libraries are looked for
+
+QUICK = {"planner": "dtr"}
+IDS = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def make():
+    """A small Llama of transformers, as it comes, always with the same weights."""
+    pytest.importorskip("transformers")
+    names: dict = {}
+    exec(TARGETS, names)
+
+    def make():
+        torch.manual_seed(0)
+        return names["llama"]().train()
+
+    return make
+
+
+class Padded(Texts):
+    """Texts of other lengths, which the Trainer's collator pads."""
+
+    def __getitem__(self, index):
+        length = 20 + 4 * (index % 9)
+        row = {name: values[:length] for name, values in super().__getitem__(index).items()}
+        mask = torch.ones(length, dtype=torch.int64)
+        return {**row, "attention_mask": mask}
+
+
+def padded(rows):
+    longest = max(len(row["input_ids"]) for row in rows)
+    fill = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+    return {
+        n: torch.stack([torch.nn.functional.pad(r[n], (0, longest - len(r[n])), value=v) for r in rows])
+        for n, v in fill.items()
+    }
+
+
+def logged(model, folder, callbacks=(), **given):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = {
+        "output_dir": str(folder),
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 3,
+        "eval_strategy": "epoch",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    arguments = TrainingArguments(**{**arguments, **given})
+    data = {"train_dataset": Padded(14), "eval_dataset": Padded(7), "data_collator": padded}
+    trainer = Trainer(model=model, args=arguments, callbacks=[*callbacks], **data)
+    trainer.train()
+    trainer.save_model(str(folder))
+    return [{n: e[n] for n in ("loss", "grad_norm", "eval_loss") if n in e} for e in trainer.state.log_history]
+
+
+@pytest.mark.parametrize("given", [{}, {"bf16": True, "gradient_accumulation_steps": 2}], ids=["defaults", "bf16"])
+def test_a_trainer_whose_callback_makes_the_file(make, tmp_path, given):
+    from remat_codegen.integrations.transformers import RematCallback
+
+    wanted = logged(make(), tmp_path / "original", **given)
+    model, file = make(), tmp_path / "llama_remat.py"
+    found = logged(model, tmp_path / "planned", [RematCallback("70%", file, **QUICK)], **given)
+    assert found == wanted and len(found) > 6 and "PLAN = {\n" in file.read_text()
+    again = type(model).from_pretrained(tmp_path / "planned")
+    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
+    prompt = torch.tensor([[1, 2, 3]])
+    written = [m.eval().generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0) for m in (model, again)]
+    assert torch.equal(*written)
+
+
+def adapted(model):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config)
+
+
+def gradients(model, rows=4, length=64):
+    model.zero_grad()
+    torch.manual_seed(2)
+    loss = model(input_ids=IDS[:rows, :length], labels=IDS[:rows, :length]).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def same(found, wanted):
+    assert len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("way", ["planned with its adapters", "adapters around a planned model"])
+def test_lora(make, way, tmp_path):
+    original, inputs = adapted(make()), {"input_ids": IDS, "labels": IDS}
+    if way.startswith("adapters"):
+        model = adapted(remat_codegen.rematerialize(make(), inputs, budget="70%", edition=2, **QUICK))
+    else:
+        model = remat_codegen.rematerialize(adapted(make()), inputs, budget="80%", edition=2, **QUICK)
+    assert type(model) is type(original)
+    for size in ((4, 64), (3, 64), (4, 33)):
+        same(gradients(model, *size), gradients(original, *size))
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_config.json").exists()
+    merged = [m.merge_and_unload().eval()(IDS).logits for m in (model, original)]
+    assert torch.equal(*merged)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("way", ["rematerialize", "at_first_step"])
+def test_accelerate(make, way, precision):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    def losses(model):
+        AcceleratorState._reset_state(True)
+        accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        prepared, optimizer = accelerator.prepare(model, optimizer)
+        torch.manual_seed(3)
+        found = []
+        for rows in (4, 4, 3, 4):
+            with accelerator.accumulate(prepared):
+                loss = prepared(input_ids=IDS[:rows], labels=IDS[:rows]).loss
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(loss.item())
+        assert accelerator.unwrap_model(prepared) is model
+        return found
+
+    if way == "rematerialize":
+        planned = remat_codegen.rematerialize(make(), {"input_ids": IDS, "labels": IDS}, budget="70%", edition=2, **QUICK)
+    else:
+        planned = at_first_step(make(), "70%", **QUICK)
+    assert losses(planned) == losses(copy.deepcopy(make()))

@@ -1,0 +1,41 @@
+"""Batches of other sizes than planned: exact, and the peak that a larger one leads to is told once."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from parted import planned, same, step
+from test_parts_around import PLAN, TOKENS, Tied
+
+from remat_codegen import parts as helpers
+
+MIB = 2**20
+
+
+@pytest.fixture
+def models(monkeypatch):
+    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB])
+    net = Tied().train()
+    return planned(net, PLAN), net
+
+
+@pytest.mark.parametrize("tokens", [TOKENS[:1], TOKENS[:3], TOKENS[:, :2], TOKENS[:1, :1]], ids=lambda t: str([*t.shape]))
+def test_smaller_batches_and_shorter_ones_say_nothing(models, tokens):
+    with warnings.catch_warnings(action="error"):
+        same(step(models[0], [tokens]), step(models[1], [tokens]))
+    assert helpers.LARGEST
+
+
+def test_a_larger_batch_says_once_what_peak_to_expect(models):
+    larger = torch.cat([TOKENS, TOKENS[:2]])
+    with pytest.warns(UserWarning, match=r"an input is 1\.50 times as large as planned: expect some 150\.0 MiB of activations"):
+        same(step(models[0], [larger]), step(models[1], [larger]))
+    with warnings.catch_warnings(action="error"):
+        same(step(models[0], [torch.cat([larger, larger])]), step(models[1], [torch.cat([larger, larger])]))
+
+
+def test_evaluation_may_be_as_large_as_it_likes(models):
+    with warnings.catch_warnings(action="error"), torch.no_grad():
+        models[0].eval()(torch.cat([TOKENS] * 9))
