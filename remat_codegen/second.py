@@ -178,7 +178,8 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
 
 
 def _schedules(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Iterator[Schedule]:
-    """What the search for a table starts from: the plan; rockmate's, which treats equal blocks alike, as rows do; plans for less."""
+    """What the search for a table starts from: the plan; rockmate's, which treats equal blocks alike, as rows do; plans for
+    less."""
     yield planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
     tighter = [(request.planner, share) for share in TIGHTER]
     for planner, share in [("rockmate", 1.0), *tighter] if plan.planner == "auto" else tighter:
@@ -218,7 +219,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
     return replace(
         plan,
         planned_peak_bytes=timeline.peak_bytes + reserve_of(traced).states_bytes(order),
-        overhead=round(_over(timeline.time_ns, plain), 4),
+        overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
         order=order,
     )
 
