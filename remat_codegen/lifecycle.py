@@ -23,7 +23,7 @@ from remat_codegen.errors import PlanFileError, RematError, TargetError, VerifyE
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.report import Progress
-from remat_codegen.request import DEFAULT_PLANNER, Request
+from remat_codegen.request import Request
 from remat_codegen.target import read_source, split_spec
 
 LONGEST_DIFF = 40  # lines
@@ -113,16 +113,7 @@ def read_header(text: str, file: Path) -> Header:
         raise VerifyError("was not written by remat-codegen", where=str(file), hint="its first lines say how it was made")
     request = _given_request(first["target"], call or "", file) if command is None else _request(command, file)
     plan, damage = _plan_of(text, file)
-    named = (
-        "--planner" in planline.split_words(command) if command is not None else "planner" in planline.keywords_of(call or "")
-    )
-    request = request if named else _by_its_planner(request, plan)
     return Header(first["version"], first["source"], first["graph"], request, plan, damage, planline.is_sealed(text))
-
-
-def _by_its_planner(request: Request, plan: SavedPlan | None) -> Request:
-    """The request of a file whose command names no planner: that of its plan is meant, for the default was another one once."""
-    return request if plan is None else replace(request, planner=plan.planner, unnamed=plan.planner)
 
 
 def _plan_of(text: str, file: Path) -> tuple[SavedPlan | None, str]:
@@ -397,7 +388,6 @@ def _made_again(
         except PlanFileError:  # its table was edited
             pass
     _needs_budget(request, file)
-    header = replace(header, request=replace(header.request, unnamed=DEFAULT_PLANNER))  # the command says from now on
     if request.edition == 1:
         plan = _still_saying(pipeline.make_plan(request, traced, progress, _previous(header)), header)
         with progress.stage("emit"):

@@ -417,7 +417,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--batch", request.batch] if request.batch else []
     words += ["--dynamic", request.dynamic] if request.dynamic else []
     words += ["--autocast", request.autocast] if request.autocast is not None else []
-    words += ["--planner", plan.planner] if plan.planner != request.unnamed else []
+    words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["--edition", str(request.edition)] if request.edition == 2 else []
     words += ["-o", request.output_path.name]
@@ -426,7 +426,7 @@ def command(request: Request, plan: SavedPlan) -> str:
 
 def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
-    default = Request("", planner=request.unnamed)
+    default = Request("")
     asked: dict[str, Any] = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
     asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed")}
     asked |= {"edition": 2 if request.edition == 2 else None}

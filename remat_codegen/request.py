@@ -13,7 +13,7 @@ PLANNERS = tuple(
         "mincut-aggressive knapsack auto best"
     ).split()
 )
-DEFAULT_PLANNER = "auto"
+DEFAULT_PLANNER = "rockmate"
 EDITIONS = (1, 2)
 
 
@@ -24,7 +24,7 @@ class Request:
     `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
     the file gets its default name. `edition` is None for the second, marks and a table, where that serves, else the first.
     `given` says that the model is there already, made by the caller's Python: `target` then only names its class. `time_limit`
-    is for planning, in seconds. `unnamed` is the planner that a file's command means where it names none: once, rockmate.
+    is for planning, in seconds.
     """
 
     target: str
@@ -46,7 +46,6 @@ class Request:
     given: bool = False
     time_limit: float | None = None
     batch: str = ""
-    unnamed: str = DEFAULT_PLANNER
 
     @property
     def output_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""The default: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
+"""The default to be: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
 
     least peak known ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
 
