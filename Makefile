@@ -65,7 +65,7 @@ golden: $(STAMP)
 bench: $(STAMP)
 	set -e; for file in $(filter-out %_models.py,$(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(BIN)/python $$file; done
 
-# The table of models in README, which takes an hour.
+# The table of models in docs/models.md, which takes an hour.
 bench-models: $(LIBRARIES)
 	$(BIN)/python benchmarks/bench_models.py
 

@@ -1,4 +1,4 @@
-"""What plans for many models come to: the table in README.
+"""What plans for many models come to: the table in docs/models.md.
 
     python benchmarks/bench_models.py [MODEL ...]
 

@@ -1,6 +1,6 @@
 """Models that people train, small, with random weights: `catalogue.py:NAME` is a target, `catalogue.py:NAME_inputs` its inputs.
 
-These are the models that README's table lists; `more.py` has others.
+These are the models that the table in docs/models.md lists; `more.py` has others.
 """
 
 from __future__ import annotations
