@@ -1,0 +1,33 @@
+"""The picture in README: memory over a training step of the GPT-2 in generated/, and of the unmodified model.
+
+    python benchmarks/memory_picture.py
+
+Times are measured on this machine, so the picture differs a little from run to run; the bytes are the file's plan.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remat_codegen import lifecycle, memory, pipeline, planfile
+from remat_codegen.report import Progress
+from remat_codegen.schedule import without_recomputation
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "generated" / "gpt2_remat.py"
+
+
+def main() -> None:
+    progress = Progress(None)
+    header = lifecycle.read_header(FILE.read_text(), FILE)
+    request, plan = lifecycle.located(header.request, FILE), header.plan
+    assert plan is not None
+    traced = pipeline.trace_target(request, progress)
+    costs = pipeline.measured_costs(request, traced, progress)
+    schedules = planfile.schedule_of(plan, traced.graph, FILE), without_recomputation(traced.graph)
+    planned, plain = (memory.curve(traced.graph, costs, schedule) for schedule in schedules)
+    (ROOT / "docs" / "memory.svg").write_text(memory.picture(planned, plain, plan.budget_bytes) + "\n")
+
+
+if __name__ == "__main__":
+    main()
