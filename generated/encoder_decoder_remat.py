@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"1d20c39d0dba0202"}
+#: "seal":"aff4e4036ef80872"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -378,20 +378,20 @@ class Call:
         return Part(self.step, entry).first(run, inputs)
 
 
-class Plain:
+class Unplanned:
     """The call of a module that the table does not have."""
 
     def part(self, name, run, *inputs):
         return run(*inputs)
 
 
-PLAIN = Plain()
+PLAIN = Unplanned()
 
 
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = *("__weakref__", "gone", "late", "like", "look", "part"), *("shared", "truth", "value", "version", "watched")
+    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
@@ -400,14 +400,14 @@ class Place:
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
-        """The value, once its part ran again. One that may run twice does so for its first reader alone, or for parts."""
+        """The value, once its part ran again: where it may do so twice, for its first reader alone, or for parts."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                alone = part.spares and (reader or not part.entry.shared)
-                if alone and (result := part.result_for(self)) is not None:
+                spared = part.spares and (reader or not part.entry.shared)
+                if spared and (result := part.result_for(self)) is not None:
                     if part.entry.shared:
                         self.put(result)
                         self.shared = part.given_to
@@ -729,7 +729,7 @@ class Watched:
         return result
 
     def seen(self, module, given):
-        """What others compute with and a hook may change, held, so that its ids stay its own; how much autograd saved."""
+        """What others compute with and a hook may change, held, so that ids stay their own; how much autograd saved."""
         held = [vars(module), module._parameters, module._buffers, module._modules]
         objects = [*_all(given, torch.Tensor), *(thing for things in held for thing in things.values())]
         return [objects, [*map(id, objects)], [t._version for t in objects if torch.is_tensor(t)], self.step.saved]

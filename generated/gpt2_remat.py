@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"6305e06e068eaea0"}
+#: "seal":"13b3a1b0390c33b2"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -358,20 +358,20 @@ class Call:
         return Part(self.step, entry).first(run, inputs)
 
 
-class Plain:
+class Unplanned:
     """The call of a module that the table does not have."""
 
     def part(self, name, run, *inputs):
         return run(*inputs)
 
 
-PLAIN = Plain()
+PLAIN = Unplanned()
 
 
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = *("__weakref__", "gone", "late", "like", "look", "part"), *("shared", "truth", "value", "version", "watched")
+    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
@@ -380,14 +380,14 @@ class Place:
         self.truth = tensor.detach().clone() if CHECK else None
 
     def get(self, reader=False):
-        """The value, once its part ran again. One that may run twice does so for its first reader alone, or for parts."""
+        """The value, once its part ran again: where it may do so twice, for its first reader alone, or for parts."""
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
             if self.value is None:
                 if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
                     return again
-                alone = part.spares and (reader or not part.entry.shared)
-                if alone and (result := part.result_for(self)) is not None:
+                spared = part.spares and (reader or not part.entry.shared)
+                if spared and (result := part.result_for(self)) is not None:
                     if part.entry.shared:
                         self.put(result)
                         self.shared = part.given_to
@@ -709,7 +709,7 @@ class Watched:
         return result
 
     def seen(self, module, given):
-        """What others compute with and a hook may change, held, so that its ids stay its own; how much autograd saved."""
+        """What others compute with and a hook may change, held, so that ids stay their own; how much autograd saved."""
         held = [vars(module), module._parameters, module._buffers, module._modules]
         objects = [*_all(given, torch.Tensor), *(thing for things in held for thing in things.values())]
         return [objects, [*map(id, objects)], [t._version for t in objects if torch.is_tensor(t)], self.step.saved]

@@ -24,8 +24,22 @@ X = torch.randn(256, 256)
 def _uncollected():
     gc.collect()
     gc.disable()
+    BEFORE[:] = steps()
     yield
     gc.enable()
+    BEFORE.clear()
+
+
+BEFORE: list = []  # what other tests left, such as frames that a compiler knows
+
+
+def steps():
+    return [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
+
+
+def left():
+    """What is still there of the steps of this test."""
+    return [o for o in steps() if not any(o is known for known in BEFORE)]
 
 
 def chain(length, tail=0):

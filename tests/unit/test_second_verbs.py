@@ -111,7 +111,7 @@ def test_a_word_in_the_model_is_that_word_in_the_file(files, old, new):
 
 def test_a_table_that_was_edited_is_planned_again(files):
     _, output = files
-    output.write_text(output.read_text().replace('PLAN = {\n    "', 'PLAN = {\n    "steps.9": "probs",\n    "', 1))
+    output.write_text(output.read_text().replace("PLAN = {\n", 'PLAN = {\n    "steps.9": "probs",\n', 1))
     finding = lifecycle.check(output, Progress(None))
     assert "it was edited by hand" in finding.reasons
     assert lifecycle.update(output, Progress(None)).changed
@@ -169,7 +169,7 @@ def test_explain_notices_every_edit(files):
 def test_what_is_no_plan_is_said_by_line(files):
     _, output = files
     text = output.read_text()
-    output.write_text(text.replace('PLAN = {\n    "', 'PLAN = {\n    "steps.9": "a",\n    "steps.0": 7,\n    "', 1))
+    output.write_text(text.replace("PLAN = {\n", 'PLAN = {\n    "steps.9": "a",\n    "steps.8": 7,\n', 1))
     said = [p.text for p in explain.explain(output, Progress(None)).problems]
     assert any("steps.9.a, which this model does not have" in text for text in said)
     assert any("a row of PLAN is not two texts" in text for text in said)
