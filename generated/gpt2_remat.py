@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"13b3a1b0390c33b2"}
+#: "seal":"ac3d28a4701648bd"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -143,8 +143,8 @@ PLANNED_PEAK_BYTES = 1072017608
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 # it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
-# changes anything that is computed.
+# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
+# changes anything that is computed there.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -371,7 +371,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
+    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None

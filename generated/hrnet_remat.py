@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"c443e11f7db9dccb"}
+#: "seal":"d0f4cee4620cba72"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -148,8 +148,8 @@ PLANNED_PEAK_BYTES = 10629740
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 # it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
-# changes anything that is computed.
+# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
+# changes anything that is computed there.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -378,7 +378,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
+    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"16b7a1e570323937"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"a9da80bb79acc4bd"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -99,8 +99,8 @@ PLANNED_PEAK_BYTES = 46688516
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 # it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
-# changes anything that is computed.
+# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
+# changes anything that is computed there.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -329,7 +329,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
+    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None

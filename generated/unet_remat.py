@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40363208,"planned_peak_bytes":39866244,
 #: "unmodified_peak_bytes":73383556,"overhead":0.0358,"bound":0.03,"device":"cpu","order":"155|84:74;89:66-69;90:66-68;
 #: 2*(94:55-56)+1+7;100:57-58;101:57;134:23-24;143:8-15",
-#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"748e3716b8aba473"}
+#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"b114d6dd543aabcb"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -114,8 +114,8 @@ PLANNED_PEAK_BYTES = 39866244
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 # it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
-# changes anything that is computed.
+# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
+# changes anything that is computed there.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -341,7 +341,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
+    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None

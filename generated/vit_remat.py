@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"a4db6c92d5bc8553"}
+#: "seal":"0281e8355e94bd34"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -100,8 +100,8 @@ PLANNED_PEAK_BYTES = 47893960
 # (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 # order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 # it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
-# changes anything that is computed.
+# again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
+# changes anything that is computed there.
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -296,7 +296,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
+    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None

@@ -10,8 +10,8 @@ On the way back autograd brings what it holds to `Step.unpack`. If that is an em
 (`Part.again`); before it those that lend it its inputs, and the part around it. A `Replay` fills the places in the
 order in which they were made. What fills a place goes when autograd lets go of that place; what a part held goes when
 it has run again. A part within a part runs plainly while that one runs again: it gets its inputs by it, and runs
-again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them there
-changes anything that is computed.
+again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
+changes anything that is computed there.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = "__weakref__ gone late like look part shared truth value version watched".split()
+    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None

@@ -133,7 +133,7 @@ def test_places_are_lines_of_the_texts(case):
 def test_a_measured_step_is_what_was_planned(case):
     _, _, _, page = case
     measured = page.measured
-    assert abs(measured.error) < 0.02 and max(measured.held_bytes) == measured.peak_bytes
+    assert abs(measured.error) < 0.025 and max(measured.held_bytes) == measured.peak_bytes
     assert list(measured.at_ns) == sorted(measured.at_ns) and measured.at_ns[-1] <= page.planned.end_ns
 
 
