@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40363208,"planned_peak_bytes":39866244,
 #: "unmodified_peak_bytes":73383556,"overhead":0.0358,"bound":0.03,"device":"cpu","order":"155|84:74;89:66-69;90:66-68;
 #: 2*(94:55-56)+1+7;100:57-58;101:57;134:23-24;143:8-15",
-#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"b114d6dd543aabcb"}
+#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"5b11877355ca2095"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -341,7 +341,7 @@ PLAIN = Unplanned()
 class Place:
     """Where autograd finds something that it saved; `value` is None while it is not there."""
 
-    __slots__ = ("__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched")
+    __slots__ = "__weakref__", "gone", "late", "like", "look", "part", "shared", "truth", "value", "version", "watched"
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
