@@ -134,7 +134,7 @@ def test_nothing_is_left_after_a_step_or_a_forward_without_backward():
     for backward in (False, True):
         step(net, [X]) if backward else net(X)
         assert not any(ref() is not None for ref in seen)
-    assert not [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
+    assert not left()
 
 
 def test_nothing_is_left_after_an_exception():
@@ -155,7 +155,7 @@ def test_nothing_is_left_after_an_exception():
             del error
     fail.clear()
     out = call = None
-    assert not [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
+    assert not left()
 
 
 def test_what_inner_parts_lend_each_other_goes():
@@ -171,7 +171,7 @@ def test_what_inner_parts_lend_each_other_goes():
     out = net(X)
     out.sum().backward(retain_graph=True)
     del out
-    assert not [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
+    assert not left()
 
 
 def test_models_go_without_the_garbage_collector():
