@@ -164,3 +164,39 @@ def test_weights_that_hooks_compute():
     other, net = adopt(made(), {"": "inner"}), made()
     for _ in range(2):
         same(step(other, [X]), step(net, [X]))
+
+
+SAID: dict = {}
+
+
+class Told(nn.Module):
+    """Its forward reads what hooks of several modules leave in one place."""
+
+    def __init__(self, returns):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        for module in (self.one, self.two):
+            module.register_forward_hook(lambda m, args, out: (SAID.update(out=out), out if returns else None)[1])
+
+    def forward(self, x):
+        def both(x):
+            self.one(x)
+            y = SAID["out"].sin()
+            self.two(x)
+            return (y * SAID["out"].cos()).exp()
+
+        return parts(self).part("both", both, x)
+
+
+@pytest.mark.parametrize("options", ["", "/inside", "/twice"])
+def test_what_hooks_tell_forward_is_told_again_or_refused(options):
+    """A hook that only looks is not called again; where forward reads what it left, a part would compute other values."""
+    torch.manual_seed(0)
+    for returns in (False, True):
+        net = Told(returns).train()
+        wanted, other = step(net, [X]), planned(net, f"both{options}")
+        if returns:
+            same(step(other, [X]), wanted)
+        else:
+            with pytest.raises(RuntimeError, match="both computed other values .* have to return what they are given"):
+                step(other, [X])
