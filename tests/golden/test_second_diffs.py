@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,17 +37,32 @@ CHANGES = {
 SLOW = {"add_a_function_above", "add_a_comment", "change_an_activation"}
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a generated file, beside the model's."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(pipeline, "measure", _costs)
+        _generate()
+    return folder
+
+
 @pytest.fixture
-def file(tmp_path, monkeypatch):
-    """A generated file, beside the model's."""
+def file(made, tmp_path, monkeypatch):
+    """That file, to be changed."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "measure", _costs)
+    return Path("gpt2_remat.py")
+
+
+def _generate():
     source = EXAMPLE.read_text()
     for piece, smaller in SMALLER.items():
         source = source.replace(piece, smaller)
     Path("gpt2.py").write_text(source)
     second.generate(Request("gpt2.py:GPT2", "65%", Path("gpt2_remat.py"), planner="rotor", cache=False, edition=2), QUIET)
-    return Path("gpt2_remat.py")
 
 
 def changed(before: str, after: str, golden: Path, update_golden: bool) -> list[str]:

@@ -22,7 +22,7 @@ def test_nothing_and_everything_forgotten(name, wraps, everything, tmp_path):
     assert wrong(run_zoo(name, dropped, tmp_path, wraps)) == {}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_anything_forgotten(data, tmp_path_factory):
     name = data.draw(st.sampled_from(sorted(zoo.ZOO)), label="model")

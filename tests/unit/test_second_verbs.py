@@ -154,11 +154,12 @@ def _sections(text):
     return several, [body[at]], [s for s in body[at + 1 :] if not isinstance(s, ast.Assign)]
 
 
-def test_explain_notices_every_edit(files):
+@pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.slow) if n else n for n in range(4)])
+def test_explain_notices_every_edit(files, part):
     _, output = files
     text = output.read_text()
     unnoticed = []
-    for what, edited in edits(text):
+    for what, edited in [*edits(text)][part::4]:
         output.write_text(edited)
         found = explain.explain(output, Progress(None))
         if found.ok or not found.edited:
