@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"1348de88d3f664c4"}
+#: "seal":"9ddef67e1ce7a589"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -302,7 +302,7 @@ class Place:
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = part.entry.late  # it has its first value until autograd has read that
         self.shared = []  # while it has a value for parts alone: those that did not run again yet
-        self.truth = tensor.detach().clone() if CHECK else None
+        self.truth = tensor.detach().clone() if CHECK else _some(tensor) if part.step.hooks else None
 
     def get(self, reader=False):
         """The value, once its part ran again: where it may do so twice, for its first reader alone, or for parts."""
@@ -352,11 +352,20 @@ class Place:
         if self.shared and all(part is None or part.ran for part in (ref() for ref in self.shared)):
             self.shared, self.value, self.watched = [], None, ()
 
+    def check(self, tensor):
+        """Refuses other values than the first: a few are compared where hooks that parts run without could tell forward."""
+        if self.truth is None:
+            return
+        there = tensor if CHECK else _some(tensor)
+        near = functools.partial(torch.allclose, self.truth, there, rtol=0, equal_nan=True)
+        if not (torch.equal(self.truth, there) or near(atol=0 if CHECK else 0.01 * float(self.truth.abs().max()))):
+            hint = ". Hooks that forward reads anything from have to return what they are given" * bool(self.part.step.hooks)
+            raise self.part.error(f"computed other values when it ran again: of {self.like}{hint}")
+
     def put(self, tensor):
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
-        if CHECK and not (torch.equal(self.truth, tensor) or torch.allclose(self.truth, tensor, 0, 0, True)):
-            raise self.part.error(f"computed other values when it ran again: of {self.like}")
+        self.check(tensor)
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 
@@ -498,6 +507,7 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        place.check(tensor)
         return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
 
     def waits_for(self):
@@ -848,6 +858,11 @@ def _plain(tensor):
 
 def _shape(tensor):
     return tensor.dtype, tensor.size(), tensor.stride()
+
+
+def _some(tensor):
+    """Some of its values, as numbers."""
+    return tensor.detach()[tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)].to(torch.complex128, copy=True)
 
 
 def _how(tensor):

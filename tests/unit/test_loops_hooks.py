@@ -198,5 +198,5 @@ def test_what_hooks_tell_forward_is_told_again_or_refused(options):
         if returns:
             same(step(other, [X]), wanted)
         else:
-            with pytest.raises(RuntimeError, match="both computed other values .* have to return what they are given"):
+            with pytest.raises(RuntimeError, match=r"both computed other values .* have to return what they are given"):
                 step(other, [X])
