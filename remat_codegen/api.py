@@ -169,7 +169,7 @@ def plan(
     model: torch.nn.Module,
     inputs: Any = None,
     *,
-    budget: str | int,
+    budget: str | int | Sequence[str | int],
     planner: str | None = None,
     device: str | torch.device | None = None,
     dynamic: str | Sequence[str] = (),
@@ -188,7 +188,8 @@ def plan(
             arguments, one tensor, or a text like "idx=int64[4,512]<50257". If not given, what `example_inputs()` returns, a
             method of the model or a function beside its class.
         budget: "1GiB", "800MiB", a number of bytes, or "40%" of the unmodified step's peak. Parameters, their gradients,
-            buffers and the inputs do not count.
+            buffers and the inputs do not count. Several give one file with a plan for each, which takes the largest that its
+            device has room for; the figures are those of the least.
         planner: who decides what is recomputed, as `--planner`.
         device: where the model trains; where it lies if not given.
         dynamic: sizes that may differ from call to call, like "idx.0".
@@ -209,7 +210,7 @@ def plan(
         device,
         seed,
         cache,
-        budget=_budget(budget).text,
+        budget=_budgets(budget),
         planner=planner,
         dynamic=dynamic if isinstance(dynamic, str) else ",".join(dynamic),
         autocast=_autocast(autocast),
@@ -336,6 +337,16 @@ def _request(
         given=True,
         **words,
     )
+
+
+def _budgets(value: str | int | Sequence[str | int]) -> str:
+    """One budget, or several, as the command line takes them."""
+    if isinstance(value, str):
+        return ",".join(budget.text for budget in parse_budgets(value))
+    each = [value] if isinstance(value, int) else [*value]
+    if not each:
+        raise RematError("there is no budget", hint='give one, like "1GiB", or several, like ["8GiB", "16GiB"]')
+    return ",".join(_budget(one).text for one in each)
 
 
 def _budget(value: str | int) -> Budget:

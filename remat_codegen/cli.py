@@ -47,6 +47,7 @@ Examples:
   remat-codegen model.py:GPT2 --budget 40% --init "layers=24, dropout=0.0" --verify
   remat-codegen my.package:build --budget 800MiB --inputs "idx=int64[4,512]<50257; mask=bool[4,512]"
   remat-codegen model.py:GPT2 --budget 1GiB --save-plan plan.json
+  remat-codegen model.py:GPT2 --budget 8GiB,16GiB,24GiB  # one file, which takes what the device has room for
   remat-codegen model.py:GPT2 --plan plan.json -o again.py
   remat-codegen model.py:GPT2 --fit 24GiB --optimizer adamw --largest-batch
   remat-codegen model.py:GPT2 --max-overhead 10%
@@ -185,7 +186,10 @@ DETERMINISTIC = click.option(
 @cli.command(DEFAULT_VERB, short_help="Write the rematerialized model (the verb may be left out).", epilog=EXAMPLES)
 @click.argument("target")
 @click.option(
-    "--budget", metavar="BUDGET", help="Memory of a training step: 1GiB, 800MiB, 1.5GB, bytes, or 40% of the unmodified peak."
+    "--budget",
+    metavar="BUDGET",
+    help="Memory of a training step: 1GiB, 800MiB, 1.5GB, bytes, or 40% of the unmodified peak. Several, with commas "
+    "between, give one file with a plan for each.",
 )
 @choosing_options
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write.  [default: <name>_remat.py]")

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from remat_codegen.budget import parse_budget, parse_overhead
+from remat_codegen.budget import parse_budget, parse_budgets, parse_overhead
 from remat_codegen.optimizers import OPTIMIZERS
 from remat_codegen.request import FREE, Question
 
@@ -108,9 +108,10 @@ def question_of(
     if (fit is None) != (optimizer is None):
         raise click.UsageError("--fit needs --optimizer, like adamw, or none" if fit else "--optimizer goes with --fit only")
     fit = FREE if fit == "auto" else fit
-    for amount in (budget, fit):
-        if amount not in (None, FREE):
-            parse_budget(amount or "")
+    if budget is not None:
+        parse_budgets(budget)
+    if fit not in (None, FREE):
+        parse_budget(fit or "")
     if max_overhead is not None:
         parse_overhead(max_overhead)
     if fit is None and max_overhead is None and largest_batch is None:

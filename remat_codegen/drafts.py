@@ -85,14 +85,14 @@ def write(draft: Draft, progress: Progress) -> Report:
         try:
             text = second.proved(request, traced, draft.plan, draft.brought, progress)
         except UnsupportedError as error:
-            request = second.as_functions(request, error, progress)
+            request = second.as_functions(request, draft.made, error, progress)
         else:
             write_atomically(request.output_path, text)
             if request.save_plan is not None:
                 write_atomically(request.save_plan, draft.made.dumps())
             return pipeline.finished(replace(request, edition=2), draft.plan, traced, progress, found.profile)
     elif draft.why is not None:
-        request = second.as_functions(request, draft.why, progress)
+        request = second.as_functions(request, draft.made, draft.why, progress)
     return pipeline.written(request, traced, draft.made, progress, found.profile)
 
 

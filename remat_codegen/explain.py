@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import lifecycle, pipeline, planfile, second
+from remat_codegen.budget import format_bytes
 from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
 from remat_codegen.marked.summary import RowSummary
@@ -22,7 +23,7 @@ from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Call, Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
-from remat_codegen.report import Progress
+from remat_codegen.report import Progress, percent
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 
@@ -205,7 +206,11 @@ def _expected_by_itself(case: Case, reading: Reading) -> str | None:
 
 def _no_plan(header: Header, traced: pipeline.Traced) -> SavedPlan:
     asked = header.request
-    return SavedPlan(traced.graph.digest(), asked.planner, "", asked.budget or "", 0, 0, 0, 0.0, None, asked.device, ())
+    return replace(_no_plan_of(traced), planner=asked.planner, budget=asked.budget or "", device=asked.device)
+
+
+def _no_plan_of(traced: pipeline.Traced) -> SavedPlan:
+    return SavedPlan(traced.graph.digest(), "", "", "", 0, 0, 0, 0.0, None, "cpu", ())
 
 
 def _with_differences(case: Case, problems: list[Problem], notes: list[str], expected: str | None) -> list[Problem]:
@@ -251,17 +256,25 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
     with progress.stage("read"):
         brought, problems = second.read_back(case.text, traced)
         lost = bool(problems) and not brought.rows
-        order = order_of(brought.schedule)
-        as_planned = None if case.plan is None else order == case.plan.order
+        orders = [order_of(one.schedule) for one in brought.all()]
+        as_planned = None if case.plan is None else orders == [one.order for one in case.plan.all()]
         if as_planned is False and not problems:
             problems.append(Problem(1, "its table is not the plan in its header"))
-        plan = replace(case.plan or case.header.plan or _no_plan(case.header, traced), order=order)
-        expected = second.emit(traced, plan, case.header.request, brought)
+        plan = case.plan or case.header.plan or _no_plan(case.header, traced)
+        if len(orders) == len(plan.all()):
+            first, *others = [replace(one, order=order) for one, order in zip(plan.all(), orders, strict=True)]
+            expected = second.emit(traced, replace(first, others=tuple(others)), case.header.request, brought)
+        else:
+            expected = None
+            problems.append(
+                Problem(1, f"has {len(orders)} tables, and the plan in its header is for {len(plan.all())} budgets")
+            )
         found = _with_differences(case, problems, notes, expected)
     profile = pipeline.measured_costs(request, traced, progress)
     costs = brought.found.with_held(profile)
     timeline = simulate(traced.graph, costs, brought.schedule)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    notes += [_told(traced, profile, one) for one in brought.others]
     explanation = Explanation(
         case.file,
         tuple(sorted(found, key=lambda p: p.line)[:MOST_PROBLEMS]),
@@ -275,6 +288,12 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
         edited=case.header.sealed is False,
     )
     return explanation, None if lost else Followed(case, request, brought.schedule, profile, costs)
+
+
+def _told(traced: pipeline.Traced, profile: Profile, brought: second.Brought) -> str:
+    """What a table for a larger budget takes, in a line."""
+    took = second.as_planned(_no_plan_of(traced), traced, profile, brought)
+    return f"another table: peak {format_bytes(took.planned_peak_bytes)}, {percent(took.overhead)} more time"
 
 
 # ---------------------------------------------------------------------------------------------- what it costs

@@ -313,7 +313,7 @@ def _with_plan_of(file: Path, text: str, header: Header, plan: SavedPlan, traced
     if header.request.edition == 1:
         return pipeline.emit(traced, schedule, plan, header.request)
     brought, problems = second.read_back(text, traced)
-    if planfile.order_of(brought.schedule) != plan.order:
+    if [planfile.order_of(one.schedule) for one in brought.all()] != [one.order for one in plan.all()]:
         more = "".join(f": line {p.line}: {p.text}" for p in problems[:1])
         raise PlanFileError(f"its table is not the plan in its header{more}", where=str(file))
     return second.emit(traced, plan, header.request, brought)

@@ -46,7 +46,7 @@ def make(request: Request, traced: Traced, progress: Progress) -> Made:
         try:
             return _with_a_table(request, traced, profile, plan, progress)
         except RematError as error:
-            request = second.as_functions(request, error, progress)
+            request = second.as_functions(request, plan, error, progress)
     schedule = planfile.schedule_of(plan, traced.graph, request.output_path)
     with progress.stage("emit"):
         text = pipeline.emit(traced, schedule, plan, request)

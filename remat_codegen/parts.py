@@ -28,7 +28,7 @@ import weakref
 
 import torch
 
-# What a model and its table can meet. `marked/features.py` settles these for a file: what it does not need is not there.
+# What a model and its table can meet. `marked/features.py` settles these for a file: the rest is not in it.
 RANDOM = True  # the model draws random numbers from torch's generators
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
@@ -38,12 +38,14 @@ LIBRARY = True  # some are in methods of classes that are in other files
 NESTED = True  # the table has parts within parts
 TWICE = True  # it has entries with /twice
 NUMBERED = True  # it has entries for one call of several, such as relu#1
+SEVERAL = True  # the file has a table for each of several budgets
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
+CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
@@ -126,8 +128,43 @@ def running_again():
 
 def _planned(model, plan, forward, args, kwargs):
     """A training step where gradients are needed."""
+    if SEVERAL and model.training and torch.is_grad_enabled():
+        plan = _chosen(model, plan)
     plain = not plan or not model.training or not torch.is_grad_enabled()
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
+
+
+def fitting(plans, room):
+    """Of tables by budget, the one for the most bytes of activations that there is room for."""
+    fits = [budget for budget in plans if budget <= room]
+    if not fits:
+        raise ValueError(f"the least that there is a plan for is {min(plans):,} bytes, and there is room for {room:,}")
+    LARGEST[1:] = [max(fits)] * bool(LARGEST)
+    return plans[max(fits)]
+
+
+@alone
+def _chosen(model, plans):
+    """The table of a model. In its first step that is chosen by what its device has free, if nobody named a budget."""
+    if not isinstance(next(iter(plans), None), int):  # somebody named the budget
+        return plans
+    if model not in CHOSEN:
+        CHOSEN[model] = fitting(plans, max(_room(model), min(plans)))
+    return CHOSEN[model]
+
+
+def _room(model):
+    """Bytes that are free where a model is, less what comes later: gradients, and two values for each, as AdamW has."""
+    parameters = [*model.parameters()]
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + reserved
+    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        free = 0
+    return free - 3 * sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
 
 
 @alone
@@ -375,13 +412,13 @@ class Place:
             self.shared, self.value, self.watched = [], None, ()
 
     def check(self, tensor):
-        """Refuses other values than the first: a few are compared where hooks that parts run without could tell forward."""
+        """Refuses other values than the first: some are compared where forward could read what hooks leave."""
         if self.truth is None:
             return
         there = tensor if CHECK else _some(tensor)
         near = functools.partial(torch.allclose, self.truth, there, rtol=0, equal_nan=True)
         if not (torch.equal(self.truth, there) or near(atol=0 if CHECK else 0.01 * float(self.truth.abs().max()))):
-            hint = ". Hooks that forward reads anything from have to return what they are given" * bool(self.part.step.hooks)
+            hint = ". Hooks that forward reads from have to return what they are given" if self.part.step.hooks else ""
             raise self.part.error(f"computed other values when it ran again: of {self.like}{hint}")
 
     def put(self, tensor):
@@ -965,7 +1002,8 @@ def _shape(tensor):
 
 def _some(tensor):
     """Some of its values, as numbers."""
-    return tensor.detach()[tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)].to(torch.complex128, copy=True)
+    some = tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)
+    return tensor.detach()[some].to(torch.complex128, copy=True)
 
 
 def _how(tensor):

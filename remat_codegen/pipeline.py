@@ -15,7 +15,7 @@ import torch
 
 from remat_codegen import __version__, aswritten, planfile, planline
 from remat_codegen.batch import parse_batch, with_batch
-from remat_codegen.budget import format_bytes, parse_budget
+from remat_codegen.budget import format_bytes, parse_budget, parse_budgets
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.errors import BudgetError, TargetError
@@ -36,7 +36,7 @@ from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
-from remat_codegen.report import Progress, Report, Verification
+from remat_codegen.report import Progress, Report, Verification, percent
 from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import structure
@@ -97,8 +97,8 @@ def finished(request: Request, plan: SavedPlan, traced: Traced, progress: Progre
         del traced  # the model is loaded anew, for what it cached while it was traced are tensors without data
         with progress.stage("verify"), deterministic_algorithms(request.deterministic):
             verified = verification(output, lambda: _target(request), request.device, request.seed, STEPS, progress)
-    notes = plan.notes if first is None else (first, *plan.notes)
-    return replace(report_of(plan, graph, output, verified, progress), as_written=own, notes=notes)
+    report = report_of(plan, graph, output, verified, progress)
+    return replace(report, as_written=own, notes=report.notes if first is None else (first, *report.notes))
 
 
 def verify(
@@ -193,13 +193,24 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
 def make_plan(
     request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = (), profile: Profile | None = None
 ) -> SavedPlan:
-    """A new plan; the order of the plan before it, if there was one, where that still does about as well.
-
-    `profile` are the costs, measured if not given. Raises BudgetError where nothing fits.
+    """A new plan, or one for each budget; the order of the plan before it, if there was one, where that still does about as
+    well. `profile` are the costs, measured if not given. Raises BudgetError where nothing fits.
     """
     assert request.budget is not None
-    budget = parse_budget(request.budget)
     profile = measured_costs(request, traced, progress) if profile is None else profile
+    budgets = parse_budgets(request.budget)
+    if len(budgets) > 1 and request.edition == 1:
+        raise BudgetError("several budgets are for files with tables", hint="leave out --edition 1, or name one budget")
+    if len(budgets) == 1:
+        return _make_plan(request, traced, progress, previous, profile)
+    made = [_make_plan(replace(request, budget=b.text), traced, progress, (), profile) for b in budgets]
+    first, *others = {plan.budget_bytes: plan for plan in sorted(made, key=lambda plan: plan.budget_bytes)}.values()
+    return replace(first, budget=request.budget, others=tuple(others))
+
+
+def _make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int], profile: Profile) -> SavedPlan:
+    """A plan for one budget."""
+    budget = parse_budget(text := request.budget or "")
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     limit = budget.resolve(plain.peak_bytes + reserve_of(traced).slack_bytes)
     note_solver(progress)
@@ -215,7 +226,7 @@ def make_plan(
         graph=traced.graph.digest(),
         planner=plan.planner,
         status=str(plan.status),
-        budget=request.budget,
+        budget=text,
         budget_bytes=limit,
         planned_peak_bytes=plan.peak_bytes + again,
         unmodified_peak_bytes=plain.peak_bytes,
@@ -378,6 +389,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         answer=_answer_lines(plan),
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
+        others=plan.others,
     )
 
 
@@ -435,6 +447,13 @@ def _call(request: Request, plan: SavedPlan) -> str:
     return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
 
 
+def _figures(plan: SavedPlan) -> str:
+    """A plan's figures in a line."""
+    return (
+        f"{format_bytes(plan.budget_bytes)}: peak {format_bytes(plan.planned_peak_bytes)}, {percent(plan.overhead)} more time"
+    )
+
+
 def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Verification | None, progress: Progress) -> Report:
     """A plan's figures, and those of the run that made it."""
     return Report(
@@ -449,7 +468,7 @@ def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Veri
         kinds=len({b.kind for b in graph.blocks}),
         seconds=dict(progress.seconds),
         output=None if output is None else str(output),
-        notes=plan.notes,
+        notes=(*plan.notes, *(f"also for {also}" for also in map(_figures, plan.others))),
         verify=verified,
         answer=plan.answer,
     )

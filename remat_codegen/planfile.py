@@ -9,7 +9,8 @@ entries are what the generated file's header says, so that the same plan gives t
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
-OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer")  # fields that most plans leave out
+OPTIONAL = (
+    "as_written_peak_bytes",
+    "as_written_overhead",
+    "capability",
+    "answer",
+    "others",
+)  # fields that most plans leave out
 FORMAT, VERSION = "remat-codegen plan", 1
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
 
@@ -29,6 +36,7 @@ class SavedPlan:
     `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
     `device` is a kind of device, cpu or cuda, and `capability` the compute capability of the GPU that was planned for (9.0).
     `answer` says what the budget is the answer to, where it was found rather than given.
+    `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
     """
 
     graph: str
@@ -47,10 +55,16 @@ class SavedPlan:
     as_written_overhead: float | None = None
     capability: str | None = None
     answer: str | None = None
+    others: tuple[SavedPlan, ...] = ()
+
+    def all(self) -> tuple[SavedPlan, ...]:
+        """This plan, and those for larger budgets that are in the same file."""
+        return (self, *self.others)
 
     def rows(self) -> dict[str, Any]:
         """The fields by name, without those that say nothing."""
-        return {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value is not None}
+        found = {f.name: getattr(self, f.name) for f in fields(self)} | {"others": [other.rows() for other in self.others]}
+        return {name: value for name, value in found.items() if name not in OPTIONAL or value not in (None, [])}
 
     def dumps(self) -> str:
         """The file's text."""
@@ -77,16 +91,25 @@ def load(path: Path) -> SavedPlan:
     if rows.get("version") != VERSION:
         raise PlanFileError(f"plan version {rows.get('version')} is not supported", where=str(path), hint=AGAIN)
     try:
-        given = entries(rows)
+        return plan_of(rows, _order)
     except PlanFileError as error:
         raise PlanFileError(f"the plan has {error.what}", where=str(path), hint=AGAIN) from error
-    order = given["order"]
-    if not isinstance(order, list) or not all(isinstance(n, int) for n in order):
-        raise PlanFileError("the plan's order is not a list of node numbers", where=str(path), hint=AGAIN)
-    return SavedPlan(**given | {"order": tuple(order)})
 
 
-def entries(rows: dict[str, Any]) -> dict[str, Any]:
+def _order(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(isinstance(n, int) for n in given):
+        raise PlanFileError("an order that is not a list of node numbers")
+    return tuple(given)
+
+
+def plan_of(rows: dict[str, Any], order_of: Callable[[Any], tuple[int, ...]]) -> SavedPlan:
+    """A plan from what `rows()` gave; `order_of` reads an order. Raises PlanFileError for the first entry that is wrong."""
+    given = _entries(rows)
+    others = tuple(plan_of(other, order_of) for other in given.get("others", ()))
+    return SavedPlan(**given | {"order": order_of(given["order"]), "others": others})
+
+
+def _entries(rows: dict[str, Any]) -> dict[str, Any]:
     """What a SavedPlan is made from, but for its order, which is not looked at. Entries with a default may be missing: an older
     version did not know them. Raises PlanFileError for the first that is wrong."""
     found = {}
@@ -106,6 +129,8 @@ def _fits(value: Any, name: str) -> bool:
         return type(value) is int
     if name in ("overhead", "bound", "as_written_overhead"):
         return type(value) in (int, float) or (name == "bound" and value is None)
+    if name == "others":
+        return isinstance(value, list) and all(isinstance(v, dict) for v in value)
     if name == "notes":
         return isinstance(value, list) and all(isinstance(v, str) for v in value)
     return isinstance(value, str)

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 from remat_codegen.errors import PlanFileError
-from remat_codegen.planfile import VERSION, SavedPlan, entries
+from remat_codegen.planfile import VERSION, SavedPlan, plan_of
 
 PREFIX = "#: "
 COLUMNS = 120
@@ -40,8 +40,13 @@ _SEAL = re.compile(r'"seal":"([0-9a-f]{16})"')
 
 def encode_plan(plan: SavedPlan) -> str:
     """The plan as one line of printable ASCII without spaces. Raises PlanFileError where its order cannot be run."""
-    rows = {"version": VERSION, **plan.rows(), "order": encode_order(plan.order), "seal": UNSEALED}
+    rows = {"version": VERSION, **_encoded(plan), "seal": UNSEALED}
     return json.dumps(rows, separators=(",", ":")).replace(" ", "\\u0020").replace("\x7f", "\\u007f")
+
+
+def _encoded(plan: SavedPlan) -> dict[str, Any]:
+    others = {"others": [_encoded(other) for other in plan.others]} if plan.others else {}
+    return plan.rows() | {"order": encode_order(plan.order)} | others
 
 
 def decode_plan(text: str) -> SavedPlan:
@@ -53,12 +58,15 @@ def decode_plan(text: str) -> SavedPlan:
     if not isinstance(rows, dict) or rows.get("version") != VERSION:
         raise PlanFileError("the plan in the header has another version")
     try:
-        given = entries(rows)
+        return plan_of(rows, _decoded)
     except PlanFileError as error:
         raise PlanFileError(f"the plan in the header has {error.what}") from error
-    if not isinstance(given["order"], str):
-        raise PlanFileError("the plan in the header has no good 'order'")
-    return SavedPlan(**given | {"order": decode_order(given["order"])})
+
+
+def _decoded(order: Any) -> tuple[int, ...]:
+    if not isinstance(order, str):
+        raise PlanFileError("no good 'order'")
+    return decode_order(order)
 
 
 def plan_lines(plan: SavedPlan) -> tuple[str, ...]:
@@ -189,7 +197,7 @@ def decode_order(text: str) -> tuple[int, ...]:
     """The order that `encode_order` wrote. Raises PlanFileError for anything else."""
     found = re.fullmatch(r"(-1|\d{1,9})\|(.*)", text, re.ASCII)
     if found is None:
-        raise PlanFileError("the plan in the header has no readable order")
+        raise PlanFileError("no readable order")
     last = int(found[1])
     again: dict[int, tuple[int, ...]] = {}
     room = LONGEST_ORDER - last
@@ -197,10 +205,10 @@ def decode_order(text: str) -> tuple[int, ...]:
         room -= len(item.nodes)
         fits = 0 <= item.after <= last and all(0 <= n <= item.after for n in item.nodes)
         if room < 0 or not fits or item.after in again:
-            raise PlanFileError("the plan in the header has no readable order")
+            raise PlanFileError("no readable order")
         again[item.after] = item.nodes
     if room < 0:
-        raise PlanFileError("the plan in the header has no readable order")
+        raise PlanFileError("no readable order")
     return tuple(n for first in range(last + 1) for n in (first, *again.get(first, ())))
 
 
@@ -248,14 +256,14 @@ def _unfolded(text: str) -> list[_Item]:
     while position < len(text):
         piece = _PIECE.match(text, position)
         if piece is None:
-            raise PlanFileError("the plan in the header has no readable order")
+            raise PlanFileError("no readable order")
         position = piece.end()
         if piece[5] is not None:
             found.append(_item(piece[5]))
             continue
         times, items = int(piece[1]), [_item(t) for t in piece[2].split(";")]
         if times * sum(len(i.nodes) for i in items) > LONGEST_ORDER:
-            raise PlanFileError("the plan in the header has no readable order")
+            raise PlanFileError("no readable order")
         found += [i.moved(k * int(piece[3]), k * int(piece[4])) for k in range(times) for i in items]
     return found
 
@@ -266,10 +274,10 @@ def _item(text: str) -> _Item:
     for part in rest.split(","):
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
         if found is None or not colon or not after.isdigit():
-            raise PlanFileError("the plan in the header has no readable order")
+            raise PlanFileError("no readable order")
         first, last = int(found[1]), int(found[2] or found[1])
         if last - first > LONGEST_ORDER:
-            raise PlanFileError("the plan in the header has no readable order")
+            raise PlanFileError("no readable order")
         nodes.extend(range(first, last + 1))
     return _Item(int(after), tuple(nodes))
 

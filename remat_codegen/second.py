@@ -55,13 +55,18 @@ TIGHTER = (0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that t
 @dataclass(frozen=True, slots=True)
 class Brought:
     """A plan brought to parts: what the table says, the schedule that it leads to, by how much that is over the limit, and how
-    much longer it takes than the step without recomputation."""
+    much longer it takes than the step without recomputation. `others` are for larger budgets, as a plan's."""
 
     found: Found
     rows: tuple[Row[Vertex], ...]
     schedule: Schedule
     over_bytes: int
     overhead: float = 0.0
+    others: tuple[Brought, ...] = ()
+
+    def all(self) -> tuple[Brought, ...]:
+        """This one, and those for larger budgets that are in the same file."""
+        return (self, *self.others)
 
 
 def generate(request: Request, progress: Progress) -> Report:
@@ -79,7 +84,7 @@ def generate(request: Request, progress: Progress) -> Report:
         plan, brought = tabled(marked, traced, profile, made, progress)
         text = proved(marked, traced, plan, brought, progress)
     except RematError as error:
-        first = as_functions(request, error, progress)
+        first = as_functions(request, made, error, progress)
         return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress, profile)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
@@ -97,10 +102,35 @@ def tabled(
     Raises BudgetError where no table is found that fits, or, if the request leaves the edition open, where it takes more than
     `MOST_LOST` longer than the plan; PlanFileError where a saved plan is for another graph.
     """
+    plan, *others = [_tabled(request, traced, profile, one, progress, bool(made.others)) for one in made.all()]
+    if not others:
+        return plan
+    plans, tables = zip(*others, strict=True)
+    return _in_one_file(request, traced, profile, replace(plan[0], others=plans), replace(plan[1], others=tables))
+
+
+def _in_one_file(
+    request: Request, traced: Traced, profile: Profile, plan: SavedPlan, brought: Brought
+) -> tuple[SavedPlan, Brought]:
+    """Plans with their tables, as they are where these share the marks of one text. Raises BudgetError where one is then over
+    its budget."""
+    read, problems = read_back(emit(traced, plan, replace(request, edition=2), brought), traced)
+    first, *others = [as_planned(one, traced, profile, table) for one, table in zip(plan.all(), read.all(), strict=True)]
+    over = [p for p in (first, *others) if p.planned_peak_bytes > p.budget_bytes]
+    if over or problems:
+        what = f"the table for {format_bytes((over or [plan])[0].budget_bytes)} cannot have the same marks as the others"
+        raise BudgetError(what, hint="name other budgets, or make a file for each")
+    return replace(first, others=tuple(others)), read
+
+
+def _tabled(
+    request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress, several: bool
+) -> tuple[SavedPlan, Brought]:
+    """`several` says that there are others, which one file has only by tables, whatever these take."""
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, made)
         plan = as_planned(made, traced, profile, brought)
-    if request.edition is None and plan.overhead > made.overhead + MOST_LOST:
+    if request.edition is None and not several and plan.overhead > made.overhead + MOST_LOST:
         raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
     return plan, brought
 
@@ -117,10 +147,10 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
     return text
 
 
-def as_functions(request: Request, why: RematError, progress: Progress) -> Request:
-    """The request for a file of the first edition instead. Raises the error where that is no way out, or the second edition is
-    asked for."""
-    if request.edition is not None or isinstance(why, PlanFileError):
+def as_functions(request: Request, made: SavedPlan, why: RematError, progress: Progress) -> Request:
+    """The request for a file of the first edition instead. Raises the error where that is no way out: several plans are
+    `made`, or the second edition is asked for."""
+    if request.edition is not None or isinstance(why, PlanFileError) or made.others:
         raise why
     progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
     if not request.dynamic:
@@ -141,10 +171,14 @@ def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSumm
 def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     """What the table of a file says of a model, and what is wrong with its table and its marks."""
     found = found_of(traced)
-    reading = read(text, carried_sources(traced), library_file)
-    rows, problems = rows_of(reading, found)
-    schedule = schedule_of(traced.graph, [part for _, part in parts_of(rows)], found.held)
-    return Brought(found, rows, schedule, 0), [*reading.problems, *problems]
+    reading, tables = read(text, carried_sources(traced), library_file), list[Brought]()
+    problems = list(reading.problems)
+    for said in reading.tables:
+        rows, wrong = rows_of(replace(reading, said=said), found)
+        schedule = schedule_of(traced.graph, [part for _, part in parts_of(rows)], found.held)
+        tables.append(Brought(found, rows, schedule, 0))
+        problems += [problem for problem in wrong if problem not in problems]
+    return replace(tables[0], others=tuple(tables[1:])), problems
 
 
 def found_of(traced: Traced) -> Found:
@@ -227,7 +261,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
 def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:
     """The file's text."""
     marks = _marks(traced, brought)
-    entries = entries_of(traced.graph, brought, marks)
+    tables = [entries_of(traced.graph, one, marks) for one in brought.all()]
     own, source = next(iter(carried_sources(traced).items()), ("", None))
     given = writing.Given(
         target=portable(request.target),
@@ -240,12 +274,12 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         kinds=marks.classes(own),
         defaults={CACHE: "False"} if without_cache(traced) else {},
         methods=_methods(brought.found, marks, own),
-        features=features_of(traced, marks),
+        features=features_of(traced, marks, bool(brought.others)),
     )
-    return planline.seal(writing.write(given, entries, facts_of(traced, plan, request, {})))
+    return planline.seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
 
-def features_of(traced: Traced, marks: Marks) -> Features:
+def features_of(traced: Traced, marks: Marks, several: bool) -> Features:
     """What the helpers have to know for this model. What depends on the table alone they always know, so that another budget
     changes rows and not the helpers."""
     record = traced.model.record
@@ -256,6 +290,7 @@ def features_of(traced: Traced, marks: Marks) -> Features:
         marks=bool(marks.names),
         defaulted=without_cache(traced),
         library=any(file not in carried_sources(traced) for file in marks.texts),
+        several=several,
     )
 
 
@@ -268,7 +303,8 @@ def _marks(traced: Traced, brought: Brought) -> Marks:
     """The model's source with marks."""
     modules = traced.target.module.named_modules(remove_duplicate=False)
     children = {path: frozenset(module._modules) for path, module in modules}
-    return write_marks(brought.found, [v for row in brought.rows for v in row.candidate.vertices], children)
+    vertices = [v for one in brought.all() for row in one.rows for v in row.candidate.vertices]
+    return write_marks(brought.found, vertices, children)
 
 
 def _methods(found: Found, marks: Marks, own: str) -> writing.Methods:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
 from collections.abc import Callable
@@ -103,6 +104,7 @@ def verification(
     rows += [Row("as it was written", False, "it was edited by hand")] if is_sealed(text) is False else []
     measured, budget = result.measured_peak_bytes, budget_bytes or _budget(text, generated)
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
+    rows += _with_larger_budgets(trial, text) if not result.alone else []
     found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
     costs = trial.costs() if not result.alone else StepCosts(None, None)
@@ -132,6 +134,24 @@ def _budget(text: str, generated: Any) -> int:
     """The budget that the header's plan has, or the file, where there is no such plan."""
     plan = plan_in(text)
     return int(generated.BUDGET_BYTES) if plan is None else plan.budget_bytes
+
+
+def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
+    """The file's other plans, each beside the original, and within its budget."""
+    found, plan = [], plan_in(text)
+    for other in () if plan is None else plan.others:
+        what = f"with {format_bytes(other.budget_bytes)}"
+        make = functools.partial(trial.generated.rematerialize, budget=other.budget_bytes)
+        try:
+            result = trial.compare(make, steps=1)
+        except comparing.FileFailure as failure:
+            found.append(Row(what, False, str(failure)))
+            continue
+        peak = f"peak {format_bytes(result.measured_peak_bytes)} of {format_bytes(other.budget_bytes)}"
+        same = "everything bit-identical" if result.identical else "not bit-identical"
+        within = result.measured_peak_bytes <= other.budget_bytes
+        found.append(Row(what, result.identical and within, f"{same}, {peak}"))
+    return found
 
 
 def _values_put_back(trial: _Trial) -> list[Row]:

@@ -33,6 +33,7 @@ from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import DEVICE, literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
+from remat_codegen.planfile import SavedPlan
 from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
 from remat_codegen.torch_seam import schema
@@ -72,7 +73,8 @@ class Facts:
     `growth` is the power of each size that may change, by variable, that the peak grows with.
     `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
     the answer to, where it was found. `needs` is what the command cannot make by itself, in words.
-    `plan_lines` are the comment lines that hold the plan (planline.py).
+    `others` are the plans for larger budgets, where the file has several. `plan_lines` are the comment lines that hold the
+    plan (planline.py).
     """
 
     version: str
@@ -90,6 +92,7 @@ class Facts:
     as_written: str = ""
     needs: str = ""
     answer: tuple[str, ...] = ()
+    others: tuple[SavedPlan, ...] = ()
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

@@ -30,6 +30,7 @@ class Features:
     numbered: bool = True
     library: bool = True
     defaulted: bool = True
+    several: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

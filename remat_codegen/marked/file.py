@@ -22,8 +22,9 @@ from remat_codegen.emit.render import Facts, on_one_line, templates
 from remat_codegen.marked.demand import Again
 from remat_codegen.marked.features import Features, settled
 from remat_codegen.marked.library import Owner, Written, meanings, written
-from remat_codegen.marked.table import Entry, table
+from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.marked.text import WIDTH
+from remat_codegen.planfile import SavedPlan
 
 MIB = 2**20
 _BLANK = re.compile(r"\n{4,}")
@@ -57,8 +58,10 @@ class Given:
     features: Features = field(default_factory=Features)
 
 
-def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
-    """The file's text."""
+def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
+    """The file's text. `tables` are the entries of each budget's, from the least on."""
+    entries = [entry for one in tables for entry in one]
+    plans = _plans(tables, facts)
     carried = None if given.source is None else usersource.carry(given.source, given.class_name, None)
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
@@ -80,16 +83,31 @@ def write(given: Given, entries: Sequence[Entry], facts: Facts) -> str:
             defaults=given.defaults,
             numbers_of_largest=given.numbers,
             numbers=range(1 + (carried is not None), 5),
-            plan=table(entries),
+            plan=table(tables[0]),
+            plans=plans,
             uses=_uses(entries),
             imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
-            names={name: renamed.get(name, name) for name in ("training_step", "adopt", "WRITTEN", "DEFAULTS", "LARGEST")},
+            names={
+                name: renamed.get(name, name)
+                for name in ("training_step", "adopt", "fitting", "WRITTEN", "DEFAULTS", "LARGEST")
+            },
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
+            budgets=" or ".join(f"{n / MIB:,.1f}" for n in [facts.budget_bytes, *(p.budget_bytes for p in facts.others)])
+            + " MiB",
         )
     )
     return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
+
+
+def _plans(tables: Sequence[Sequence[Entry]], facts: Facts) -> list[tuple[int, str, list[str]]]:
+    """Where there are several tables: the budget of each, what it takes, and its lines. Empty for one."""
+    if not facts.others:
+        return []
+    plans: list[Facts | SavedPlan] = [facts, *facts.others]
+    takes = [f"{p.planned_peak_bytes / MIB:,.1f} MiB at {1 + p.overhead:.2f} x" for p in plans]
+    return [(p.budget_bytes, t, table(rows, COLUMNS - 4)) for p, t, rows in zip(plans, takes, tables, strict=True)]
 
 
 def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
@@ -111,7 +129,7 @@ def _of_helpers(helpers: str) -> list[str]:
 def _library(given: Given, carried: usersource.Carried | None, helpers: str) -> tuple[Written, ...]:
     """The classes of libraries with marks. Nothing in the file has their names, nor those of what they need."""
     imported = meanings([*_of_helpers(helpers), *(carried.imports if carried is not None else ())])
-    defined = {*_helper_names(), *(carried.names if carried is not None else ()), "PLAN", "rematerialize"}
+    defined = {*_helper_names(), *(carried.names if carried is not None else ()), "PLAN", "PLANS", "rematerialize"}
     defined |= {"BUDGET_BYTES", "PLANNED_PEAK_BYTES", given.parts, given.class_name}
     return written(given.methods.owners, given.methods.texts, dict.fromkeys(defined - {""}) | imported)
 

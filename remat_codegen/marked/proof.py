@@ -24,9 +24,13 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
     """
     try:
         with _left_as_it_was(module), _imported(text) as file:
-            plan = dict(file.PLAN)
-            file.PLAN.clear()
-            file.Table(file.rematerialize(module), plan, [*module.modules()])
+            tables = [*file.PLANS.values()] if hasattr(file, "PLANS") else [file.PLAN]
+            plans = [dict(table) for table in tables]
+            for table in tables:
+                table.clear()
+            marked = file.rematerialize(module)
+            for plan in plans:
+                file.Table(marked, plan, [*module.modules()])
             _call_plainly(module, file.InstanceMethod)
             ours = trace(module, args, kwargs, original.autocast)
     except (RematError, ValueError, TypeError, AttributeError, NameError) as error:

@@ -58,11 +58,18 @@ class Mark:
 
 @dataclass(slots=True)
 class Reading:
-    """What was read, and what is wrong with it."""
+    """What was read, and what is wrong with it. `said` is the table, `others` are those for larger budgets, where there are
+    several."""
 
     said: list[Said] = field(default_factory=list)
+    others: list[list[Said]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def tables(self) -> list[list[Said]]:
+        """All tables."""
+        return [self.said, *self.others]
 
     def wrong(self, node: Any, text: str) -> None:
         """Notes a problem in the line of a node."""
@@ -92,14 +99,23 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
 
 
 def _read_table(tree: ast.Module, found: Reading) -> None:
-    tables = [s for s in tree.body if isinstance(s, ast.Assign) and [*map(ast.unparse, s.targets)] == ["PLAN"]]
+    tables = [s for s in tree.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) in ("PLAN", "PLANS")]
     if len(tables) != 1:
         found.wrong(tables[1] if tables else None, "has no table PLAN" if not tables else "has a second table PLAN")
         return
     value = tables[0].value
+    if ast.unparse(tables[0].targets[0]) == "PLANS" and isinstance(value, ast.Dict) and value.values:
+        found.said, *found.others = (_rows_of(table, found) for table in value.values)
+    else:
+        found.said = _rows_of(value, found)
+
+
+def _rows_of(value: ast.expr, found: Reading) -> list[Said]:
+    """What the rows of one table say."""
+    said: list[Said] = []
     if not isinstance(value, ast.Dict):
         found.wrong(value, "PLAN is no table of rows")
-        return
+        return said
     seen = set()
     for key, row in (pair for both in zip(value.keys, value.values, strict=True) for pair in _layers(*both)):
         if not (_is_text(key) and _is_text(row)):
@@ -108,7 +124,8 @@ def _read_table(tree: ast.Module, found: Reading) -> None:
             found.wrong(key, f"PLAN has two rows for {key.value!r}, of which the first is not read")  # type: ignore[union-attr]
         else:
             seen.add(key.value)  # type: ignore[union-attr]
-            found.said += _entries(key, row, found)
+            said += _entries(key, row, found)
+    return said
 
 
 def _layers(key: ast.expr | None, row: ast.expr) -> Iterator[tuple[ast.expr | None, ast.expr]]:

@@ -86,13 +86,14 @@ def key_of(path: str) -> str:
     return next((".".join(words[: i + 1]) for i, word in enumerate(words) if word.isdigit()), "")
 
 
-def table(entries: Sequence[Entry]) -> list[str]:
-    """The lines between the braces of PLAN, each row with the bytes that it frees; equal rows of layers in a row as one."""
+def table(entries: Sequence[Entry], columns: int = COLUMNS) -> list[str]:
+    """The lines between the braces of PLAN, each row with the bytes that it frees; equal rows of layers in a row as one. Where
+    they stand deeper than four columns, fewer `columns` are left."""
     rows: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         rows[entry.key].append(entry)
     written = [(key, tuple(e.said for e in row), sum(e.freed_bytes for e in row)) for key, row in rows.items()]
-    return [line for run in _runs(written) for line in (_layers(run) if len(run) >= FEWEST else _each(run))]
+    return [line for run in _runs(written) for line in (_layers(run, columns) if len(run) >= FEWEST else _each(run, columns))]
 
 
 def _runs(rows: Iterable[_Written]) -> Iterator[list[_Written]]:
@@ -112,39 +113,39 @@ def _follows(row: _Written, before: _Written) -> bool:
     return row[1:] == before[1:] and layers == others and number.isdigit() and last.isdigit() and int(number) == int(last) + 1
 
 
-def _each(rows: Iterable[_Written]) -> Iterator[str]:
+def _each(rows: Iterable[_Written], columns: int) -> Iterator[str]:
     for key, words, freed_bytes in rows:
         freed = f"# {format_bytes(freed_bytes)}"
         line = f'"{key}": "{" ".join(words)}",'
-        if len(line) + len(freed) + 6 <= COLUMNS:
+        if len(line) + len(freed) + 6 <= columns:
             yield f"{line}  {freed}"
         else:
-            yield from (f'"{key}": (  {freed}', *(f'    "{text}"' for text in _folded(words, 12)), "),")
+            yield from (f'"{key}": (  {freed}', *(f'    "{text}"' for text in _folded(words, columns - 12)), "),")
 
 
-def _layers(run: Sequence[_Written]) -> Iterator[str]:
+def _layers(run: Sequence[_Written], columns: int) -> Iterator[str]:
     (key, words, freed_bytes), (last, *_) = run[0], run[-1]
     layers, _, first = key.rpartition(".")
     spans = ", ".join(filter(None, ["" if first == "0" else first, str(int(last.rpartition(".")[2]) + 1)]))
     name, among = f'f"{layers}.{{i}}"', f"for i in range({spans})"
     freed = f"# {format_bytes(freed_bytes)} each"
     line = f'**{{{name}: "{" ".join(words)}" {among}}},'
-    if len(line) + len(freed) + 6 <= COLUMNS:
+    if len(line) + len(freed) + 6 <= columns:
         yield f"{line}  {freed}"
         return
     yield f"**{{  {freed}"
-    if len(line := f'    {name}: "{" ".join(words)}"') + 4 <= COLUMNS:
+    if len(line := f'    {name}: "{" ".join(words)}"') + 4 <= columns:
         yield line
     else:
-        yield from (f"    {name}: (", *(f'        "{text}"' for text in _folded(words, 16)), "    )")
+        yield from (f"    {name}: (", *(f'        "{text}"' for text in _folded(words, columns - 16)), "    )")
     yield from (f"    {among}", "},")
 
 
 def _folded(words: Sequence[str], columns: int) -> list[str]:
-    """Words in lines, each but the last with a space at its end, where so many columns are taken."""
+    """Words in lines of at most so many columns, each but the last with a space at its end."""
     lines = [""]
     for word in words:
-        if len(lines[-1]) + len(word) + 1 > COLUMNS - columns:
+        if len(lines[-1]) + len(word) + 1 > columns:
             lines.append("")
         lines[-1] += f"{word} "
     return [*lines[:-1], lines[-1].rstrip()]

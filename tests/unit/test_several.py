@@ -1,0 +1,150 @@
+"""Files with a table for each of several budgets: each is exact and within its budget, and the device's room decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from test_second_verbs import NET
+
+import remat_codegen
+from remat_codegen import explain, lifecycle, pipeline, planfile, second
+from remat_codegen import verify as comparing
+from remat_codegen.cli import cli
+from remat_codegen.errors import BudgetError, RematError
+from remat_codegen.marked.reading import read
+from remat_codegen.planline import plan_in
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+
+QUIET = Progress(None)
+BUDGETS = "80%,55%,100%"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A file for three budgets, its plan beside it, and the report."""
+    folder = tmp_path_factory.mktemp("several")
+    (folder / "net.py").write_text(NET)
+    file = folder / "net_remat.py"
+    asked = Request(f"{folder / 'net.py'}:Net", BUDGETS, file, save_plan=folder / "plan.json")
+    return file, second.generate(asked, QUIET)
+
+
+@pytest.fixture
+def file(written, tmp_path):
+    """That file, to be changed, beside its model."""
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net_remat.py").write_text(written[0].read_text())
+    return tmp_path / "net_remat.py"
+
+
+def test_each_is_exact_and_within_its_budget(file):
+    found = pipeline.verify(file, f"{file.with_name('net.py')}:Net", steps=2, progress=QUIET)
+    assert found.ok, found.failures()
+    assert sum(row.what.startswith("with ") for row in found.rows) == 2
+
+
+def test_the_least_is_first_and_the_others_are_said(written):
+    file, report = written
+    plan = plan_in(file.read_text())
+    assert plan.budget == BUDGETS and [p.budget for p in plan.others] == ["80%", "100%"]
+    bytes_ = [p.budget_bytes for p in plan.all()]
+    assert bytes_ == sorted(bytes_) and all(p.planned_peak_bytes <= p.budget_bytes for p in plan.all())
+    assert [p.overhead for p in plan.all()] == sorted((p.overhead for p in plan.all()), reverse=True)
+    assert report.budget_bytes == bytes_[0] and sum(note.startswith("also for ") for note in report.notes) == 2
+    assert max(map(len, file.read_text().splitlines())) <= 120
+
+
+def test_a_model_takes_what_its_device_has_room_for(file, monkeypatch):
+    generated = comparing.load_generated(file)
+    budgets = list(generated.PLANS)
+    for room, wanted in [(0, 0), (budgets[1] - 1, 0), (budgets[1], 1), (budgets[2] + 1, 2)]:
+        monkeypatch.setattr(generated, "_room", lambda model, room=room: room)
+        model = generated.Net()
+        for _ in range(2):
+            model(torch.randn(64, 32)).sum().backward()
+            assert generated.CHOSEN[model] == generated.PLANS[budgets[wanted]]
+            monkeypatch.setattr(generated, "_room", lambda model: budgets[-1])  # once it is chosen, it stays
+
+
+def test_room_leaves_what_training_makes_later(file):
+    generated = comparing.load_generated(file)
+    model = generated.Net()
+    before, own = generated._room(model), sum(p.nbytes for p in model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert generated._room(model) > before + 2 * own - 2**26  # others on this machine take and free memory, too
+
+
+def test_a_budget_that_is_named(file):
+    generated = comparing.load_generated(file)
+    rematerialize = generated.rematerialize.func  # which takes the least in tests, as `verify` does
+    budgets = list(generated.PLANS)
+    assert rematerialize(generated.Net(), budget=budgets[1] + 5).forward.plan == generated.PLANS[budgets[1]]
+    with pytest.raises(ValueError, match="the least that this file has a plan for"):
+        rematerialize(generated.Net(), budget=budgets[0] - 1)
+
+
+def test_verbs_read_all_tables(file):
+    assert not lifecycle.check(file, QUIET).reasons
+    found = explain.explain(file, QUIET)
+    assert found.ok and found.as_planned and sum(note.startswith("another table: peak ") for note in found.notes) == 2
+    assert not lifecycle.update(file, QUIET).changed
+    text = file.read_text()
+    file.write_text(text.replace("80%", "70%", 1))
+    assert lifecycle.update(file, QUIET).planned
+    assert [p.budget for p in plan_in(file.read_text()).all()[1:]] == ["70%", "100%"]
+
+
+def test_every_table_is_guarded(file):
+    text = file.read_text()
+    keys = [plan.budget_bytes for plan in plan_in(text).all()]
+    rows = [line for line in text.split("\n") if line.startswith("        ") and '": "' in line and "# " in line]
+    last = text.rindex(f"    {keys[-1]}: {{")
+    edits = [text.replace(f"    {keys[1]}: {{", f"    {keys[1] + 1}: {{"), text[:last] + text[text.index("}\nBUDGET_BYTES") :]]
+    edits += [text[: (at := text.rindex(row))] + text[at + len(row) + 1 :] for row in {rows[0], rows[-1]}]
+    for edited in edits:
+        assert edited != text
+        file.write_text(edited)
+        assert lifecycle.check(file, QUIET).reasons
+        found = explain.explain(file, QUIET)
+        assert not found.ok and found.edited
+
+
+def test_a_saved_plan_has_all_of_them(written, tmp_path):
+    file, _ = written
+    plan = planfile.load(file.with_name("plan.json"))
+    assert len(plan.others) == 2
+    again = tmp_path / "net_remat.py"
+    second.generate(Request(f"{file.with_name('net.py')}:Net", None, again, plan=file.with_name("plan.json")), QUIET)
+    assert [len(t) for t in read(again.read_text(), {}).tables] == [len(t) for t in read(file.read_text(), {}).tables]
+
+
+def test_what_has_no_tables_is_refused(written, tmp_path):
+    file, _ = written
+    target = f"{file.with_name('net.py')}:Net"
+    with pytest.raises(BudgetError, match="several budgets are for files with tables"):
+        pipeline.generate(Request(target, BUDGETS, tmp_path / "out.py", edition=1), QUIET)
+    result = CliRunner().invoke(cli, [target, "--budget", "80%,0%", "-o", str(tmp_path / "out.py")])
+    assert result.exit_code == 2 and "leaves no memory" in result.output and not (tmp_path / "out.py").exists()
+
+
+def test_from_python(written, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    generated = comparing.load_generated(written[0])
+    model = generated.Net()
+    plan = remat_codegen.plan(model, (torch.randn(64, 32),), budget=["55%", "80%"], progress=False)
+    assert "PLANS = {" in plan.source and plan.budget_bytes < plan.unmodified_peak_bytes
+    with pytest.raises(RematError, match="there is no budget"):
+        remat_codegen.plan(model, (torch.randn(64, 32),), budget=[], progress=False)
+
+
+def test_plans_come_back_from_their_text(written):
+    plan = plan_in(written[0].read_text())
+    path = Path(written[0]).with_name("again.json")
+    path.write_text(plan.dumps())
+    assert planfile.load(path) == plan and replace(plan, others=()).dumps().count('"order"') == 1
