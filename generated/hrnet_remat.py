@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"60effe97f89fc53a"}
+#: "seal":"39553dd5757dc161"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -435,13 +435,13 @@ class Place:
             self.shared, self.value, self.watched = [], None, ()
 
     def check(self, tensor):
-        """Refuses other values than the first: a few are compared where hooks that parts run without could tell forward."""
+        """Refuses other values than the first: some are compared where forward could read what hooks leave."""
         if self.truth is None:
             return
         there = tensor if CHECK else _some(tensor)
         near = functools.partial(torch.allclose, self.truth, there, rtol=0, equal_nan=True)
         if not (torch.equal(self.truth, there) or near(atol=0 if CHECK else 0.01 * float(self.truth.abs().max()))):
-            hint = ". Hooks that forward reads anything from have to return what they are given" * bool(self.part.step.hooks)
+            hint = ". Hooks that forward reads from have to return what they are given" if self.part.step.hooks else ""
             raise self.part.error(f"computed other values when it ran again: of {self.like}{hint}")
 
     def put(self, tensor):
@@ -948,7 +948,8 @@ def _shape(tensor):
 
 def _some(tensor):
     """Some of its values, as numbers."""
-    return tensor.detach()[tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)].to(torch.complex128, copy=True)
+    some = tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)
+    return tensor.detach()[some].to(torch.complex128, copy=True)
 
 
 def _how(tensor):

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"0f8f0d95cbe151da"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"2edfa49086b2e73c"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -414,13 +414,13 @@ class Place:
             self.shared, self.value, self.watched = [], None, ()
 
     def check(self, tensor):
-        """Refuses other values than the first: a few are compared where hooks that parts run without could tell forward."""
+        """Refuses other values than the first: some are compared where forward could read what hooks leave."""
         if self.truth is None:
             return
         there = tensor if CHECK else _some(tensor)
         near = functools.partial(torch.allclose, self.truth, there, rtol=0, equal_nan=True)
         if not (torch.equal(self.truth, there) or near(atol=0 if CHECK else 0.01 * float(self.truth.abs().max()))):
-            hint = ". Hooks that forward reads anything from have to return what they are given" * bool(self.part.step.hooks)
+            hint = ". Hooks that forward reads from have to return what they are given" if self.part.step.hooks else ""
             raise self.part.error(f"computed other values when it ran again: of {self.like}{hint}")
 
     def put(self, tensor):
@@ -923,7 +923,8 @@ def _shape(tensor):
 
 def _some(tensor):
     """Some of its values, as numbers."""
-    return tensor.detach()[tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)].to(torch.complex128, copy=True)
+    some = tuple(slice(None, None, size // 4 + 1) for size in tensor.shape)
+    return tensor.detach()[some].to(torch.complex128, copy=True)
 
 
 def _how(tensor):
