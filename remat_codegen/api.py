@@ -343,7 +343,7 @@ def _budgets(value: str | int | Sequence[str | int]) -> str:
     """One budget, or several, as the command line takes them."""
     if isinstance(value, str):
         return ",".join(budget.text for budget in parse_budgets(value))
-    each = [value] if isinstance(value, int) else [*value]
+    each: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
     if not each:
         raise RematError("there is no budget", hint='give one, like "1GiB", or several, like ["8GiB", "16GiB"]')
     return ",".join(_budget(one).text for one in each)

@@ -85,7 +85,7 @@ def test_a_budget_that_is_named(file):
     rematerialize = generated.rematerialize.func  # which takes the least in tests, as `verify` does
     budgets = list(generated.PLANS)
     assert rematerialize(generated.Net(), budget=budgets[1] + 5).forward.plan == generated.PLANS[budgets[1]]
-    with pytest.raises(ValueError, match="the least that this file has a plan for"):
+    with pytest.raises(ValueError, match="the least that there is a plan for"):
         rematerialize(generated.Net(), budget=budgets[0] - 1)
 
 
