@@ -124,7 +124,8 @@ def test_places_are_lines_of_the_texts(case):
     for block in page.blocks:
         for name, line in block.functions:
             wanted = block.path if name == "PLAN" else f"def {name.rpartition('.')[2]}("
-            assert wanted in lines[line - 1]
+            among = re.sub(r"\d+", "{i}", wanted)  # equal rows of layers are one
+            assert wanted in lines[line - 1] or among in lines[line - 1]
         assert block.functions and block.place is not None
     again = [r for r in page.runs if r.again]
     assert again and all(0 < r.line <= len(lines) for r in again)
@@ -270,7 +271,7 @@ def test_the_verb_writes_a_page(made, tmp_path):
 
 
 def test_a_file_that_was_edited_is_shown_as_it_is(made, tmp_path):
-    edits = re.compile(r'^ +(\w+ = )?kept\.forget\("\w+"\)\n|(?<=^PLAN = \{\n)    "[^"]*": "[^"]*",.*\n', re.MULTILINE)
+    edits = re.compile(r'^ +(\w+ = )?kept\.forget\("\w+"\)\n|(?<=^PLAN = \{\n)    .*\n', re.MULTILINE)
     text, edited = edits.subn("", made.read_text(), count=1)
     assert edited
     (tmp_path / "net.py").write_text((made.parent / "net.py").read_text())
