@@ -39,6 +39,7 @@ NESTED = True  # the table has parts within parts
 TWICE = True  # it has entries with /twice
 NUMBERED = True  # it has entries for one call of several, such as relu#1
 SEVERAL = True  # the file has a table for each of several budgets
+GPU = True  # it is for GPUs, whose memory may run out
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -46,6 +47,7 @@ TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
+PLANNED: list = []  # bytes that a step is planned to take at most
 LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
@@ -140,6 +142,8 @@ def fitting(plans, room):
     if not fits:
         raise ValueError(f"the least that there is a plan for is {min(plans):,} bytes, and there is room for {room:,}")
     LARGEST[1:] = [max(fits)] * bool(LARGEST)
+    if GPU:
+        PLANNED[:] = [max(fits)]
     return plans[max(fits)]
 
 
@@ -179,7 +183,19 @@ def _step(model, plan, forward, args, kwargs):
         peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
         warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
         LARGEST.clear()
+    if GPU:
+        return _told(step, "in the forward pass", step.first, forward, args, kwargs)
     return step.first(forward, args, kwargs)
+
+
+def _told(step, where, run, *given):
+    """run(*given). Where memory runs out, the error tells who has it."""
+    try:
+        return run(*given)
+    except torch.OutOfMemoryError as error:
+        if not hasattr(error, "__notes__") and step.devices:
+            error.add_note(step.who_has_memory(where))
+        raise
 
 
 def _hooks():
@@ -658,6 +674,8 @@ class Part:
             C._set_grad_enabled(True)
             C._autograd._push_saved_tensors_default_hooks(replay.refill, replay.nothing)
             try:
+                if GPU:
+                    return _told(step, f"while {self.entry.name} ran again", self.run, *inputs)
                 return self.run(*inputs)
             finally:
                 C._autograd._pop_saved_tensors_default_hooks()
@@ -795,6 +813,9 @@ class Step:
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
+        if GPU:
+            self.beside = torch.cuda.memory_allocated(self.devices[0]) if self.devices else 0
+            self.graded = any(t.grad is not None for *_, t, _ in seen[:1])
         if RANDOM:
             self.by_chance = False
         else:
@@ -824,6 +845,31 @@ class Step:
         if not BUFFERS:
             self.compare_versions(f"by the model, {OTHER}")
         return result
+
+    def who_has_memory(self, where):
+        """What a step holds of a device's memory, and what else there is."""
+        device, tensors = self.devices[0], [t for *_, t, _ in self.seen if t.is_cuda]
+        (free, total), held = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
+        values, grads = sum(t.nbytes for t in tensors), sum(t.grad.nbytes for t in tensors if t.grad is not None)
+        now, old = torch.cuda.memory_allocated(device), grads if self.graded else 0
+        peak, own, cache = PLANNED[0], now - self.beside - (grads - old), held - now
+        sizes = {
+            "the step's own values": own,
+            "parameters, buffers and gradients": values + grads,
+            "what else was there before, as the optimizer's state": self.beside - old - values,
+            "PyTorch's cache, in pieces": cache,
+            "other processes and CUDA itself": total - free - held,
+        }
+        listed = "; ".join(f"{size / 2**30:,.2f} GiB {what}" for what, size in sizes.items())
+        blame = "the step: its inputs need more than was planned for" if own > peak else "what is beside the step"
+        if cache > max(own - peak, peak // 8):
+            blame = "pieces of memory too small to use: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        room = max(0, min(own + free + cache, peak * 9 // 10))
+        return (
+            f"Memory ran out {where}, in a step planned to take {peak / 2**30:,.2f} GiB at most."
+            f" Of {total / 2**30:,.2f} GiB there are: {listed}. To blame is {blame}."
+            f" To plan for less, run the command at the top of this file with --budget {room}."
+        )
 
     def call(self, entries):
         """A call of a module with these entries."""

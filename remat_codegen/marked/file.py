@@ -85,12 +85,13 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
             plans=plans,
+            gpu=given.features.gpu,
             uses=_uses(entries),
             imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
             names={
                 name: renamed.get(name, name)
-                for name in ("training_step", "adopt", "fitting", "WRITTEN", "DEFAULTS", "LARGEST")
+                for name in ("training_step", "adopt", "fitting", "PLANNED", "WRITTEN", "DEFAULTS", "LARGEST")
             },
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",

@@ -223,3 +223,24 @@ def test_weights_of_recurrent_networks_are_not_counted_twice(device, tmp_path):
     target = loaded("Recurrent", VALUES, device)
     allocated, _ = peaks(rematerialized(file, target.module), target)
     assert allocated > 0.95 * load_generated(file).PLANNED_PEAK_BYTES
+
+
+@pytest.mark.parametrize("room", [0.3, 0.75])
+def test_out_of_memory_tells_who_has_it(device, tmp_path, room):
+    """In the forward pass, or later; what the allocator lets a process have is less than the step takes."""
+    file = made(tmp_path / "out.py", "Made", IDS, device=device)
+    target = loaded("Made", IDS, device)
+    model = rematerialized(file, target.module)
+    step(model, target)
+    base, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.set_per_process_memory_fraction((base + room * (peak - base)) / total, device)
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            step(model, target)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    notes = getattr(caught.value, "__notes__", [])
+    assert len(notes) == 1 or room > 0.5  # autograd's own kernels run out of it where no part runs
+    assert all("Memory ran out" in told and "--budget " in told for told in notes)
