@@ -228,8 +228,15 @@ def test_weights_of_recurrent_networks_are_not_counted_twice(device, tmp_path):
 @pytest.mark.parametrize("room", [0.3, 0.75])
 def test_out_of_memory_tells_who_has_it(device, tmp_path, room):
     """In the forward pass, or later; what the allocator lets a process have is less than the step takes."""
-    file = made(tmp_path / "out.py", "Made", IDS, device=device)
-    target = loaded("Made", IDS, device)
+    from remat_codegen import second
+    from remat_codegen.report import Progress
+    from remat_codegen.request import Request
+    from remat_codegen.target import load_target
+
+    file, init = tmp_path / "gpt2_remat.py", "layers=6, width=256, heads=4, vocabulary=101, context=256"
+    given = {"init": init, "inputs": "int64[8,256]<101", "device": device}
+    second.generate(Request(f"{EXAMPLE}:GPT2", "75%", file, edition=2, **given), Progress(None))
+    target = load_target(f"{EXAMPLE}:GPT2", **given)
     model = rematerialized(file, target.module)
     step(model, target)
     base, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
