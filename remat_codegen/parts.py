@@ -130,8 +130,6 @@ def running_again():
 
 def _planned(model, plan, forward, args, kwargs):
     """A training step where gradients are needed."""
-    if SEVERAL and model.training and torch.is_grad_enabled():
-        plan = _chosen(model, plan)
     plain = not plan or not model.training or not torch.is_grad_enabled()
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
@@ -147,7 +145,6 @@ def fitting(plans, room):
     return plans[max(fits)]
 
 
-@alone
 def _chosen(model, plans):
     """The table of a model. In its first step that is chosen by what its device has free, if nobody named a budget."""
     if not isinstance(next(iter(plans), None), int):  # somebody named the budget
@@ -176,6 +173,10 @@ def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
+    if SEVERAL:
+        plan = _chosen(model, plan)
+        if not plan:
+            return forward(*args, **kwargs)
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
     step = Step(model, plan, (args, kwargs))

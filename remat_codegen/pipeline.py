@@ -17,7 +17,7 @@ from remat_codegen import __version__, aswritten, planfile, planline
 from remat_codegen.batch import parse_batch, with_batch
 from remat_codegen.budget import format_bytes, parse_budget, parse_budgets
 from remat_codegen.dynamic import growth, trace_sizes, with_least
-from remat_codegen.emit.render import Facts, Original, render
+from remat_codegen.emit.render import Facts, Figures, Original, render
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.allocator import unsplit_bytes
@@ -389,7 +389,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         answer=_answer_lines(plan),
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
-        others=plan.others,
+        others=tuple(Figures(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.bound) for p in plan.others),
     )
 
 

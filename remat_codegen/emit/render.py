@@ -33,7 +33,6 @@ from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import DEVICE, literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
-from remat_codegen.planfile import SavedPlan
 from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
 from remat_codegen.torch_seam import schema
@@ -67,6 +66,16 @@ class Original:
 
 
 @dataclass(frozen=True, slots=True)
+class Figures:
+    """What a plan takes; `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %."""
+
+    budget_bytes: int
+    planned_peak_bytes: int
+    overhead: float
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
 
@@ -92,7 +101,7 @@ class Facts:
     as_written: str = ""
     needs: str = ""
     answer: tuple[str, ...] = ()
-    others: tuple[SavedPlan, ...] = ()
+    others: tuple[Figures, ...] = ()
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

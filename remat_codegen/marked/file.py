@@ -18,13 +18,12 @@ from remat_codegen import parts
 from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
 from remat_codegen.emit.imports import sections, within
-from remat_codegen.emit.render import Facts, on_one_line, templates
+from remat_codegen.emit.render import Facts, Figures, on_one_line, templates
 from remat_codegen.marked.demand import Again
 from remat_codegen.marked.features import Features, settled
 from remat_codegen.marked.library import Owner, Written, meanings, written
 from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.marked.text import WIDTH
-from remat_codegen.planfile import SavedPlan
 
 MIB = 2**20
 _BLANK = re.compile(r"\n{4,}")
@@ -106,7 +105,7 @@ def _plans(tables: Sequence[Sequence[Entry]], facts: Facts) -> list[tuple[int, s
     """Where there are several tables: the budget of each, what it takes, and its lines. Empty for one."""
     if not facts.others:
         return []
-    plans: list[Facts | SavedPlan] = [facts, *facts.others]
+    plans: list[Facts | Figures] = [facts, *facts.others]
     takes = [f"{p.planned_peak_bytes / MIB:,.1f} MiB at {1 + p.overhead:.2f} x" for p in plans]
     return [(p.budget_bytes, t, table(rows, COLUMNS - 4)) for p, t, rows in zip(plans, takes, tables, strict=True)]
 

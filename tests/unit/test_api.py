@@ -97,7 +97,7 @@ def test_it_is_typed_and_documented():
         assert typing.get_type_hints(function)["return"] is result and "Raises" in (function.__doc__ or "")
     own = set(inspect.signature(api.plan).parameters)
     assert own == set(inspect.signature(api.rematerialize).parameters)
-    assert all(f"\n        {name}: " in (api.plan.__doc__ or "") for name in own)
+    assert all(f"\n    {name}: " in (inspect.getdoc(api.plan) or "") for name in own)
 
 
 # ---------------------------------------------------------------------------------------------- a plan
