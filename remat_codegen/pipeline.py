@@ -202,7 +202,7 @@ def make_plan(
     if len(budgets) > 1 and request.edition == 1:
         raise BudgetError("several budgets are for files with tables", hint="leave out --edition 1, or name one budget")
     if len(budgets) == 1:
-        return _make_plan(request, traced, progress, previous, profile)
+        return _make_plan(replace(request, budget=budgets[0].text), traced, progress, previous, profile)
     made = [_make_plan(replace(request, budget=b.text), traced, progress, (), profile) for b in budgets]
     first, *others = {plan.budget_bytes: plan for plan in sorted(made, key=lambda plan: plan.budget_bytes)}.values()
     return replace(first, budget=request.budget, others=tuple(others))

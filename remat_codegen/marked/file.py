@@ -170,9 +170,9 @@ def _is_import(statement: cst.CSTNode) -> bool:
 def _helper_names() -> frozenset[str]:
     tree = ast.parse(Path(parts.__file__).read_text(encoding="utf-8"))
     defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    return frozenset(
-        defined | {t.id for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
-    )
+    local = {t.id for n in ast.walk(tree) if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    top = [n for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign)) for n in ast.walk(s) if isinstance(n, ast.Name)]
+    return frozenset(defined | local | {n.id for n in top if isinstance(n.ctx, ast.Store)})
 
 
 def _other(name: str, taken: frozenset[str]) -> str:

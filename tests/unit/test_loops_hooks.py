@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections import Counter
 
 import pytest
 import torch
-from parted import X, exact, planned, same, step
+from parted import Net, X, exact, planned, same, step
 from torch import nn
 from torch.nn.utils import prune
 
@@ -200,3 +201,28 @@ def test_what_hooks_tell_forward_is_told_again_or_refused(options):
         else:
             with pytest.raises(RuntimeError, match=r"both computed other values .* have to return what they are given"):
                 step(other, [X])
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_no_numbers_are_compared(odd):
+    """Where hooks only look, steps whose loss is NaN train as the original's; what is finite beside that still counts."""
+
+    def run(self, kept, x):
+        return kept.part("a", torch.exp, self.one(x)).sin().sum()
+
+    net = Net(run, one=nn.Linear(8, 8)).train()
+    x = X.clone()
+    x[0, 0] = odd
+    other = planned(net, "a")
+    other.one.register_forward_hook(lambda module, args, out: None)
+    pairs = zip(step(other, [x]), step(net, [x]), strict=True)
+    for a, b in [pair for pair in pairs if pair[1] is not None]:
+        assert torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
+    place = helpers.Place.__new__(helpers.Place)
+    place.truth, place.part = helpers._some(x), types.SimpleNamespace(
+        step=types.SimpleNamespace(hooks=True), error=RuntimeError
+    )
+    place.like = ()
+    place.check(x)
+    with pytest.raises(RuntimeError, match="computed other values"):
+        place.check(torch.where(x == odd, x, x + 1))

@@ -148,3 +148,30 @@ def test_plans_come_back_from_their_text(written):
     path = Path(written[0]).with_name("again.json")
     path.write_text(plan.dumps())
     assert planfile.load(path) == plan and replace(plan, others=()).dumps().count('"order"') == 1
+
+
+def test_an_empty_table_is_a_plan_too(file):
+    """Where the model has a plan already, a named budget counts: here one that rebuilds nothing."""
+    generated = comparing.load_generated(file)
+    rematerialize, budgets = generated.rematerialize.func, list(generated.PLANS)
+    runs = []
+    before = generated.Part.again
+    generated.Part.again = lambda self: (runs.append(None), before(self))[1]
+    model = rematerialize(generated.Net(), budget=budgets[0])
+    for budget, expected in ((budgets[0], True), (budgets[-1], False)):
+        model = rematerialize(model, budget=budget)
+        runs.clear()
+        model(torch.randn(64, 32)).sum().backward()
+        assert bool(runs) is expected
+
+
+def test_the_same_budget_twice_is_one(written, tmp_path):
+    file, _ = written
+    report = second.generate(Request(f"{file.with_name('net.py')}:Net", "55%,55%", tmp_path / "out.py"), QUIET)
+    assert "PLAN = {" in (tmp_path / "out.py").read_text() and report.notes == tuple(n for n in report.notes if "also" not in n)
+
+
+def test_names_of_helpers_are_renamed():
+    from remat_codegen.marked.file import _helper_names
+
+    assert {"C", "CUDA", "DEVICES", "PARTIAL", "TABLES", "PLANNED", "LARGEST", "CHOSEN", "Part"} <= _helper_names()
