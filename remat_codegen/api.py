@@ -189,7 +189,7 @@ def plan(
             method of the model or a function beside its class.
         budget: "1GiB", "800MiB", a number of bytes, or "40%" of the unmodified step's peak. Parameters, their gradients,
             buffers and the inputs do not count. Several give one file with a plan for each, which takes the largest that its
-            device has room for; the figures are those of the least.
+            GPU has room for (on a CPU, the least); the figures are those of the least.
         planner: who decides what is recomputed, as `--planner`.
         device: where the model trains; where it lies if not given.
         dynamic: sizes that may differ from call to call, like "idx.0".

@@ -108,8 +108,8 @@ def question_of(
     if (fit is None) != (optimizer is None):
         raise click.UsageError("--fit needs --optimizer, like adamw, or none" if fit else "--optimizer goes with --fit only")
     fit = FREE if fit == "auto" else fit
-    if budget is not None:
-        parse_budgets(budget)
+    if budget is not None and len(parse_budgets(budget)) > 1 and largest_batch is not None:
+        raise click.UsageError("--largest-batch goes with one budget")
     if fit not in (None, FREE):
         parse_budget(fit or "")
     if max_overhead is not None:

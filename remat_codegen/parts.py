@@ -140,7 +140,7 @@ def fitting(plans, room):
     """Of tables by budget, the one for the most bytes of activations that there is room for."""
     fits = [budget for budget in plans if budget <= room]
     if not fits:
-        raise ValueError(f"the least that there is a plan for is {min(plans):,} bytes, and there is room for {room:,}")
+        raise ValueError(f"the least budget that there is a plan for is {min(plans):,} bytes, more than {room:,}")
     LARGEST[1:] = [max(fits)] * bool(LARGEST)
     if GPU:
         PLANNED[:] = [max(fits)]
@@ -157,17 +157,14 @@ def _chosen(model, plans):
 
 
 def _room(model):
-    """Bytes that are free where a model is, less what comes later: gradients, and two values for each, as AdamW has."""
-    parameters = [*model.parameters()]
-    device = next((p.device for p in parameters), torch.device("cpu"))
-    if device.type == "cuda":
-        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + reserved
-    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ()):
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        free = 0
-    return free - 3 * sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
+    """Bytes that are free on a model's GPU, less what comes later: gradients, and two values for each, as AdamW has."""
+    parameters = [p for p in model.parameters() if p.is_cuda]
+    if not parameters:
+        return 0  # what a process may take of a CPU's memory, nobody can tell for sure
+    device = parameters[0].device
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    later = 3 * sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
+    return torch.cuda.mem_get_info(device)[0] + reserved - later
 
 
 @alone

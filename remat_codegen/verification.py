@@ -142,10 +142,16 @@ def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
     for other in () if plan is None else plan.others:
         what = f"with {format_bytes(other.budget_bytes)}"
         make = functools.partial(trial.generated.rematerialize, budget=other.budget_bytes)
+        if other.budget_bytes not in trial.generated.PLANS:
+            found.append(Row(what, False, "the file has no such table"))
+            continue
         try:
             result = trial.compare(make, steps=1)
         except comparing.FileFailure as failure:
             found.append(Row(what, False, str(failure)))
+            continue
+        if (wrong := _wrongly_put_back(trial, make)) is not None:
+            found.append(Row(what, False, wrong))
             continue
         peak = f"peak {format_bytes(result.measured_peak_bytes)} of {format_bytes(other.budget_bytes)}"
         same = "everything bit-identical" if result.identical else "not bit-identical"
@@ -156,17 +162,22 @@ def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
 
 def _values_put_back(trial: _Trial) -> list[Row]:
     """Whether each value that a part puts back is the one that was there first, in files that can tell."""
-    what = "values put back"
     if not hasattr(trial.generated, "CHECK"):
         return []
+    wrong = _wrongly_put_back(trial, trial.generated.rematerialize)
+    return [Row("values put back", wrong is None, wrong or "each is the one first computed")]
+
+
+def _wrongly_put_back(trial: _Trial, rematerialize: Callable[[torch.nn.Module], torch.nn.Module]) -> str | None:
+    """What a file says in its check mode; None where nothing is wrong."""
     before, trial.generated.CHECK = trial.generated.CHECK, True
     try:
-        trial.compare(trial.generated.rematerialize, steps=1)
+        trial.compare(rematerialize, steps=1)
     except comparing.FileFailure as failure:
-        return [Row(what, False, str(failure))]
+        return str(failure)
     finally:
         trial.generated.CHECK = before
-    return [Row(what, True, "each is the one first computed")]
+    return None
 
 
 def _on_host(target: Target, device: str) -> Target:

@@ -183,7 +183,7 @@ def load_generated(path: Path) -> ModuleType:
     if not hasattr(module, "rematerialize"):
         raise VerifyError("not a file that remat-codegen wrote: it has no rematerialize()", where=str(path))
     if hasattr(module, "PLANS"):  # otherwise it would take one by what is free now
-        vars(module)["rematerialize"] = functools.partial(module.rematerialize, budget=module.BUDGET_BYTES)
+        vars(module)["rematerialize"] = functools.partial(module.rematerialize, budget=min(module.PLANS))
     return module
 
 

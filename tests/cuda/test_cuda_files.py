@@ -251,3 +251,24 @@ def test_out_of_memory_tells_who_has_it(device, tmp_path, room):
     notes = getattr(caught.value, "__notes__", [])
     assert len(notes) == 1 or room > 0.5  # autograd's own kernels run out of it where no part runs
     assert all("Memory ran out" in told and "--budget " in told for told in notes)
+
+
+def test_the_largest_plan_that_there_is_room_for(device, tmp_path, monkeypatch):
+    """Less gradients that are not there yet, and as much again twice; what PyTorch holds unused counts as free."""
+    from remat_codegen import second
+    from remat_codegen.report import Progress
+    from remat_codegen.request import Request
+    from remat_codegen.target import load_target
+    from remat_codegen.verify import load_generated
+
+    file, init = tmp_path / "gpt2_remat.py", "layers=6, width=256, heads=4, vocabulary=101, context=256"
+    given = {"init": init, "inputs": "int64[8,256]<101", "device": device}
+    second.generate(Request(f"{EXAMPLE}:GPT2", "75%,90%", file, **given), Progress(None))
+    generated = load_generated(file)
+    target = load_target(f"{EXAMPLE}:GPT2", **given)
+    own = sum(p.nbytes for p in target.module.parameters())
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    least, most = generated.PLANS
+    for room, chosen in [(most, most), (most - 2**21, least), (0, least)]:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d, room=room: (room + 3 * own - unused, 2**40))
+        assert generated._chosen(load_target(f"{EXAMPLE}:GPT2", **given).module, generated.PLANS) is generated.PLANS[chosen]
