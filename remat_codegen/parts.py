@@ -813,7 +813,7 @@ class Step:
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
         if GPU:
             self.beside = torch.cuda.memory_allocated(self.devices[0]) if self.devices else 0
-            self.graded = any(t.grad is not None for *_, t, _ in seen[:1])
+            self.graded = next((t.grad is not None for *_, t, _ in seen if t.requires_grad), False)
         if RANDOM:
             self.by_chance = False
         else:

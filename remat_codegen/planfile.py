@@ -18,13 +18,8 @@ from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
-OPTIONAL = (
-    "as_written_peak_bytes",
-    "as_written_overhead",
-    "capability",
-    "answer",
-    "others",
-)  # fields that most plans leave out
+# Fields that most plans leave out.
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "others")
 FORMAT, VERSION = "remat-codegen plan", 1
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
 

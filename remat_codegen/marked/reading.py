@@ -99,7 +99,7 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
 
 
 def _read_table(tree: ast.Module, found: Reading) -> None:
-    tables = [s for s in tree.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) in ("PLAN", "PLANS")]
+    tables = [s for s in tree.body if isinstance(s, ast.Assign) and [*map(ast.unparse, s.targets)] in (["PLAN"], ["PLANS"])]
     if len(tables) != 1:
         found.wrong(tables[1] if tables else None, "has no table PLAN" if not tables else "has a second table PLAN")
         return
