@@ -39,7 +39,7 @@ NESTED = True  # the table has parts within parts
 TWICE = True  # it has entries with /twice
 NUMBERED = True  # it has entries for one call of several, such as relu#1
 SEVERAL = True  # the file has a table for each of several budgets
-GPU = True  # it is for GPUs, whose memory may run out
+ON_GPU = True  # it is for GPUs, whose memory may run out
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -142,7 +142,7 @@ def fitting(plans, room):
     if not fits:
         raise ValueError(f"the least budget that there is a plan for is {min(plans):,} bytes, more than {room:,}")
     LARGEST[1:] = [max(fits)] * bool(LARGEST)
-    if GPU:
+    if ON_GPU:
         PLANNED[:] = [max(fits)]
     return plans[max(fits)]
 
@@ -181,7 +181,7 @@ def _step(model, plan, forward, args, kwargs):
         peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
         warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
         LARGEST.clear()
-    if GPU:
+    if ON_GPU:
         return _told(step, "in the forward pass", step.first, forward, args, kwargs)
     return step.first(forward, args, kwargs)
 
@@ -672,7 +672,7 @@ class Part:
             C._set_grad_enabled(True)
             C._autograd._push_saved_tensors_default_hooks(replay.refill, replay.nothing)
             try:
-                if GPU:
+                if ON_GPU:
                     return _told(step, f"while {self.entry.name} ran again", self.run, *inputs)
                 return self.run(*inputs)
             finally:
@@ -811,7 +811,7 @@ class Step:
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
-        if GPU:
+        if ON_GPU:
             self.beside = torch.cuda.memory_allocated(self.devices[0]) if self.devices else 0
             self.graded = next((t.grad is not None for *_, t, _ in seen if t.requires_grad), False)
         if RANDOM:

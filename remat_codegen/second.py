@@ -291,7 +291,7 @@ def features_of(traced: Traced, marks: Marks, several: bool) -> Features:
         defaulted=without_cache(traced),
         library=any(file not in carried_sources(traced) for file in marks.texts),
         several=several,
-        gpu=traced.model.trace.accelerator.startswith("cuda"),
+        on_gpu=traced.model.trace.accelerator.startswith("cuda"),
     )
 
 

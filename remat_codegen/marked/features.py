@@ -31,7 +31,7 @@ class Features:
     library: bool = True
     defaulted: bool = True
     several: bool = False
-    gpu: bool = False
+    on_gpu: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

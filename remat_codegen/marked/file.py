@@ -84,7 +84,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
             plans=plans,
-            gpu=given.features.gpu,
+            on_gpu=given.features.on_gpu,
             uses=_uses(entries),
             imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
