@@ -195,7 +195,8 @@ def plan(
         dynamic: sizes that may differ from call to call, like "idx.0".
         autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
         seed: seeds inputs that a text describes.
-        time_limit: how long planning may take, in seconds (measuring comes before and is not counted): the best plan so far.
+        time_limit: how long measuring and planning may take, in seconds: the best plan so far. Where it is short, operations
+            are timed less often than usual; what memory they need is measured all the same.
         edition: of the generated file, as `--edition`.
         cache: whether measured costs are remembered, and those of earlier runs used.
         progress: shown or not; if not given, in notebooks and on terminals.

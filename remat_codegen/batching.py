@@ -48,7 +48,7 @@ class Trials:
 
     def search(self, most: int, progress: Progress) -> tuple[int, Tried]:
         """The largest batch that fits, 0 where none does, and what was tried: `most` of them at most."""
-        return largest_size(lambda size: self.excess(size, progress), self.start, most)
+        return largest_size(lambda size: self.excess(size, progress), self.start, most, lambda: self.request.time_is_up)
 
     def excess(self, size: int, progress: Progress) -> float | None:
         """By how many bytes the smallest plan for a batch is above its budget, less than 1 where it fits; infinite where it
@@ -82,16 +82,18 @@ class Trials:
         return BudgetError("no batch fits", where="--largest-batch", hint=needs)
 
 
-def largest_size(excess: Callable[[int], float | None], start: int, most: int) -> tuple[int, Tried]:
+def largest_size(
+    excess: Callable[[int], float | None], start: int, most: int, time_is_up: Callable[[], bool] = lambda: False
+) -> tuple[int, Tried]:
     """The largest size found for which `excess` is below 1, 0 where there is none, and all sizes that were tried.
 
     What a step needs grows about evenly with the batch, so that the next size to look at is where a line through two known ones
     reaches the limit; every third is in the middle of what is left, lest a bent line leads nowhere. Where a size cannot be had
-    (None), multiples of `start` are looked at.
+    (None), multiples of `start` are looked at. After the first, it ends when the time is up.
     """
     known: dict[int, float | None] = {}
     low, high, unit, size = 0, None, 1, start
-    while size > 0 and len(known) < most:
+    while size > 0 and len(known) < most and not (known and time_is_up()):
         known[size] = excess(size)
         if known[size] is None:
             unit = start

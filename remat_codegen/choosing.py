@@ -195,7 +195,7 @@ def least_budget(found: Measured, max_overhead: str, progress: Progress) -> tupl
 
     with progress.stage("budgets"):
         low = least_bytes(found, progress)
-        best, tried = smallest_good(good, low, high, MOST_PLANS, int(NEAR * high))
+        best, tried = smallest_good(good, low, high, MOST_PLANS, int(NEAR * high), lambda: found.request.time_is_up)
     if best is None:
         hint = "another --planner may find one"
         raise BudgetError(f"no plan takes at most {max_overhead} more time", where="--max-overhead", hint=hint)
@@ -204,15 +204,18 @@ def least_budget(found: Measured, max_overhead: str, progress: Progress) -> tupl
     return drafts[best].saying(said), Chosen(tried=tried)
 
 
-def smallest_good(good: Callable[[int], bool], low: int, high: int, most: int, near: int) -> tuple[int | None, Tried]:
-    """The smallest number found that is good, None where there is none, and all that were tried: `low`, `high`, then halves.
+def smallest_good(
+    good: Callable[[int], bool], low: int, high: int, most: int, near: int, time_is_up: Callable[[], bool] = lambda: False
+) -> tuple[int | None, Tried]:
+    """The smallest number found that is good, None where there is none, and all that were tried: `low`, `high`, then halves,
+    until the time is up.
 
     More is meant to be better but need not be, for planners are not perfect: the smallest good one of those tried it is.
     """
     tried = {low: good(low)}
     if not tried[low] and high > low:
         tried[high] = good(high)
-    while not tried[low] and tried.get(high, False) and len(tried) < most and high - low > near:
+    while not tried[low] and tried.get(high, False) and len(tried) < most and high - low > near and not time_is_up():
         middle = (low + high) // 2
         tried[middle] = good(middle)
         low, high = (low, middle) if tried[middle] else (middle, high)

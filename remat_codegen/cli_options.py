@@ -29,7 +29,7 @@ time_limit_option = click.option(
     "--time-limit",
     type=click.FloatRange(0.1),
     metavar="SECONDS",
-    help="How long a plan is looked for: the best so far is taken then. Measuring is not counted.",
+    help="How long measuring and planning may take: the best plan so far is taken then.",
 )
 
 

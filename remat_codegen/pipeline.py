@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +52,8 @@ from remat_codegen.verification import STEPS, verification
 ANSWER_COLUMNS = 112  # of a header's line
 MOST_NAMES = 3  # of attributes in a note
 NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
+MEASURING = 0.4  # of a limited time, for that; for planning, of what is left then: the rest is the bound's and the table's
+PLANNING = 0.6
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
 
@@ -182,12 +186,19 @@ def _autocast(request: Request) -> Autocast:
 
 def measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
     """Time and workspace of the graph's nodes, measured on the request's device or remembered from an earlier run."""
+    left = request.seconds_left(MEASURING)
+    hurry_at = math.inf if left is None else time.monotonic() + left
     with progress.stage("profile"):
         cache = Cache(request.device, enabled=request.cache)
         try:
-            return measure(traced.model, request.device, cache, lambda done, total, name: progress.update(done, total))
+            return measure(
+                traced.model, request.device, cache, lambda done, total, name: progress.update(done, total), hurry_at
+            )
         finally:  # interrupted, too: what was measured need not be measured again
             cache.save()
+            if cache.hurried:
+                often = "could not be measured as often as usual"
+                progress.note(f"note: within {request.time_limit:g} s, {cache.hurried} kinds of operations {often}")
 
 
 def make_plan(
@@ -218,7 +229,7 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
         plan = _plan_within(request, traced, profile, limit, progress)
         plan = _as_before(plan, previous, traced, profile, limit)
     with progress.stage("bound"):
-        plan = _with_bound(plan, traced, profile, limit)
+        plan = _with_bound(plan, traced, profile, limit, request.seconds_left(PLANNING))
     assert plan.schedule is not None
     again = generator_states(traced, plan.schedule)
     own = aswritten.as_written(traced.model, profile, plain.time_ns)
@@ -282,9 +293,9 @@ def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Pro
     return replace(plan, schedule=schedule, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, status=Status.FEASIBLE)
 
 
-def _with_bound(plan: Plan, traced: Traced, profile: Profile, limit: int) -> Plan:
+def _with_bound(plan: Plan, traced: Traced, profile: Profile, limit: int, seconds: float | None) -> Plan:
     """The plan with the better of its own lower bound and the general one."""
-    found = bound(traced.graph, profile, limit).time_ns
+    found = bound(traced.graph, profile, limit, seconds=seconds).time_ns
     return replace(plan, bound_ns=max(found or 0, plan.bound_ns or 0) or None)
 
 
@@ -300,7 +311,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
 
     Where the unmodified step fits, a planner whose own plans do not gets that one.
     """
-    planner = limited(request.planner, request.time_limit)
+    planner = limited(request.planner, request.seconds_left(PLANNING))
 
     def run(graph: Graph, nbytes: int) -> Plan:
         return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))

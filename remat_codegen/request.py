@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # The names in planners/registry.py, which is slow to import. A test holds the two together.
@@ -15,6 +16,7 @@ PLANNERS = tuple(
 )
 DEFAULT_PLANNER = "rockmate"
 EDITIONS = (1, 2)
+LEAST_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Request:
     `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
     the file gets its default name. `edition` is None for the second, marks and a table, where that serves, else the first.
     `given` says that the model is there already, made by the caller's Python: `target` then only names its class. `time_limit`
-    is for planning, in seconds.
+    is for all that takes long, in seconds, from `asked_at` on, a moment of time.monotonic().
     """
 
     target: str
@@ -46,6 +48,18 @@ class Request:
     given: bool = False
     time_limit: float | None = None
     batch: str = ""
+    asked_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
+
+    def seconds_left(self, share: float = 1.0) -> float | None:
+        """So much of the time that is left, at least a tenth of a second; None where there is no limit."""
+        if self.time_limit is None:
+            return None
+        return max(LEAST_SECONDS, share * (self.asked_at + self.time_limit - time.monotonic()))
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether there is a limit, and it has passed."""
+        return self.time_limit is not None and time.monotonic() > self.asked_at + self.time_limit
 
     @property
     def output_path(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,7 @@ from remat_codegen.schedule import Schedule, simulate
 from remat_codegen.trace.ir import Variable
 
 MOST_LOST = 0.005  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+A_START = 0.3  # of a limited time: what each of those may take
 TIGHTER = (0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -199,7 +201,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     Raises BudgetError where no table fits."""
     best: Brought | None = None
     for schedule in _schedules(request, traced, profile, plan):
-        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule)
+        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule, request.seconds_left())
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
         if best is not None and best.overhead <= plan.overhead + MOST_LOST:
@@ -217,20 +219,22 @@ def _schedules(request: Request, traced: Traced, profile: Profile, plan: SavedPl
     yield planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
     tighter = [(request.planner, share) for share in TIGHTER]
     for planner, share in [("rockmate", 1.0), *tighter] if plan.planner == "auto" else tighter:
+        if request.time_is_up:
+            break
         limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
-        schedule = limited(planner, request.time_limit)(traced.graph, profile, limit).schedule
+        schedule = limited(planner, request.seconds_left(A_START))(traced.graph, profile, limit).schedule
         if schedule is None:
             break
         yield schedule
 
 
-def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule) -> Brought:
-    """The best table that the search finds from a schedule. It may be above the limit."""
+def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule, seconds: float | None = None) -> Brought:
+    """The best table that the search finds from a schedule, in so many seconds if they are given. It may be above the limit."""
     reserve, graph = reserve_of(traced), traced.graph
     found = found_of(traced)
     costs = found.with_held(profile)
     chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
-    best = chooser.search(schedule)
+    best = chooser.search(schedule, math.inf if seconds is None else time.monotonic() + seconds)
     parts = [part for _, part in parts_of(best.rows)]
     overhead = best.time_ns / max(1, sum(profile.time_ns)) - 1
     return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes, overhead)

@@ -9,6 +9,7 @@ what is above the limit, then the time, with a little for each row and mark that
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ class Chooser(Generic[V]):
         """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`."""
         self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
         self.step_ns = sum(profile.time_ns)
-        self.tried = 0
+        self.tried, self.until = 0, math.inf
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
 
     def price(self, rows: Rows[V]) -> Priced[V] | None:
@@ -114,8 +115,10 @@ class Chooser(Generic[V]):
         cost = timeline.time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
         return Priced(rows, max(0, timeline.peak_bytes - self.limit(order)), cost, timeline.time_ns, timeline.peak_bytes)
 
-    def search(self, schedule: Schedule) -> Priced[V]:
-        """The best rows found, from several that a schedule leads to. They may be over the limit."""
+    def search(self, schedule: Schedule, until: float = math.inf) -> Priced[V]:
+        """The best rows found, from several that a schedule leads to. They may be over the limit. `until` is a moment of
+        time.monotonic(); without one, no clock is looked at."""
+        self.until = until
         further = MOST_NODES // len(self.graph.nodes)
         found = [self.searched(rows, further if i else MOST_TRIED) for i, rows in enumerate(self.starts(schedule))]
         return min(found, key=lambda p: p.rank(math.inf))  # the first of equal ones
@@ -137,7 +140,7 @@ class Chooser(Generic[V]):
                 best = self.improved(best, moves, price, most)
             if best.over_bytes:
                 best = self.improved(best, self.further, price, most)
-            if best.rank(price) == before.rank(price) or self.tried > most:
+            if best.rank(price) == before.rank(price) or self.enough(most):
                 break
         return self.within(best, most)
 
@@ -160,12 +163,16 @@ class Chooser(Generic[V]):
             rows = move(best.rows)
             if rows == best.rows:
                 continue
-            if self.tried > most:
+            if self.enough(most):
                 break
             found = self.price(rows)
             if found is not None and found.rank(price) < best.rank(price):
                 best = found
         return best
+
+    def enough(self, most: int) -> bool:
+        """Whether more tables than `most` were priced, or the time is over."""
+        return self.tried > most or (self.until < math.inf and time.monotonic() > self.until)
 
     # ------------------------------------------------------------------ where it starts
 

@@ -44,6 +44,7 @@ instead of 10.0 where it is not.) Ties: none. Oracle: `least_time` of `tests/gra
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,14 +70,23 @@ class Bound:
     cuts: int
 
 
-def bound(graph: Graph, profile: Profile, budget_bytes: int, *, cuts: int | None = None, columns: int = MOST_COLUMNS) -> Bound:
+def bound(
+    graph: Graph,
+    profile: Profile,
+    budget_bytes: int,
+    *,
+    cuts: int | None = None,
+    columns: int = MOST_COLUMNS,
+    seconds: float | None = None,
+) -> Bound:
     """The best bound found with programs of so many columns, or the one of a given number of cuts. No clock is looked at, so
-    that it is the same whenever and wherever it is asked for."""
-    base = sum(profile.time_ns)
+    that it is the same whenever and wherever it is asked for, unless it is to take so many `seconds` at most."""
+    base, until = sum(profile.time_ns), time.monotonic() + (LONGEST_SECONDS if seconds is None else seconds)
     best = Bound(base, 0)
     facts = Relaxation(graph, profile, budget_bytes)
     for count in [cuts] if cuts is not None else _counts(graph, facts.columns, columns):
-        found = facts.solve(cuts_of(graph, profile, count), LONGEST_SECONDS)
+        left = LONGEST_SECONDS if seconds is None else until - time.monotonic()
+        found = facts.solve(cuts_of(graph, profile, count), left) if left > 0 else None
         if found is None:
             continue
         if math.isinf(found.extra_ns):

@@ -84,5 +84,5 @@ def _best(
     if not found:
         return Plan(name, Status.INFEASIBLE, None, notes=(NOTHING_FOUND,))
     best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
-    notes = (f"stopped after {seconds:g} s, the best plan so far", *best.notes)
+    notes = (f"stopped after {seconds:.3g} s, the best plan so far", *best.notes)
     return replace(best, planner=name, status=Status.TIME_LIMIT, bound_ns=None, notes=notes)

@@ -72,6 +72,7 @@ class Cache:
         self.enabled = enabled
         self.path = (folder or stored.folder()) / f"costs-{name}.json"
         self.entries: dict[str, list[int]] = {}
+        self.hurried = 0  # measurements that are not to be remembered
         if enabled:
             with contextlib.suppress(OSError, ValueError):
                 self.entries = json.loads(self.path.read_text())

@@ -6,11 +6,14 @@ is queued before the device comes to the first event: a large buffer is written 
 that long. This also flushes the L2 cache, in which a step's values rarely are. What events measure with nothing between them is
 subtracted. The profiler would give the same durations, but needs CUPTI, which not every machine lets everybody use.
 
+Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on.
+
 A model so small that the device waits for the host costs more than this says: there no planner can see a difference.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -27,16 +30,21 @@ MOST_WRITES = 1000  # of the buffer before a run, some 40 ms
 AHEAD = 2.0  # how many times as long as queueing the work takes, the device is kept busy
 
 
-def clock_for(device: str) -> Clock:
+def clock_for(device: str, hurry_at: float = math.inf) -> Clock:
     """The clock for work on `device`."""
-    return CudaClock(device) if torch.device(device).type == "cuda" else Clock(device)
+    return CudaClock(device, hurry_at) if torch.device(device).type == "cuda" else Clock(device, hurry_at)
 
 
 class Clock:
     """Times work on the CPU."""
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
+    def __init__(self, device: str = "cpu", hurry_at: float = math.inf) -> None:
+        self.device, self.hurry_at = device, hurry_at
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether work is run once from now on."""
+        return time.monotonic() > self.hurry_at
 
     def median_ns(self, work: Callable[[], Any]) -> int:
         """The median time of several runs of `work`, after some to warm up, in nanoseconds."""
@@ -48,8 +56,10 @@ class Clock:
         Each run prepares anew, so that never more than one run's tensors exist.
         """
         self._warm_up(prepare, work)
-        runs: list[int] = []
-        while len(runs) < LEAST_RUNS or (sum(runs) < MEASURED_SECONDS * 1e9 and len(runs) < MOST_RUNS):
+        runs = [self._run_ns(prepare, work)]
+        while not self.in_a_hurry and (
+            len(runs) < LEAST_RUNS or (sum(runs) < MEASURED_SECONDS * 1e9 and len(runs) < MOST_RUNS)
+        ):
             runs.append(self._run_ns(prepare, work))
         return self._cost_ns(int(statistics.median(runs)))
 
@@ -69,8 +79,8 @@ class Clock:
 class CudaClock(Clock):
     """Times what the device does of some work, on its current stream. It holds a buffer of twice the L2 cache's size."""
 
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
+    def __init__(self, device: str, hurry_at: float = math.inf) -> None:
+        super().__init__(device, hurry_at)
         cache_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
         self.buffer = torch.empty(max(2 * cache_bytes, LEAST_FLUSHED_BYTES), dtype=torch.uint8, device=device)
         self.writes, self.empty_ns = 1, 0

@@ -3,10 +3,12 @@
 A node is run on random inputs of the layout it has in the model (other ones where PyTorch refuses these), integers from the
 range that its operations can take: forward for its time and memory, backward for its time and memory with the gradients'
 layout. Never more than one node's tensors exist. Nodes of equal signature are measured once. What a time is says `clock.py`.
+Where time is short, times come from single runs, which are not remembered; memory is what it is all the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,14 +32,21 @@ HELD = " held"  # marks the costs of a backward node whose gradients others hold
 RETURNED = " returned"  # and of one whose results the model's caller holds
 
 
-def measure(model: Model, device: str, cache: Cache, advance: Callable[[int, int, str], None] | None = None) -> Profile:
-    """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress."""
+def measure(
+    model: Model,
+    device: str,
+    cache: Cache,
+    advance: Callable[[int, int, str], None] | None = None,
+    hurry_at: float = math.inf,
+) -> Profile:
+    """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress, `hurry_at`
+    is as for a clock."""
     graph = model.graph
     shared = _with_held_gradients(model)
     marks = {n.id: _marks(model, n, shared) for n in graph.nodes if n.phase is not Phase.BACKWARD}
     distinct = {(n.signature, marks[n.id]): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
     costs: dict[str, tuple[int, int]] = {}
-    clock = clock_for(device)
+    clock = clock_for(device, hurry_at)
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         torch.manual_seed(0)
         for done, ((signature, marked), node) in enumerate(distinct.items()):
@@ -155,13 +164,20 @@ def _node_costs(model: Model, node: Node, signature: str, clock: Clock, cache: C
         stored = cache.get(key)
         if stored is None:
             stored = _measure_loss(model, clock)
-            cache.put(key, stored)
+            _remember(cache, clock, key, stored)
         return {signature: (stored[0], stored[1])}
     stored = cache.get(signature + marks)
     if stored is None:
         stored = _run(model, node, clock, HELD in marks)
-        cache.put(signature + marks, stored)
+        _remember(cache, clock, signature + marks, stored)
     return {signature: (stored[0], stored[1]), f"{signature} backward{marks}": (stored[2], stored[3])}
+
+
+def _remember(cache: Cache, clock: Clock, key: str, costs: list[int]) -> None:
+    if clock.in_a_hurry:
+        cache.hurried += 1
+    else:
+        cache.put(key, costs)
 
 
 def _run(model: Model, node: Node, clock: Clock, held: bool) -> list[int]:

@@ -1,0 +1,103 @@
+"""A limit on the time of a whole command: what is cut short, in which order, and that files stay what they have to be."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import graphs
+import pytest
+from test_second_verbs import NET
+
+import remat_codegen.profile.measure as measuring
+from remat_codegen import pipeline, second
+from remat_codegen.batching import largest_size
+from remat_codegen.choosing import smallest_good
+from remat_codegen.marked.choose import Chooser
+from remat_codegen.planners.bound import bound
+from remat_codegen.profile import clock
+from remat_codegen.profile.cache import Cache
+from remat_codegen.report import Progress
+from remat_codegen.request import LEAST_SECONDS, Request
+from remat_codegen.schedule import simulate, without_recomputation
+
+PAST = 0.0  # of time.monotonic()
+QUIET = Progress(None)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A request for a file, whose time was up long ago."""
+    (tmp_path / "net.py").write_text(NET)
+    limit = {"time_limit": 1.0, "asked_at": time.monotonic() - 100}
+    return Request(f"{tmp_path / 'net.py'}:Net", "60%", tmp_path / "net_remat.py", verify=True, **limit)
+
+
+def test_without_a_limit_there_is_no_end():
+    request = Request("net.py:Net")
+    assert request.seconds_left() is None and not request.time_is_up
+
+
+def test_the_time_runs_from_the_request_on():
+    request = Request("net.py:Net", time_limit=10.0, asked_at=time.monotonic() - 6)
+    assert 3 < request.seconds_left() <= 4 and 1 < request.seconds_left(0.5) <= 2 and not request.time_is_up
+    late = Request("net.py:Net", time_limit=10.0, asked_at=time.monotonic() - 11)
+    assert late.seconds_left() == LEAST_SECONDS and late.time_is_up
+
+
+def test_a_request_is_the_same_whenever_it_was_made():
+    assert Request("net.py:Net", asked_at=1.0) == Request("net.py:Net", asked_at=2.0)
+
+
+def test_in_a_hurry_work_is_run_once_after_warming_up(monkeypatch):
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
+    ran = []
+    clock.clock_for("cpu", PAST).median_ns(lambda: ran.append(1))
+    assert len(ran) == 2
+    clock.clock_for("cpu", math.inf).median_ns(lambda: ran.append(1))
+    assert len(ran) == 2 + 1 + clock.LEAST_RUNS
+
+
+def test_what_was_measured_in_a_hurry_is_not_remembered_and_needs_as_much_memory(asked, tmp_path):
+    model = pipeline.trace_target(asked, QUIET).model
+    hurried, usual = Cache("cpu", tmp_path), Cache("cpu", tmp_path)
+    found = measuring.measure(model, "cpu", hurried, hurry_at=PAST)
+    expected = measuring.measure(model, "cpu", usual)
+    assert not hurried.entries and hurried.hurried == len(usual.entries) > 0 == usual.hurried
+    assert found.workspace_bytes == expected.workspace_bytes and min(found.time_ns) > 0
+
+
+def test_a_bound_that_gets_no_time_is_the_step_without_recomputation():
+    graph, profile = graphs.chain_graph([1, 2, 3, 1, 2])
+    budget = simulate(graph, profile, without_recomputation(graph)).peak_bytes * 7 // 10
+    assert bound(graph, profile, budget, seconds=0.0).time_ns == sum(profile.time_ns)
+    assert bound(graph, profile, budget, seconds=60.0) == bound(graph, profile, budget)
+
+
+def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
+    tried = {}
+
+    def search(self, schedule, until=math.inf, *, own=Chooser.search):
+        found = own(self, schedule, until)
+        tried[until < math.inf] = self.tried
+        return found
+
+    monkeypatch.setattr(Chooser, "search", search)
+    traced = pipeline.trace_target(asked, QUIET)
+    profile = pipeline.measured_costs(asked, traced, QUIET)
+    plain = without_recomputation(traced.graph)
+    for seconds in (None, 0.0):
+        second.brought_to_parts(traced, profile, simulate(traced.graph, profile, plain).peak_bytes // 2, plain, seconds)
+    assert tried[True] < tried[False] // 4
+
+
+def test_searches_for_numbers_end_after_the_first_that_they_need():
+    assert smallest_good(lambda n: n >= 70, 0, 100, 12, 1, lambda: True) == (100, ((0, False), (100, True)))
+    assert largest_size(lambda n: n - 50.0, 4, 16, lambda: True) == (4, ((4, True),))
+
+
+def test_a_file_made_when_the_time_was_up_is_exact_and_within_its_budget(asked):
+    report = second.generate(asked, progress := Progress(None))
+    assert report.verify.ok, report.verify.failures()
+    assert report.verify.measured_peak_bytes <= report.budget_bytes
+    assert any("could not be measured as often as usual" in note for note in progress.noted)
