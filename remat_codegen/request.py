@@ -16,7 +16,7 @@ PLANNERS = tuple(
 )
 DEFAULT_PLANNER = "rockmate"
 EDITIONS = (1, 2)
-LEAST_SECONDS = 0.1
+LEAST_SHARE = 0.1  # of a limited time, for each of the things that it is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,12 @@ class Request:
     asked_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     def seconds_left(self, share: float = 1.0) -> float | None:
-        """So much of the time that is left, at least a tenth of a second; None where there is no limit."""
+        """So much of the time that is left, at least `LEAST_SHARE` of all: what comes before may take what it has to, and a
+        plan is worth some time. None where there is no limit."""
         if self.time_limit is None:
             return None
-        return max(LEAST_SECONDS, share * (self.asked_at + self.time_limit - time.monotonic()))
+        left = self.asked_at + self.time_limit - time.monotonic()
+        return max(LEAST_SHARE * self.time_limit, share * left)
 
     @property
     def time_is_up(self) -> bool:
