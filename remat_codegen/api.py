@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from remat_codegen import comparison, making, picture, planning
-from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
+from remat_codegen.budget import Budget, check_units, format_bytes, parse_budget, parse_budgets
 from remat_codegen.comparison import Compared
 from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import write_atomically
-from remat_codegen.given import device_of, given_target, spec_of
+from remat_codegen.given import device_of, given_target, spec_of, without_plan
 from remat_codegen.making import Made, imported
 from remat_codegen.memory import picture as memory_picture
 from remat_codegen.notebook import progress_for
@@ -78,11 +78,12 @@ class RematPlan:
 
         Where the file has a table, that is the model itself, whose training steps are then others; where it has functions, a
         module that shares the model's parameters, buffers and modules. It has the same `state_dict`, and is in the same mode.
+        Another plan's table that the model has goes.
         To save it as a whole (pickle), write the file and import it.
         """
         with _as_it_was(str(device_of(self._model))):  # a file that is carried may seed, when it is imported
             generated = imported(self.source, self._name)
-        found: torch.nn.Module = generated.rematerialize(self._model)
+        found: torch.nn.Module = generated.rematerialize(without_plan(self._model))
         return found
 
     def explain(self) -> Shown:
@@ -343,11 +344,14 @@ def _request(
 def _budgets(value: str | int | Sequence[str | int]) -> str:
     """One budget, or several, as the command line takes them."""
     if isinstance(value, str):
+        check_units(value)
         return ",".join(budget.text for budget in parse_budgets(value))
     each: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
     if not each:
         raise RematError("there is no budget", hint='give one, like "1GiB", or several, like ["8GiB", "16GiB"]')
-    return ",".join(_budget(one).text for one in each)
+    text = ",".join(_budget(one).text for one in each)
+    check_units(text)
+    return text
 
 
 def _budget(value: str | int) -> Budget:

@@ -21,6 +21,7 @@ from remat_codegen.errors import TargetError
 from remat_codegen.inputs import Inputs
 from remat_codegen.target import Loaded, Target, TargetKind, check_module, find_device, find_inputs, placed, read_source
 
+INSTANCE_METHOD = "InstanceMethod"  # the class of parts.py, of which each generated file has its own
 PROVIDE = "give them as a tuple of arguments, a dict of keyword arguments, one tensor, or a text like 'x=float32[2,3]'"
 
 
@@ -33,14 +34,36 @@ def given_target(model: torch.nn.Module, inputs: Any, device: str, seed: int) ->
         raise TargetError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
     name = type(model).__name__
     check_module(model, name)
+    _check_original(model)
     where = find_device(device)
     loaded = _file_of(type(model))
     given = _inputs(inputs, loaded, model, seed)
     copied = _copy(model, shared=_same(where, device_of(model)))
-    copied = copied if copied.training else copied.train()
+    copied = without_plan(copied if copied.training else copied.train())
     path, source = loaded.path, _source(type(model), loaded)
     found = Target(spec_of(model), path, source, name, TargetKind.INSTANCE, copied, given.args, given.kwargs)
     return placed(found, where)
+
+
+def _check_original(model: torch.nn.Module) -> None:
+    """Raises TargetError for a model whose class stands in a generated file: its steps are planned already."""
+    home = sys.modules.get(type(model).__module__)
+    if home is not None and callable(getattr(home, "rematerialize", None)) and hasattr(home, "PLANNED_PEAK_BYTES"):
+        what = f"is of a generated file already, {Path(getattr(home, '__file__', None) or home.__name__).name}"
+        raise TargetError(what, where=type(model).__name__, hint="plan the model that the file was made from")
+
+
+def without_plan(model: torch.nn.Module) -> torch.nn.Module:
+    """The same model as it was before a generated file's `rematerialize(model)` gave it methods that keep to a plan."""
+    for module in model.modules():
+        attributes = vars(module)
+        for name, method in list(attributes.items()):
+            while type(method).__name__ == INSTANCE_METHOD and hasattr(method, "before"):
+                method = method.before
+                attributes[name] = method
+                if method is None:
+                    del attributes[name]
+    return model
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

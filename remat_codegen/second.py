@@ -272,8 +272,9 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         class_name=traced.target.class_name,
         graph=traced.graph.digest(),
         described=_described(traced),
-        numbers=max((math.prod(t.shape) for t in _inputs(traced)), default=0),
-        source=marks.texts.get(own, source),
+        largest=_largest(traced),
+        source=source,
+        marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
         defaults={CACHE: "False"} if without_cache(traced) else {},
@@ -350,6 +351,12 @@ def _entry(found: Found, row: Row[Vertex], vertex: Vertex, marks: Marks, freed: 
 def _described(traced: Traced) -> str:
     inputs = _inputs(traced)
     return ", ".join(f"{v.path}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for v in inputs) or "no inputs"
+
+
+def _largest(traced: Traced) -> tuple[int, str] | None:
+    """The numbers that the largest input has, and their type; None where none has any."""
+    found = max(((math.prod(t.shape), str(t.dtype)) for t in _inputs(traced)), default=(0, ""))
+    return found if found[0] else None
 
 
 def _inputs(traced: Traced) -> list[Variable]:

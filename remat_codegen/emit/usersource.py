@@ -58,16 +58,17 @@ class Carried:
     names: frozenset[str]
 
 
-def carry(source: str, class_name: str, new_forward: str | None) -> Carried | None:
+def carry(source: str, class_name: str, new_forward: str | None, marked: str | None = None) -> Carried | None:
     """The statements that `class_name` needs, with `forward` renamed to `plain_forward` and `new_forward` beside it; None for
-    `new_forward` leaves them as they are.
+    `new_forward` leaves them as they are. `marked` is the same file with marks in some of its statements: those are taken then,
+    for what a file needs is decided by its own text.
 
     None where the class is not defined at the top of the file; where something it needs comes from another package, depends
     on the place of the file, looks names up at run time, or sets a forward; where loading the file does what must not be done
     twice; and where a name in it would hide one that generated code uses.
     """
     with _deeper(), contextlib.suppress(RecursionError):
-        return _carry(source, class_name, new_forward)
+        return _carry(source, class_name, new_forward, marked)
     return None
 
 
@@ -82,11 +83,14 @@ def _deeper() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def _carry(source: str, class_name: str, new_forward: str | None) -> Carried | None:
+def _carry(source: str, class_name: str, new_forward: str | None, marked: str | None) -> Carried | None:
     found = _chosen(source, class_name)
     if found is None:
         return None
-    module, target, needed, names = found
+    module, target, needed, names, places = found
+    if marked is not None:
+        there = _read(marked)[1]
+        needed = [there[place] for place in places]
     future = [s.node for s in needed if s.is_future]
     imports = [s for s in needed if s.is_import and not s.is_future]
     rest = [
@@ -132,14 +136,18 @@ def rename_names(code: str, names: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+Chosen = tuple[cst.Module, Statement, list[Statement], frozenset[str], tuple[int, ...]]
+
+
 @lru_cache(maxsize=8)
-def _chosen(source: str, class_name: str) -> tuple[cst.Module, Statement, list[Statement], frozenset[str]] | None:
-    """A file, the class's statement, all that it needs, and the names they define; None where it cannot be carried over."""
+def _chosen(source: str, class_name: str) -> Chosen | None:
+    """A file, the class's statement, all that it needs, the names they define, and their places among the file's; None where it
+    cannot be carried over."""
     with _deeper():
         return _choose(source, class_name)
 
 
-def _choose(source: str, class_name: str) -> tuple[cst.Module, Statement, list[Statement], frozenset[str]] | None:
+def _choose(source: str, class_name: str) -> Chosen | None:
     if any(name in source for name in TAKEN):
         return None
     try:
@@ -159,7 +167,7 @@ def _choose(source: str, class_name: str) -> tuple[cst.Module, Statement, list[S
         return None
     if not outside.may_be_carried(file, needed) or _may_replace_forward(file, needed):
         return None
-    return module, target, needed, names
+    return module, target, needed, names, tuple(map(statements.index, needed))
 
 
 def _mentioned(needed: Sequence[Statement]) -> frozenset[str]:

@@ -39,17 +39,19 @@ class Methods:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file is made from. `source` is the text of the user's file with its marks, where the class is carried; they call
-    the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some, `methods` what has some
-    in classes of libraries. `defaults` are arguments of training steps that need not be given. `described` are the inputs that
-    were planned for, in words, `numbers` how many the largest of them has; `features` what helpers have to know."""
+    """What a file is made from. `source` is the text of the user's file, where the class is carried, and `marked` the same with
+    marks; they call the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some,
+    `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
+    `described` are the inputs that were planned for, in words, `largest` the numbers that the largest of them has, and its
+    type; `features` what helpers have to know."""
 
     target: str
     class_name: str
     graph: str
     described: str
-    numbers: int
+    largest: tuple[int, str] | None
     source: str | None
+    marked: str | None = None
     parts: str = ""
     kinds: tuple[str, ...] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +63,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
     """The file's text. `tables` are the entries of each budget's, from the least on."""
     entries = [entry for one in tables for entry in one]
     plans = _plans(tables, facts)
-    carried = None if given.source is None else usersource.carry(given.source, given.class_name, None)
+    carried = None if given.source is None else usersource.carry(given.source, given.class_name, None, given.marked)
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
     renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
@@ -80,7 +82,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             marks=bool(given.parts),
             library=library,
             defaults=given.defaults,
-            numbers_of_largest=given.numbers,
+            largest=given.largest,
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
             plans=plans,

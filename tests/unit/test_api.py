@@ -23,6 +23,7 @@ from torch import nn
 import remat_codegen
 from remat_codegen import RematError, api, lifecycle, making, pipeline
 from remat_codegen.explain import explain
+from remat_codegen.given import without_plan
 from remat_codegen.report import Progress
 
 QUICK = {"planner": "dtr", "progress": False}
@@ -45,10 +46,10 @@ class Twice(nn.Module):
 
 @pytest.fixture(scope="module")
 def planned():
-    """A plan of a small model, its model and its inputs."""
+    """A plan of a small model whose file is written as functions, its model and its inputs."""
     torch.manual_seed(0)
     model, args = Twice(), (torch.randn(64, 32),)
-    return remat_codegen.plan(model, args, budget="75%", **QUICK), model, args
+    return remat_codegen.plan(model, args, budget="75%", edition=1, **QUICK), model, args
 
 
 def gradients(model, args, kwargs=None):
@@ -143,6 +144,28 @@ def test_rematerialize_is_the_plan_s_module_in_a_line():
     model, args = Twice(), (torch.randn(64, 32),)
     wanted = gradients(copy.deepcopy(model), args)
     assert same(gradients(remat_codegen.rematerialize(model, args, budget="75%", **QUICK), args), wanted)
+
+
+def one_file(method):
+    """Whether what a method of a table's model calls is of the same file, to the last."""
+    return method is None or (type(method.before) in (type(method), type(None)) and one_file(method.before))
+
+
+def test_a_model_that_has_a_table_is_planned_again_as_it_was():
+    model, args = Twice(), (torch.randn(64, 32),)
+    wanted = gradients(copy.deepcopy(model), args)
+    for budget in ("100%", "75%", "70%"):
+        made = remat_codegen.plan(model, args, budget=budget, edition=2, **QUICK).module()
+        assert made is model and one_file(vars(made)["forward"])
+        assert same(gradients(made, args), wanted)
+    assert vars(model)["forward"].plan and "forward" not in vars(without_plan(model))
+    assert same(gradients(model, args), wanted)
+
+
+def test_a_model_of_a_generated_file_is_refused(planned):
+    plan, _, args = planned
+    with pytest.raises(RematError, match=r"of a generated file already, .*; plan the model that the file was made from"):
+        remat_codegen.plan(plan.module(), args, budget="70%", **QUICK)
 
 
 def test_the_same_text_is_one_module(planned):
