@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"b5280cb2226a857f"}
+#: "seal":"36619b8abd17c542"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -169,7 +169,7 @@ PLANNED_PEAK_BYTES = 69602824
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
-LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
@@ -248,15 +248,27 @@ def _planned(model, plan, forward, args, kwargs):
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
 
+def _is_like(tensor):
+    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
+    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+
+
+def _calls():
+    """How many calls up the code stands that calls the model."""
+    names = [f.frame.f_globals.get("__name__", "") for f in inspect.stack(0)]
+    return next((i for i, n in enumerate(names) if n != __name__ and not n.startswith("torch.")), 1)
+
+
 @alone
 def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given], default=0) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
-        warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
+    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+        larger = f"an input is {factor:.2f} times as large as planned"
+        warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
         LARGEST.clear()
     return step.first(forward, args, kwargs)
 
@@ -397,7 +409,9 @@ class Place:
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = part.entry.late  # it has its first value until autograd has read that
         self.shared = []  # while it has a value for parts alone: those that did not run again yet
-        self.truth = tensor.detach().clone() if CHECK else _some(tensor) if part.step.hooks else None
+        self.truth = None
+        if (CHECK or part.step.hooks) and tensor.dtype is not torch.uint8:  # of a library's own, not all is written
+            self.truth = tensor.detach().clone() if CHECK else _some(tensor)
 
     def get(self, reader=False):
         """The value, once its part ran again: where it may do so twice, for its first reader alone, or for parts."""
@@ -993,7 +1007,7 @@ def _mapped(function, thing, kind):
     if not isinstance(thing, (tuple, list)):
         return thing
     found = [_mapped(function, value, kind) for value in thing]
-    return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
+    return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
 def _frozen(thing, tensors, known):
@@ -1012,7 +1026,7 @@ def _frozen(thing, tensors, known):
     return known[id(thing)]
 
 
-LARGEST[:] = 512, PLANNED_PEAK_BYTES
+LARGEST[:] = 512, PLANNED_PEAK_BYTES, torch.int64
 
 EncoderDecoder.forward = training_step(EncoderDecoder.forward, PLAN)  # type: ignore[method-assign]
 

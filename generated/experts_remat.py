@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"34a963ee154506d6"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"ab3a07d4cb0ac5e0"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -140,7 +140,7 @@ PLANNED_PEAK_BYTES = 6765576
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
-LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
@@ -219,15 +219,27 @@ def _planned(model, plan, forward, args, kwargs):
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
 
+def _is_like(tensor):
+    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
+    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+
+
+def _calls():
+    """How many calls up the code stands that calls the model."""
+    names = [f.frame.f_globals.get("__name__", "") for f in inspect.stack(0)]
+    return next((i for i, n in enumerate(names) if n != __name__ and not n.startswith("torch.")), 1)
+
+
 @alone
 def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given], default=0) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
-        warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
+    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+        larger = f"an input is {factor:.2f} times as large as planned"
+        warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
         LARGEST.clear()
     return step.first(forward, args, kwargs)
 
@@ -368,7 +380,9 @@ class Place:
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = part.entry.late  # it has its first value until autograd has read that
         self.shared = []  # while it has a value for parts alone: those that did not run again yet
-        self.truth = tensor.detach().clone() if CHECK else _some(tensor) if part.step.hooks else None
+        self.truth = None
+        if (CHECK or part.step.hooks) and tensor.dtype is not torch.uint8:  # of a library's own, not all is written
+            self.truth = tensor.detach().clone() if CHECK else _some(tensor)
 
     def get(self, reader=False):
         """The value, once its part ran again: where it may do so twice, for its first reader alone, or for parts."""
@@ -964,7 +978,7 @@ def _mapped(function, thing, kind):
     if not isinstance(thing, (tuple, list)):
         return thing
     found = [_mapped(function, value, kind) for value in thing]
-    return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
+    return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
 def _frozen(thing, tensors, known):
@@ -983,7 +997,7 @@ def _frozen(thing, tensors, known):
     return known[id(thing)]
 
 
-LARGEST[:] = 256, PLANNED_PEAK_BYTES
+LARGEST[:] = 256, PLANNED_PEAK_BYTES, torch.int64
 
 Decoder.forward = training_step(Decoder.forward, PLAN)  # type: ignore[method-assign]
 

@@ -15,6 +15,7 @@ UNITS = {"": 1, "b": 1} | {
     for suffix, base in (("ib", 1024), ("b", 1000))
 }
 LARGEST = 2**63 - 1
+LEAST_BYTES = 1024  # of a model's budget
 MOST_BUDGETS = 100  # of one range
 HINT = "write it like 1GiB, 800MiB, 1.5GB, a number of bytes, or 40% of the unmodified peak"
 
@@ -47,6 +48,14 @@ def parse_budget(text: str) -> Budget:
     if amount == 0:
         raise BudgetError(f"the budget {_quoted(text)} leaves no memory at all", hint=HINT)
     return _share(text, amount) if unit == "%" else _bytes(text, amount, unit)
+
+
+def check_units(text: str) -> None:
+    """Refuses a model's budget that is a small number without a unit: it was meant otherwise. Raises BudgetError."""
+    for budget in parse_budgets(text):
+        if budget.nbytes is not None and budget.nbytes < LEAST_BYTES and budget.text.isdigit():
+            hint = f"write {budget.text}% or {budget.text}MiB if you mean that"
+            raise BudgetError(f"a budget of {budget.nbytes} bytes is less than any model needs", hint=hint)
 
 
 def parse_overhead(text: str) -> Fraction:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from remat_codegen.budget import parse_budget, parse_budgets, parse_overhead
+from remat_codegen.budget import check_units, parse_budget, parse_budgets, parse_overhead
 from remat_codegen.optimizers import OPTIMIZERS
 from remat_codegen.request import FREE, Question
 
@@ -36,7 +36,13 @@ time_limit_option = click.option(
 def model_options(command: Callable) -> Callable:
     """Options of every verb that constructs a model."""
     options = (
-        click.option("--init", default="", metavar="ARGS", help='Constructor arguments, like "layers=24, dropout=0.0".'),
+        click.option(
+            "--init",
+            multiple=True,
+            metavar="ARGS",
+            callback=lambda ctx, option, value: ", ".join(value),
+            help='Constructor arguments, like "layers=24, dropout=0.0".',
+        ),
         click.option(
             "--inputs",
             metavar="INPUTS",
@@ -110,6 +116,8 @@ def question_of(
     fit = FREE if fit == "auto" else fit
     if budget is not None and len(parse_budgets(budget)) > 1 and largest_batch is not None:
         raise click.UsageError("--largest-batch goes with one budget")
+    if budget is not None:
+        check_units(budget)
     if fit not in (None, FREE):
         parse_budget(fit or "")
     if max_overhead is not None:

@@ -48,7 +48,7 @@ WRITTEN: dict = {}  # by module and name of a class of another file: the one her
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 PLANNED: list = []  # bytes that a step is planned to take at most
-LARGEST: list = []  # numbers in the largest input, and the peak, that were planned for; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
@@ -141,7 +141,7 @@ def fitting(plans, room):
     fits = [budget for budget in plans if budget <= room]
     if not fits:
         raise ValueError(f"the least budget that there is a plan for is {min(plans):,} bytes, more than {room:,}")
-    LARGEST[1:] = [max(fits)] * bool(LARGEST)
+    LARGEST[1:2] = [max(fits)] * bool(LARGEST)
     if ON_GPU:
         PLANNED[:] = [max(fits)]
     return plans[max(fits)]
@@ -167,6 +167,17 @@ def _room(model):
     return torch.cuda.mem_get_info(device)[0] + reserved - later
 
 
+def _is_like(tensor):
+    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
+    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+
+
+def _calls():
+    """How many calls up the code stands that calls the model."""
+    names = [f.frame.f_globals.get("__name__", "") for f in inspect.stack(0)]
+    return next((i for i, n in enumerate(names) if n != __name__ and not n.startswith("torch.")), 1)
+
+
 @alone
 def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
@@ -177,9 +188,10 @@ def _step(model, plan, forward, args, kwargs):
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given], default=0) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST.pop() / 2**20:,.1f} MiB of activations"
-        warnings.warn(f"an input is {factor:.2f} times as large as planned: expect {peak}, or more", stacklevel=5)
+    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+        larger = f"an input is {factor:.2f} times as large as planned"
+        warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
         LARGEST.clear()
     if ON_GPU:
         return _told(step, "in the forward pass", step.first, forward, args, kwargs)
@@ -375,7 +387,9 @@ class Place:
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
         self.late = TWICE and part.entry.late  # it has its first value until autograd has read that
         self.shared = []  # while it has a value for parts alone: those that did not run again yet
-        self.truth = tensor.detach().clone() if CHECK else _some(tensor) if part.step.hooks else None
+        self.truth = None
+        if (CHECK or part.step.hooks) and tensor.dtype is not torch.uint8:  # of a library's own, not all is written
+            self.truth = tensor.detach().clone() if CHECK else _some(tensor)
 
     def get(self, reader=False):
         """The value, once its part ran again: where it may do so twice, for its first reader alone, or for parts."""
@@ -1082,7 +1096,7 @@ def _mapped(function, thing, kind):
     if not isinstance(thing, (tuple, list)):
         return thing
     found = [_mapped(function, value, kind) for value in thing]
-    return type(thing)(*found) if hasattr(thing, "_fields") else type(thing)(found)
+    return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
 def _frozen(thing, tensors, known):

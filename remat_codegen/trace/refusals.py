@@ -46,6 +46,11 @@ def trace_error(error: Exception) -> TraceError:
         hint = "compute it with torch.where or masks, or move the decision out of the model"
         hint = "compute it from the model's outputs" if "_loss" in str(getattr(error, "func", "")) else hint
         return TraceError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)
+    if isinstance(error, TypeError) and "FakeTensor" in text and _comes_through(error, PACKED):
+        hint = "plan on inputs without lengths: a file with marks trains on packed ones, too"
+        return TraceError(
+            "a packed sequence has sizes by the values of a tensor, which a plan cannot follow", where=where, hint=hint
+        )
     unknown = re.search(r"Found <class '([^']+)'> in output, which is not a known type", text)
     if unknown:
         name = unknown[1].rpartition(".")[2]
@@ -57,6 +62,7 @@ def trace_error(error: Exception) -> TraceError:
     return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
 
 
+PACKED = "/torch/nn/modules/rnn.py", "/torch/nn/utils/rnn.py"  # where packed sequences are made and read
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -94,6 +100,14 @@ def _decider(error: BaseException) -> str:
             found = "the model"
         frame = frame.tb_next
     return f"{found} decides something"
+
+
+def _comes_through(error: BaseException, paths: tuple[str, ...]) -> bool:
+    """Whether an error comes from one of these files."""
+    frame = error.__traceback__
+    while frame is not None and not frame.tb_frame.f_code.co_filename.endswith(paths):
+        frame = frame.tb_next
+    return frame is not None
 
 
 def _quoted_frame(text: str) -> str | None:

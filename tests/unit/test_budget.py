@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_codegen.budget import format_bytes, parse_budget
+from remat_codegen.budget import check_units, format_bytes, parse_budget
 from remat_codegen.errors import BudgetError
 
 
@@ -83,6 +83,14 @@ def test_any_text_is_a_budget_or_a_budget_error(text):
         assert parse_budget(text).resolve(2**40) >= 0
     except BudgetError as error:
         assert "\n" not in error.line()
+
+
+def test_a_small_number_without_a_unit_was_meant_otherwise():
+    for text in ("50%", "50MiB", "1024", "1KiB", "40%,1GiB"):
+        check_units(text)
+    for text in ("50", "1GiB,50", "1023"):
+        with pytest.raises(BudgetError, match=r"is less than any model needs; write .*% or .*MiB if you mean that"):
+            check_units(text)
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,7 @@ def test_where_the_loss_takes_most(folder):
         (["--plan", "p.json", "--max-overhead", "10%"], "--plan brings its own budget; leave out --max-overhead or --plan"),
         (["--max-overhead", "10%", "--largest-batch"], "--largest-batch goes with --budget or --fit, not with --max-overhead"),
         (["--plan", "p.json", "--largest-batch"], "--largest-batch goes with --budget or --fit"),
+        (["--budget", "50"], "a budget of 50 bytes is less than any model needs; write 50% or 50MiB if you mean that"),
         (["--fit", "1GiB"], "--fit needs --optimizer"),
         (["--budget", "1GiB", "--optimizer", "sgd"], "--optimizer goes with --fit only"),
         (["--fit", "1GiB", "--optimizer", "adamm"], "'adamm' is not one of 'adamw'"),

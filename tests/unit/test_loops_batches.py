@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from parted import planned, same, step
+from parted import Net, X, linear, planned, same, step
 from test_parts_around import PLAN, TOKENS, Tied
 
 from remat_codegen import parts as helpers
@@ -16,7 +16,7 @@ MIB = 2**20
 
 @pytest.fixture
 def models(monkeypatch):
-    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB])
+    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB, TOKENS.dtype])
     net = Tied().train()
     return planned(net, PLAN), net
 
@@ -34,6 +34,19 @@ def test_a_larger_batch_says_once_what_peak_to_expect(models):
         same(step(models[0], [larger]), step(models[1], [larger]))
     with warnings.catch_warnings(action="error"):
         same(step(models[0], [torch.cat([larger, larger])]), step(models[1], [torch.cat([larger, larger])]))
+
+
+def test_the_line_that_calls_the_model_is_the_one_that_is_warned(models):
+    with pytest.warns(UserWarning, match="as large as planned") as found:
+        models[0](torch.cat([TOKENS, TOKENS]))
+    assert [warning.filename for warning in found] == [__file__]
+
+
+def test_what_stands_beside_the_planned_inputs_may_be_larger(monkeypatch):
+    monkeypatch.setattr(helpers, "LARGEST", [X.numel(), 100 * MIB, X.dtype])
+    model = planned(Net(lambda self, kept, x, places: kept.part("a", torch.tanh, self.one(x))[places], one=linear()), "a")
+    with warnings.catch_warnings(action="error"):
+        model(X, torch.zeros(100, 8, dtype=torch.int64)).sum().backward()
 
 
 def test_evaluation_may_be_as_large_as_it_likes(models):

@@ -1,8 +1,10 @@
 """What a trace holds, and what it leaves out."""
 
+import pytest
 import torch
 from torch import nn
 
+from remat_codegen.errors import TraceError
 from remat_codegen.trace.tracing import trace
 
 LIBRARY = torch.library.Library("remat_codegen_tests", "DEF")
@@ -32,3 +34,23 @@ def test_constants_that_nothing_reads_are_left_out():
     assert "aten::arange" not in names and "aten::unsqueeze" not in names
     for kept in ("aten::rand", "aten::ones", "aten::add_", "aten::exp", "remat_codegen_tests::tell"):
         assert kept in names
+
+
+class Packs(nn.Module):
+    """Forward takes lengths, by which a recurrent network leaves out what is padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+
+def test_packed_sequences_are_refused_with_what_to_do():
+    with pytest.raises(
+        TraceError, match=r"a packed sequence has sizes by the values .*; plan on inputs without lengths"
+    ) as found:
+        trace(Packs(), (torch.randn(2, 3, 4), torch.tensor([2, 3])), {})
+    assert found.value.where.startswith("test_tracing.py:")
