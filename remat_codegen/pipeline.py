@@ -198,7 +198,7 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
             cache.save()
             if cache.hurried:
                 often = "could not be measured as often as usual"
-                progress.note(f"note: within {request.time_limit:g} s, {cache.hurried} kinds of operations {often}")
+                progress.note(f"note: {cache.hurried} kinds of operations {often}, within {request.time_limit:g} s")
 
 
 def make_plan(
