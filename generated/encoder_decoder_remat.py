@@ -12,19 +12,22 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"36619b8abd17c542"}
+#: "seal":"e77f47b05cd91b12"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
+import ast
 import contextvars
 import functools
 import inspect
 import os
 import random
+import sys
 import threading
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -169,6 +172,7 @@ PLANNED_PEAK_BYTES = 69602824
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
@@ -215,11 +219,37 @@ def adopt(model, plan, *kinds):
 
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
+    _check_text(model)
     written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
     for module in model.modules():
         _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def _check_text(model):
+    """Refuses a model whose code has another text than the methods here were made from: they would do as it was."""
+    for module, made_from in MADE_FROM.items():
+        home = sys.modules.get(module or type(model).__module__)
+        try:
+            text = inspect.getsource(home)
+            there = {*_digests(text.split("\n"), ast.parse(text).body)}
+        except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
+            continue
+        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
+        if gone and vars(home) is not globals():
+            raise ValueError(f"{gone[0]} of {home.__name__} is not what this file was made from: generate it again")
+
+
+def _digests(lines, statements):
+    """The digests of statements, and of those within classes; comments do not count."""
+    for statement in statements:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        own = [line[statement.col_offset :].rstrip() for line in lines[first - 1 : statement.end_lineno]]
+        own = [line for line in own if line.lstrip()[:1] not in ("", "#")]
+        yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
+        if isinstance(statement, ast.ClassDef):
+            yield from _digests(lines, statement.body)
 
 
 def _take_over(module, written):
@@ -1027,6 +1057,10 @@ def _frozen(thing, tensors, known):
 
 
 LARGEST[:] = 512, PLANNED_PEAK_BYTES, torch.int64
+MADE_FROM[""] = """
+    FeedForward.forward:0465d022 EncoderLayer.forward:06e38294 DecoderLayer.forward:b0897125
+    EncoderDecoder.forward:776f03a4 F:d3010750
+"""
 
 EncoderDecoder.forward = training_step(EncoderDecoder.forward, PLAN)  # type: ignore[method-assign]
 

@@ -11,19 +11,22 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"ab3a07d4cb0ac5e0"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"532cc289938e68c8"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
+import ast
 import contextvars
 import functools
 import inspect
 import os
 import random
+import sys
 import threading
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -140,6 +143,7 @@ PLANNED_PEAK_BYTES = 6765576
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
@@ -186,11 +190,37 @@ def adopt(model, plan, *kinds):
 
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
+    _check_text(model)
     written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
     for module in model.modules():
         _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def _check_text(model):
+    """Refuses a model whose code has another text than the methods here were made from: they would do as it was."""
+    for module, made_from in MADE_FROM.items():
+        home = sys.modules.get(module or type(model).__module__)
+        try:
+            text = inspect.getsource(home)
+            there = {*_digests(text.split("\n"), ast.parse(text).body)}
+        except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
+            continue
+        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
+        if gone and vars(home) is not globals():
+            raise ValueError(f"{gone[0]} of {home.__name__} is not what this file was made from: generate it again")
+
+
+def _digests(lines, statements):
+    """The digests of statements, and of those within classes; comments do not count."""
+    for statement in statements:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        own = [line[statement.col_offset :].rstrip() for line in lines[first - 1 : statement.end_lineno]]
+        own = [line for line in own if line.lstrip()[:1] not in ("", "#")]
+        yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
+        if isinstance(statement, ast.ClassDef):
+            yield from _digests(lines, statement.body)
 
 
 def _take_over(module, written):
@@ -998,6 +1028,9 @@ def _frozen(thing, tensors, known):
 
 
 LARGEST[:] = 256, PLANNED_PEAK_BYTES, torch.int64
+MADE_FROM[""] = """
+    Expert.forward:4bca9cd4 torch:e4d82bad F:d3010750
+"""
 
 Decoder.forward = training_step(Decoder.forward, PLAN)  # type: ignore[method-assign]
 

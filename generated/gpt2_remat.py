@@ -11,20 +11,23 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"1c6a9e01854f86eb"}
+#: "seal":"dddfb1898231ea1c"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
+import ast
 import contextvars
 import functools
 import inspect
 import math
 import os
 import random
+import sys
 import threading
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +152,7 @@ PLANNED_PEAK_BYTES = 1072017608
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
@@ -195,11 +199,37 @@ def adopt(model, plan, *kinds):
 
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
+    _check_text(model)
     written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
     for module in model.modules():
         _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def _check_text(model):
+    """Refuses a model whose code has another text than the methods here were made from: they would do as it was."""
+    for module, made_from in MADE_FROM.items():
+        home = sys.modules.get(module or type(model).__module__)
+        try:
+            text = inspect.getsource(home)
+            there = {*_digests(text.split("\n"), ast.parse(text).body)}
+        except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
+            continue
+        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
+        if gone and vars(home) is not globals():
+            raise ValueError(f"{gone[0]} of {home.__name__} is not what this file was made from: generate it again")
+
+
+def _digests(lines, statements):
+    """The digests of statements, and of those within classes; comments do not count."""
+    for statement in statements:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        own = [line[statement.col_offset :].rstrip() for line in lines[first - 1 : statement.end_lineno]]
+        own = [line for line in own if line.lstrip()[:1] not in ("", "#")]
+        yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
+        if isinstance(statement, ast.ClassDef):
+            yield from _digests(lines, statement.body)
 
 
 def _take_over(module, written):
@@ -1007,6 +1037,9 @@ def _frozen(thing, tensors, known):
 
 
 LARGEST[:] = 1024, PLANNED_PEAK_BYTES, torch.int64
+MADE_FROM[""] = """
+    CausalSelfAttention.forward:3a762173 MLP.forward:661566fe math:3f899dd3 F:d3010750
+"""
 
 GPT2.forward = training_step(GPT2.forward, PLAN)  # type: ignore[method-assign]
 

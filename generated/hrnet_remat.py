@@ -12,19 +12,22 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"a74cc8bb346797fe"}
+#: "seal":"0766b891759668f1"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
+import ast
 import contextvars
 import functools
 import inspect
 import os
 import random
+import sys
 import threading
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -154,6 +157,7 @@ PLANNED_PEAK_BYTES = 10629740
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
 
@@ -200,11 +204,37 @@ def adopt(model, plan, *kinds):
 
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
+    _check_text(model)
     written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
     for module in model.modules():
         _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def _check_text(model):
+    """Refuses a model whose code has another text than the methods here were made from: they would do as it was."""
+    for module, made_from in MADE_FROM.items():
+        home = sys.modules.get(module or type(model).__module__)
+        try:
+            text = inspect.getsource(home)
+            there = {*_digests(text.split("\n"), ast.parse(text).body)}
+        except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
+            continue
+        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
+        if gone and vars(home) is not globals():
+            raise ValueError(f"{gone[0]} of {home.__name__} is not what this file was made from: generate it again")
+
+
+def _digests(lines, statements):
+    """The digests of statements, and of those within classes; comments do not count."""
+    for statement in statements:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        own = [line[statement.col_offset :].rstrip() for line in lines[first - 1 : statement.end_lineno]]
+        own = [line for line in own if line.lstrip()[:1] not in ("", "#")]
+        yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
+        if isinstance(statement, ast.ClassDef):
+            yield from _digests(lines, statement.body)
 
 
 def _take_over(module, written):
@@ -1018,6 +1048,9 @@ def _frozen(thing, tensors, known):
 
 
 LARGEST[:] = 49152, PLANNED_PEAK_BYTES, torch.float32
+MADE_FROM[""] = """
+    BasicBlock.forward:148790d4 Exchange.forward:56da5720 HRNet.forward:32439799 torch:e4d82bad F:d3010750
+"""
 
 HRNet.forward = training_step(HRNet.forward, PLAN)  # type: ignore[method-assign]
 

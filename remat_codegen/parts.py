@@ -16,15 +16,18 @@ changes anything that is computed there.
 
 from __future__ import annotations
 
+import ast
 import contextvars
 import functools
 import inspect
 import os
 import random
+import sys
 import threading
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 
@@ -45,6 +48,7 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
+MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 PLANNED: list = []  # bytes that a step is planned to take at most
@@ -98,11 +102,38 @@ def adopt(model, plan, *kinds):
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
     if MARKS:
+        _check_text(model)
         written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | (WRITTEN if LIBRARY else {})
         for module in model.modules():
             _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def _check_text(model):
+    """Refuses a model whose code has another text than the methods here were made from: they would do as it was."""
+    for module, made_from in MADE_FROM.items():
+        home = sys.modules.get(module or type(model).__module__)
+        try:
+            text = inspect.getsource(home)
+            there = {*_digests(text.split("\n"), ast.parse(text).body)}
+        except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
+            continue
+        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
+        if gone and vars(home) is not globals():
+            file = os.path.basename(inspect.getfile(home))
+            raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")
+
+
+def _digests(lines, statements):
+    """The digests of statements, and of those within classes; comments do not count."""
+    for statement in statements:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        own = [line[statement.col_offset :].rstrip() for line in lines[first - 1 : statement.end_lineno]]
+        own = [line for line in own if line.lstrip()[:1] not in ("", "#")]
+        yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
+        if isinstance(statement, ast.ClassDef):
+            yield from _digests(lines, statement.body)
 
 
 def _take_over(module, written):

@@ -23,6 +23,7 @@ from remat_codegen.marked.features import Features, changes_in_place, draws, mov
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
 from remat_codegen.marked.marks import Marks, write_marks
+from remat_codegen.marked.origins import origins
 from remat_codegen.marked.proof import difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
@@ -280,6 +281,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         defaults={CACHE: "False"} if without_cache(traced) else {},
         methods=_methods(brought.found, marks, own),
         features=features_of(traced, marks, bool(brought.others)),
+        made_from=_made_from(brought.found, marks, own, source),
     )
     return planline.seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
@@ -318,6 +320,16 @@ def _methods(found: Found, marks: Marks, own: str) -> writing.Methods:
     texts = [t for file, methods in marks.methods.items() if file != own for t in methods]
     owners = [owner for t in texts if (owner := found.owner_of(t)) is not None]
     return writing.Methods(tuple(owners), {o.module: marks.texts[library_file(o.module)] for o in owners})
+
+
+def _made_from(found: Found, marks: Marks, own: str, source: str | None) -> dict[str, tuple[str, ...]]:
+    """By module, "" for the model's own: what the methods with marks were made from."""
+    theirs: dict[str, list[str]] = {}
+    for owner in _methods(found, marks, own).owners:
+        theirs.setdefault(owner.module, []).append(f"{owner.kind}.{owner.method}")
+    names = [t.function.name.partition(".<locals>")[0] for t in marks.methods.get(own, ())]
+    made = {"": origins(source, names, with_names=True)} if source is not None and names else {}
+    return made | {m: origins(found.sources[library_file(m)], n, with_names=False) for m, n in sorted(theirs.items())}
 
 
 def entries_of(graph: Graph, brought: Brought, marks: Marks) -> list[Entry]:

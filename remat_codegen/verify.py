@@ -390,18 +390,19 @@ def double_throughout(generated: Any) -> Iterator[None]:
     with contextlib.ExitStack() as changes:
         for check in ("check_call", "check_dtypes"):
             changes.enter_context(mock.patch.object(generated, check, lambda *given: None, create=True))
-        if hasattr(generated, "Step"):  # autograd calls it outside of modes
-            changes.enter_context(mock.patch.object(generated.Step, "go_on", _widened(generated.Step.go_on)))
+        for kind, name in (("Step", "go_on"), ("Part", "repeat")):  # of either edition; autograd calls it outside of modes
+            if (method := getattr(getattr(generated, kind, None), name, None)) is not None:
+                changes.enter_context(mock.patch.object(getattr(generated, kind), name, _widened(method)))
         changes.callback(torch.set_default_dtype, usual)
         torch.set_default_dtype(torch.float64)
         with _Widening():
             yield
 
 
-def _widened(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    def in_float64(self: Any) -> None:
+def _widened(method: Callable[..., Any]) -> Callable[..., Any]:
+    def in_float64(self: Any, *given: Any) -> Any:
         with _Widening():
-            method(self)
+            return method(self, *given)
 
     return in_float64
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,7 +44,8 @@ class Given:
     marks; they call the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some,
     `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
     `described` are the inputs that were planned for, in words, `largest` the numbers that the largest of them has, and its
-    type; `features` what helpers have to know."""
+    type; `features` what helpers have to know, `made_from` what methods with marks were made from, by module (`origins`).
+    """
 
     target: str
     class_name: str
@@ -56,6 +58,7 @@ class Given:
     kinds: tuple[str, ...] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     methods: Methods = field(default_factory=lambda: Methods())
+    made_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
     features: Features = field(default_factory=Features)
 
 
@@ -82,6 +85,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             marks=bool(given.parts),
             library=library,
             defaults=given.defaults,
+            made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
             largest=given.largest,
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
@@ -92,7 +96,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             helpers=helpers,
             names={
                 name: renamed.get(name, name)
-                for name in ("training_step", "adopt", "fitting", "PLANNED", "WRITTEN", "DEFAULTS", "LARGEST")
+                for name in ("training_step", "adopt", "fitting", "PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM")
             },
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
@@ -101,6 +105,11 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
         )
     )
     return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
+
+
+def _in_lines(words: Sequence[str]) -> list[str]:
+    """Words, in lines within the width of a file."""
+    return textwrap.wrap(" ".join(words), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
 
 
 def _plans(tables: Sequence[Sequence[Entry]], facts: Facts) -> list[tuple[int, str, list[str]]]:
