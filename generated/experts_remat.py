@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"532cc289938e68c8"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"5445b9edc191904c"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -209,7 +209,8 @@ def _check_text(model):
             continue
         gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
         if gone and vars(home) is not globals():
-            raise ValueError(f"{gone[0]} of {home.__name__} is not what this file was made from: generate it again")
+            file = os.path.basename(inspect.getfile(home))
+            raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")
 
 
 def _digests(lines, statements):

@@ -17,7 +17,7 @@ def origins(text: str, methods: Iterable[str], *, with_names: bool) -> tuple[str
     the statements at the top of the file that they need by name, and those that these need."""
     syntax = syntax_of(text)
     assert syntax is not None
-    lines, names = text.split("\n"), dict.fromkeys(methods)
+    lines, names = parts._code_lines(text), dict.fromkeys(methods)
     found = {name: node for name in names if (node := method_in(text, *_parted(name))) is not None}
     words = [f"{name}:{_digest(lines, node)}" for name, node in found.items()]
     needed = _needed(syntax.tree.body, list(found.values())) if with_names else ()

@@ -10,10 +10,10 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -30,6 +30,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"))  # of PyTorch: what is written as models are
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_NO_HOLDERS = torch.nn.Module, type, ModuleType, torch.fx.Node, torch.fx.Graph  # of what a forward pass makes
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
 
 
@@ -128,7 +129,7 @@ class _Observer:
         nobody reads any longer is not free as long as a variable has it."""
         found: dict[int, None] = {}
         for frame in _frames_within(self.root):
-            for tensor in _tensors_in(list(frame.f_locals.values())):
+            for tensor in _tensors_in(list(frame.f_locals.values()), _DEPTH + 2, objects=True):
                 node = made_by(tensor, self.tracer)
                 if node is not None and HELD in node.meta:
                     found[node.meta[HELD][0]] = None
@@ -244,11 +245,19 @@ def _holds_tensors(value: Any) -> bool:
     return any(True for _ in _tensors_in(value))
 
 
-def _tensors_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors in a value, and in what it contains, if those are not too many."""
+def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Iterator[torch.Tensor]:
+    """The tensors in a value, and in what it contains, if those are not too many; if `objects`, also in plain objects."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth > 0:
-        inner: Any = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
-        for item in itertools.islice(inner, _WIDTH):
-            yield from _tensors_in(item, depth - 1)
+        for item in itertools.islice(_contents(value, objects), _WIDTH):
+            yield from _tensors_in(item, depth - 1, objects)
+
+
+def _contents(value: Any, objects: bool) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    plain = objects and hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS) and not callable(value)
+    return list(vars(value).values()) if plain else ()

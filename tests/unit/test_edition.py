@@ -12,7 +12,7 @@ from rich.console import Console
 from remat_codegen import lifecycle, pipeline, second
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.demand import Keeps
-from remat_codegen.marked.proof import difference
+from remat_codegen.marked.proof import _in_one_module, difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.report import Progress
@@ -178,3 +178,59 @@ def test_rows_that_free_other_bytes_are_rows_of_their_own(freed):
 )
 def test_other_rows_are_not_read(row):
     assert read(f"PLAN = {{\n    {row},\n}}", {}).problems
+
+
+MAPS = """
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Maps:
+    found: list = field(default_factory=list)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.transpose(-1, -2) * 0.1
+        probs = torch.softmax(scores, -1)
+        return x + self.out(torch.tanh(probs @ v)), Maps([scores, probs])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(32) for _ in range(4))
+
+    def forward(self, x):
+        maps = Maps()
+        for block in self.blocks:
+            x, found = block(x)
+            maps.found.append(found)
+        return x
+
+
+def example_inputs():
+    return (torch.randn(2, 128, 32),)
+"""
+
+
+def test_what_objects_of_the_model_hold_counts(tmp_path):
+    """Maps that are collected in dataclasses stay until forward is over, whatever a table says."""
+    (tmp_path / "maps.py").write_text(MAPS)
+    asked = Request(f"{tmp_path / 'maps.py'}:Net", "90%", tmp_path / "maps_remat.py", edition=2, verify=True)
+    verified = second.generate(asked, Progress(None)).verify
+    assert verified.ok, verified.failures()
+    assert verified.measured_peak_bytes <= verified.planned_peak_bytes * 1.01
+
+
+def test_the_path_of_a_module_may_be_known_by_its_end_only():
+    assert _in_one_module("layers.0.ln", "layers.0.ln") and _in_one_module("ln", "layers.0.ln")
+    assert not _in_one_module("ln", "layers.0.linear") and not _in_one_module("n", "layers.0.ln")

@@ -66,7 +66,7 @@ WITHIN = [  # what the marked method does, or what that needs: each another mode
 ]
 BESIDE = [  # and what is not, or does nothing
     ("RATE = 0.001", "RATE = 0.01"),
-    ("# as wide as four", "# as wide as four"),
+    ("  # as wide as four", "  # as wide as it has to be"),
     ("def scaled(x):\n", "def scaled(x):\n    # a comment\n\n"),
     ("self.steps = nn.ModuleList([Step(32) for _ in range(4)])", "self.steps = nn.ModuleList(Step(32) for _ in range(4))"),
     ("return (torch.randn(64, 32),)", "return (torch.randn(128, 32),)"),
@@ -190,12 +190,12 @@ TEXTS = [
 def test_a_method_has_one_digest_wherever_it_is_found(text):
     kind = "A.B" if "class B" in text else "A"
     name, _, digest = origins(text, [f"{kind}.g"], with_names=False)[0].partition(":")
-    assert name == f"{kind}.g" and digest in set(helpers._digests(text.split("\n"), ast.parse(text).body))
+    assert name == f"{kind}.g" and digest in set(helpers._digests(helpers._code_lines(text), ast.parse(text).body))
     assert method_in(text, kind, "g") is not None
 
 
 def test_indentation_counts():
     one, other = (f"def f(x):\n    if x:\n        x = 1\n{line}    return x\n" for line in ("        y = 2\n", "    y = 2\n"))
-    assert set(helpers._digests(one.split("\n"), ast.parse(one).body)) != set(
-        helpers._digests(other.split("\n"), ast.parse(other).body)
+    assert set(helpers._digests(helpers._code_lines(one), ast.parse(one).body)) != set(
+        helpers._digests(helpers._code_lines(other), ast.parse(other).body)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import shutil
 
 import pytest
@@ -105,7 +106,10 @@ def test_a_word_in_the_model_is_that_word_in_the_file(files, old, new):
     assert updated.changed and not updated.planned
     after = output.read_text().split("\n")
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
-    assert all(old in a and new in b for a, b in changed if not a.startswith("#"))
+    changed = [
+        (a, b) for a, b in changed if not a.startswith("#") and not re.fullmatch(r"    (\S+:[0-9a-f]{8} ?)+", a)
+    ]  # digests
+    assert all(old in a and new in b for a, b in changed)
     assert lifecycle.check(output, Progress(None)).ok
 
 
