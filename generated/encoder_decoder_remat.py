@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"e1810777ab94ca32"}
+#: "seal":"075a120dea8873fe"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -175,6 +175,7 @@ TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
+SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
 SETTINGS = [  # of the process, which change what operations do: how they are read, at once, and set
@@ -462,10 +463,10 @@ class Place:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
-                raise part.error("saved less when it ran again")
+                raise part.error(f"saved less when it ran again: {SAME}")
             value = self.value
             for tensor in self.watched:
-                part.unchanged(tensor, self.version, "what it gave")
+                part.unchanged(tensor, self.version, "what it gave was")
             if self.late and not reader:
                 self.drop()
                 self.gone = weakref.ref(value)
@@ -499,12 +500,12 @@ class Place:
         there, exact = tensor if CHECK else _some(tensor), CHECK or not self.truth.numel()
         most = 0.0 if exact else 0.01 * float(self.truth.abs().nan_to_num(0, 0, 0).max())
         if not (torch.equal(self.truth, there) or torch.allclose(self.truth, there, 0, most, True)):
-            hint = ". Hooks that forward reads from have to return what they are given" if self.part.step.hooks else ""
-            raise self.part.error(f"computed other values when it ran again: of {self.like}{hint}")
+            hint = "hooks that forward reads from must return what they are given" if self.part.step.hooks else SAME
+            raise self.part.error(f"computed other values when it ran again: of {self.like}; {hint}")
 
     def put(self, tensor):
         if self.like != self.look(tensor):
-            raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
+            raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
@@ -535,9 +536,9 @@ class Part:
         return RuntimeError(f"{self.entry.name} {what}")
 
     def unchanged(self, tensor, version, what):
-        if tensor._version != version:
-            raise self.error(f"cannot run again: {what} was changed in place")
-        return tensor
+        if tensor._version == version:
+            return tensor
+        raise self.error(f"cannot run again: {what} changed in place: write into a clone, or take it out of the plan")
 
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
@@ -621,7 +622,7 @@ class Part:
         """The places of its results that anyone still refers to, and what belongs there."""
         tensors = _all(result, torch.Tensor) if self.results else []
         if len(tensors) != len(self.results):
-            raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}")
+            raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}: {SAME}")
         return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
 
     def again(self):
@@ -666,7 +667,7 @@ class Part:
         if self.inputs is None:
             raise self.error("cannot run again: it did, and let go of what it needs")
         for tensor, version in self.captured:
-            self.unchanged(tensor, version, "a tensor that it captures")
+            self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
         taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
@@ -682,7 +683,7 @@ class Part:
         """An input for another run. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
-            value = self.unchanged(place, held.version, f"its input, tensor {number},")
+            value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
         value = _view(place.get(reader=True), held.view)
         return value.detach().requires_grad_(held.needs_grad)
@@ -739,9 +740,8 @@ class Replay:
         """What autograd saves now. It holds nothing itself: nobody goes back through this run."""
         if self.silent or self.part.entry.result:
             return
-        ref = next(self.places, self)
-        if ref is self:
-            raise self.part.error(f"saved more when it ran again: {_shape(saved)}")
+        if (ref := next(self.places, self)) is self:
+            raise self.part.error(f"saved more when it ran again: {_shape(saved)}; {SAME}")
         place = ref and ref()
         if place and place.value is None:
             place.put(saved)
@@ -749,11 +749,11 @@ class Replay:
                 raise Enough
 
     def nothing(self, held):
-        raise self.part.error("holds nothing for autograd while it runs again")
+        raise self.part.error("holds nothing for gradients within it while it runs again: take it out of the plan")
 
     def check_end(self):
         if next(self.places, self) is not self or next(self.inners, self) is not self:
-            raise self.part.error("saved less when it ran again")
+            raise self.part.error(f"saved less when it ran again: {SAME}")
 
     def inner(self, entry, run, inputs):
         """A part within this one runs plainly, and gets its inputs if anyone may ask for it later."""
@@ -761,7 +761,7 @@ class Replay:
             return run(*inputs)
         known, ref = next(self.inners, (None, None))
         if known is not entry:
-            raise self.part.error(f"did not come to {entry.name} in its first run")
+            raise self.part.error(f"did not come to {entry.name} in its first run: {SAME}")
         self.silent, part = True, ref()
         try:
             return part.again_within(run, inputs, self) if part and part.outer else run(*inputs)
@@ -932,7 +932,7 @@ class Step:
         if isinstance(source, Place):
             return source.get() if how is None else _view(source.get(), how)
         if source._version != how:
-            raise RuntimeError("a tensor that backward needs was changed in place")
+            raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
         return source
 
     def compare(self):
@@ -940,8 +940,8 @@ class Step:
         model = self.model()
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
-            raise RuntimeError("modules were added or taken away between forward and backward")
-        self.compare_versions("between forward and backward")
+            raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
+        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
         modes = zip(modules, self.modes, strict=False)
         self.exchanged = [(vars(m), "training", mode) for m, mode in modes if m.training != mode]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]

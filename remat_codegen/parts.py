@@ -56,6 +56,7 @@ CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of 
 PLANNED: list = []  # bytes that a step is planned to take at most
 LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
 OTHER = "which this file is not made for: generate it again"
+SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
 SETTINGS = [  # of the process, which change what operations do: how they are read, at once, and set
@@ -177,9 +178,12 @@ def _planned(model, plan, forward, args, kwargs):
 
 def fitting(plans, room):
     """Of tables by budget, the one for the most bytes of activations that there is room for."""
+    if isinstance(room, str):
+        raise TypeError(f"a generated file takes a budget as a number of bytes, such as {min(plans)}, not {room!r}")
     fits = [budget for budget in plans if budget <= room]
     if not fits:
-        raise ValueError(f"the least budget that there is a plan for is {min(plans):,} bytes, more than {room:,}")
+        least = f"the least budget that there is a plan for is {min(plans):,} bytes, more than {room:,}"
+        raise ValueError(f"{least}: name that or more, or generate the file with a smaller budget, too")
     LARGEST[1:2] = [max(fits)] * bool(LARGEST)
     if ON_GPU:
         PLANNED[:] = [max(fits)]
@@ -291,7 +295,7 @@ def _alike(theirs, ours):
     mine, its = ({n for code in _codes([f]) for n in code.co_names} & {*f.__globals__} for f in (ours, inner))
     for name in mine & its:
         if ours.__globals__[name] is not inner.__globals__[name]:
-            raise ValueError(f"{inner.__qualname__} has another {name} by now: import this file later")
+            raise ValueError(f"{inner.__module__}.{name} was replaced after this file took it: import this file later")
     made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, inner.__defaults__)
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)
@@ -448,10 +452,10 @@ class Place:
                 before = todo[-1].waits_for()
                 todo.append(before) if before else todo.pop().again()
             if self.value is None:
-                raise part.error("saved less when it ran again")
+                raise part.error(f"saved less when it ran again: {SAME}")
             value = self.value
             for tensor in self.watched:
-                part.unchanged(tensor, self.version, "what it gave")
+                part.unchanged(tensor, self.version, "what it gave was")
             if self.late and not reader:
                 self.drop()
                 self.gone = weakref.ref(value)
@@ -485,12 +489,12 @@ class Place:
         there, exact = tensor if CHECK else _some(tensor), CHECK or not self.truth.numel()
         most = 0.0 if exact else 0.01 * float(self.truth.abs().nan_to_num(0, 0, 0).max())
         if not (torch.equal(self.truth, there) or torch.allclose(self.truth, there, 0, most, True)):
-            hint = ". Hooks that forward reads from have to return what they are given" if self.part.step.hooks else ""
-            raise self.part.error(f"computed other values when it ran again: of {self.like}{hint}")
+            hint = "hooks that forward reads from must return what they are given" if self.part.step.hooks else SAME
+            raise self.part.error(f"computed other values when it ran again: of {self.like}; {hint}")
 
     def put(self, tensor):
         if self.like != self.look(tensor):
-            raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}")
+            raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
@@ -527,9 +531,9 @@ class Part:
         return RuntimeError(f"{self.entry.name} {what}")
 
     def unchanged(self, tensor, version, what):
-        if tensor._version != version:
-            raise self.error(f"cannot run again: {what} was changed in place")
-        return tensor
+        if tensor._version == version:
+            return tensor
+        raise self.error(f"cannot run again: {what} changed in place: write into a clone, or take it out of the plan")
 
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
@@ -630,7 +634,7 @@ class Part:
         """The places of its results that anyone still refers to, and what belongs there."""
         tensors = _all(result, torch.Tensor) if self.results else []
         if len(tensors) != len(self.results):
-            raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}")
+            raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}: {SAME}")
         return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
 
     def again(self):
@@ -678,7 +682,7 @@ class Part:
         if self.inputs is None:
             raise self.error("cannot run again: it did, and let go of what it needs")
         for tensor, version in self.captured:
-            self.unchanged(tensor, version, "a tensor that it captures")
+            self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
         taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
@@ -695,7 +699,7 @@ class Part:
         """An input for another run. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
-            value = self.unchanged(place, held.version, f"its input, tensor {number},")
+            value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
         value = _view(place.get(reader=True), held.view)
         if IN_PLACE and number in self.changed:
@@ -747,14 +751,14 @@ class Part:
                 replay.lent.clear()
 
     def moved(self, before):
-        """The name of the first buffer that has another version than before."""
+        """The name of the first buffer that has another version than before; None where there is none."""
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
-        return next(name for (_, name), seen, version in found if seen != version)
+        return next((name for (_, name), seen, version in found if seen != version), None)
 
     def clones(self):
         """Buffers for its next run to move: (the dict that has it, name, buffer)."""
-        if self.versions != _versions(self.entry):
-            raise self.error(f"cannot run again: the buffer {self.moved(self.versions)} was changed in place")
+        if name := self.moved(self.versions):
+            raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
         return [(held, name, held[name].clone()) for held, name in self.entry.moving if held[name] is not None]
 
 
@@ -788,9 +792,8 @@ class Replay:
         """What autograd saves now. It holds nothing itself: nobody goes back through this run."""
         if self.silent or self.part.entry.result:
             return
-        ref = next(self.places, self)
-        if ref is self:
-            raise self.part.error(f"saved more when it ran again: {_shape(saved)}")
+        if (ref := next(self.places, self)) is self:
+            raise self.part.error(f"saved more when it ran again: {_shape(saved)}; {SAME}")
         place = ref and ref()
         if place and place.value is None:
             place.put(saved)
@@ -798,21 +801,21 @@ class Replay:
                 raise Enough
 
     def nothing(self, held):
-        raise self.part.error("holds nothing for autograd while it runs again")
+        raise self.part.error("holds nothing for gradients within it while it runs again: take it out of the plan")
 
     def check_end(self):
         if next(self.places, self) is not self or (NESTED and next(self.inners, self) is not self):
-            raise self.part.error("saved less when it ran again")
+            raise self.part.error(f"saved less when it ran again: {SAME}")
 
     def inner(self, entry, run, inputs):
         """A part within this one runs plainly, and gets its inputs if anyone may ask for it later."""
         if not NESTED:
-            raise self.part.error(f"did not come to {entry.name} in its first run")
+            raise self.part.error(f"did not come to {entry.name} in its first run: {SAME}")
         if self.silent:
             return run(*inputs)
         known, ref = next(self.inners, (None, None))
         if known is not entry:
-            raise self.part.error(f"did not come to {entry.name} in its first run")
+            raise self.part.error(f"did not come to {entry.name} in its first run: {SAME}")
         self.silent, part = True, ref()
         try:
             return part.again_within(run, inputs, self) if part and part.outer else run(*inputs)
@@ -1022,7 +1025,7 @@ class Step:
         if isinstance(source, Place):
             return source.get() if how is None else _view(source.get(), how)
         if source._version != how:
-            raise RuntimeError("a tensor that backward needs was changed in place")
+            raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
         return source
 
     def compare(self):
@@ -1030,8 +1033,8 @@ class Step:
         model = self.model()
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
-            raise RuntimeError("modules were added or taken away between forward and backward")
-        self.compare_versions("between forward and backward")
+            raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
+        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
         modes = zip(modules, self.modes, strict=False)
         self.exchanged = [(vars(m), "training", mode) for m, mode in modes if m.training != mode]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]

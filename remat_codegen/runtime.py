@@ -182,7 +182,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -190,11 +192,12 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError("backward can run only once: what it used is gone; add the losses, or call the model again")
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -213,7 +216,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 
@@ -349,7 +352,8 @@ def function_of(owner, name):
             found = getattr(found, part, None)
         if isinstance(found, type) and issubclass(found, torch.autograd.Function):
             return found
-    raise AttributeError(f"the autograd.Function {name} is not where {type(owner).__name__} stands")
+    where = f"not where {type(owner).__name__} stands"
+    raise AttributeError(f"the autograd.Function {name} is {where}: import it there, or generate the file again")
 
 
 @contextlib.contextmanager
@@ -397,7 +401,7 @@ def with_sizes(expected, sizes, given, planned_peak):
     for size, n in found.items():
         least, _, most, _ = sizes[size]
         if n < least or (most is not None and n > most):
-            limits = f"the model takes {least} to {most or 'any'}"
+            limits = f"the model takes {least} to {most or 'any'}: pad or cut the input"
             raise ValueError(f"the size {size} is {n}, but {limits}")
     ratios = [(n / sizes[size][1], sizes[size][3]) for size, n in found.items()]
     factor = math.prod(ratio**power for ratio, power in ratios)

@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":51939926,"planned_peak_bytes":51734380,
 #: "unmodified_peak_bytes":103875756,"overhead":0.132,"bound":0.1218,"device":"cpu","order":"114|69:50;71:46,48;72:49;
 #: 77:35,37;2*(78:42)+4-4;87:31;92:24,26;2*(93:27)+7-7;103:13,15-17;106:0,2",
-#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"22075474e439779b"}
+#: "notes":["35\u0020options\u0020from\u002021\u0020integer\u0020programs"],"seal":"9d1c4c638cb06263"}
 # fmt: off
 """DistilBertForSequenceClassification with training steps that keep at most 49.5 MiB of activations."""
 
@@ -633,7 +633,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -641,11 +643,14 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError(
+                "backward can run only once: what it used is gone; add the losses, or call the model again"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -664,7 +669,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 

@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"c58ab27179c672bd"}
+#: "seal":"705921497b45648f"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -727,7 +727,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -735,11 +737,14 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError(
+                "backward can run only once: what it used is gone; add the losses, or call the model again"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -758,7 +763,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 

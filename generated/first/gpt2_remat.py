@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062632904,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2442,"bound":0.2268,"device":"cpu","order":"337|12*(177:168-169;
 #: 178:170;180:168;182:161,163-167;188:159)+13-14",
-#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"c4e6bfe247fe4ef5"}
+#: "notes":["34\u0020options\u0020from\u002039\u0020integer\u0020programs"],"seal":"9cbd494a760d6426"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -401,7 +401,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -409,11 +411,14 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError(
+                "backward can run only once: what it used is gone; add the losses, or call the model again"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -432,7 +437,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 

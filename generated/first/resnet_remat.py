@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"07410f28c4b1ea97"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"7983d5c90645cb09"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -656,7 +656,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -664,11 +666,14 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError(
+                "backward can run only once: what it used is gone; add the losses, or call the model again"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -687,7 +692,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 

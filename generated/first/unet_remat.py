@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"cda8d8eb2f731bd8"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"2bfd72ae751a3444"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -542,7 +542,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -550,11 +552,14 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError(
+                "backward can run only once: what it used is gone; add the losses, or call the model again"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -573,7 +578,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 

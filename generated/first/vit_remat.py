@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"221139ce40c8550b"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"92d5cb5624c8ed63"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -367,7 +367,9 @@ class Step:
     def reach(self, stop, grads):
         """Autograd is about to pass `stop`."""
         if torch.is_grad_enabled():
-            raise RuntimeError("double backward (create_graph=True) is not supported")
+            raise RuntimeError(
+                "double backward (create_graph=True) is not supported: use the model itself, or a file with marks"
+            )
         stop.passed = True
         if not self.finished and (self.awaited is None or self.awaited is stop):  # else nobody waits for it yet
             self.go_on()
@@ -375,11 +377,14 @@ class Step:
     def go_on(self):
         """Runs the backward program up to its next `yield`; what operations save goes to where autograd looks."""
         if self.finished:
-            raise RuntimeError("backward can run only once: what it used is gone")
+            raise RuntimeError(
+                "backward can run only once: what it used is gone; add the losses, or call the model again"
+            )
         if self.awaited is not None:
             self.awaited.passed = True
         elif (self.marks(), self.modes()) != self.marked[:2]:
-            raise RuntimeError("a parameter, input or mode was changed in place or replaced before the backward pass")
+            what = "a parameter, input or mode was changed in place or replaced before the backward pass"
+            raise RuntimeError(f"{what}: do it after backward()")
         hooks = torch.autograd.graph.saved_tensors_hooks(self.refill, lambda held: held)
         with torch.enable_grad(), hooks, contextlib.ExitStack() as casts:
             for device, dtype in AUTOCAST.items():
@@ -398,7 +403,7 @@ class _Tracked(torch.autograd.Function):
 
 def _unchanged(tensor, version):
     if tensor._version != version:
-        raise RuntimeError("a tensor that backward needs was changed in place")
+        raise RuntimeError("a tensor that backward needs was changed in place: write into a clone")
     return tensor
 
 

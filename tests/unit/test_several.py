@@ -84,8 +84,10 @@ def test_a_budget_that_is_named(file):
     rematerialize = generated.rematerialize.func  # which takes the least in tests, as `verify` does
     budgets = list(generated.PLANS)
     assert rematerialize(generated.Net(), budget=budgets[1] + 5).forward.plan == generated.PLANS[budgets[1]]
-    with pytest.raises(ValueError, match="the least budget that there is a plan for"):
+    with pytest.raises(ValueError, match=f"there is a plan for is {budgets[0]:,} bytes, more than .*: name that or more"):
         rematerialize(generated.Net(), budget=budgets[0] - 1)
+    with pytest.raises(TypeError, match=f"a number of bytes, such as {budgets[0]}, not '1GiB'"):
+        rematerialize(generated.Net(), budget="1GiB")
 
 
 def test_verbs_read_all_tables(file):
