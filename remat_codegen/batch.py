@@ -55,7 +55,7 @@ def batch_sizes(
     if len(sizes) == 1 and sizes != {0}:
         return found
     if not sizes:
-        raise TargetError("no input has a size that could be the batch", where=where)
+        raise TargetError("no input has a size that could be the batch", where=where, hint=f"leave out {where}")
     names = {id(leaf): name for name, leaf in named_leaves(forward, args, kwargs).items()}
     listed = ", ".join(f"{names.get(id(t), 'an input')}.{d} is {t.shape[d]}" for t, d in found)
     raise TargetError(f"cannot tell which size is the batch: {listed}", where=where, hint=f"name it: {where} idx.0")

@@ -127,10 +127,11 @@ def chosen_of(there: Room, **more: object) -> Chosen:
 
 def _does_not_fit(found: Measured, there: Room, error: BudgetError, progress: Progress, measure: Measure) -> BudgetError:
     """Says what is missing, and what would fit: a smaller batch, an optimizer that keeps less."""
-    what = f"{found.traced.target.label} does not fit into {format_bytes(there.total_bytes)}: {sum_in_words(there.items)}"
+    total, beside = format_bytes(there.total_bytes), sum_in_words(there.items)
     left = f"leave {format_bytes(there.left_bytes)}" if there.left_bytes > 0 else "leave nothing"
-    if error.least_bytes is None:
-        return BudgetError(f"{what} {left} for the step, and {error.what}", where="--fit", hint=error.hint)
+    if error.least_bytes is None:  # which says itself what does not fit
+        return BudgetError(f"of {total}, {beside} {left} for the step, and {error.what}", where="--fit", hint=error.hint)
+    what = f"{found.traced.target.label} does not fit into {total}: {beside}"
     needed = f"the smallest plan needs {format_bytes(error.least_bytes, up=True)}"
     remedies = [_smaller_batch(found, there, progress, measure), _other_optimizer(found, there, error.least_bytes)]
     remedies += [] if any(remedies) else [f"{format_bytes(_needed(there, error.least_bytes), up=True)} would be enough"]

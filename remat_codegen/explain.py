@@ -130,7 +130,8 @@ def follow(
     request = lifecycle.located(header.request, file)
     request = replace(request, target=request.target if target is None else target, cache=cache)
     if lifecycle._has_no_device(request.device):
-        raise VerifyError(f"{request.device} is not here, so its operations cannot be measured", where=str(file))
+        what = f"{request.device} is not here, so its operations cannot be measured"
+        raise VerifyError(what, where=str(file), hint="run this on a machine that has one")
     with lifecycle._as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
         if request.edition == 2:

@@ -46,7 +46,7 @@ def _real(path: Path) -> Path:
     if real.is_dir():
         raise OutputError("is a folder, not a file to write", where=str(path), hint=f"write {path / 'NAME.py'}")
     if real.exists() and not real.is_file():  # renaming over a device or a pipe would replace it
-        raise OutputError("is not a regular file", where=str(path))
+        raise OutputError("is not a regular file", where=str(path), hint="name a file to write")
     return real
 
 

@@ -28,6 +28,7 @@ from remat_codegen.target import read_source, split_spec
 
 LONGEST_DIFF = 40  # lines
 NEWER = "`update` writes it anew, `check --strict` shows how"
+LINE_BACK = "put it back as it was, or generate the file again"
 EARLIER = "; found for an earlier plan of this file"
 
 _FIRST = re.compile(
@@ -146,11 +147,13 @@ def _request(command: str, file: Path) -> Request:
         _, target, *rest = planline.split_words(command)
         given = dict(zip(rest[::2], rest[1::2], strict=True))
         words: dict[str, Any] = {_OPTIONS[k]: v for k, v in given.items() if k in _OPTIONS}
+        if "-o" not in given:
+            raise ValueError("it names no -o")
         output = Path(given["-o"])
         words |= {"seed": int(given.get("--seed", "0")), "edition": int(given.get("--edition", "1"))}
         return Request(target, output=output, **words)
-    except (ValueError, KeyError) as error:
-        raise VerifyError(f"cannot read the command in its header: {error}", where=str(file)) from error
+    except ValueError as error:
+        raise VerifyError(f"cannot read the command in its header: {error}", where=str(file), hint=LINE_BACK) from error
 
 
 def _given_request(target: str, call: str, file: Path) -> Request:
@@ -158,7 +161,7 @@ def _given_request(target: str, call: str, file: Path) -> Request:
     try:
         return Request(target, output=Path(file.name), given=True, **({"edition": 1} | planline.keywords_of(call)))
     except (ValueError, TypeError) as error:
-        raise VerifyError(f"cannot read the call in its header: {error}", where=str(file)) from error
+        raise VerifyError(f"cannot read the call in its header: {error}", where=str(file), hint=LINE_BACK) from error
 
 
 def _not_here(file: Path, text: str) -> VerifyError:
@@ -415,7 +418,7 @@ def _previous(header: Header) -> tuple[int, ...]:
 
 def _needs_budget(request: Request, file: Path) -> None:
     if request.budget is None:
-        raise VerifyError("its header names no --budget", where=str(file))
+        raise VerifyError("its header names no --budget", where=str(file), hint=LINE_BACK)
 
 
 def _plan_that_fits(header: Header, traced: pipeline.Traced, file: Path) -> SavedPlan | None:

@@ -18,7 +18,8 @@ MARKERS = "osD^v<>pPX*hd8"
 def check_picture(path: Path) -> None:
     """Raises OutputError where `draw` could not write such a file: to be known before the work, not after."""
     if path.suffix.lower() not in SUFFIXES:
-        raise OutputError("is neither an .svg nor a .png", where=str(path))
+        hint = f"name it like {path.stem or 'picture'}.svg"
+        raise OutputError("is neither an .svg nor a .png", where=str(path), hint=hint)
     if importlib.util.find_spec("matplotlib") is None:
         raise OutputError("pictures need matplotlib", where=str(path), hint="pip install 'remat-codegen[plot]'")
 

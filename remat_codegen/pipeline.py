@@ -324,7 +324,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
     if NOTHING_FOUND in plan.notes:
         what = f"no plan under {format_bytes(limit)} was found in {request.time_limit:g} s"
-        raise BudgetError(what, where=traced.target.label, hint="allow more time, or raise the budget")
+        raise BudgetError(what, where=traced.target.label, hint="raise --time-limit, or allow more memory")
     if plan.schedule is None:
         raise _too_small(traced, request.planner, limit, plan.minimum_bytes, unmodified)
     return plan

@@ -21,6 +21,7 @@ from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 # Fields that most plans leave out.
 OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "others")
 FORMAT, VERSION = "remat-codegen plan", 1
+SAVED = "name a file that --save-plan wrote"
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
 
 
@@ -80,9 +81,9 @@ def load(path: Path) -> SavedPlan:
     except OSError as error:
         raise PlanFileError(f"cannot read the plan: {error.strerror}", where=str(path)) from error
     except ValueError as error:
-        raise PlanFileError(f"not a plan: {error}", where=str(path)) from error
+        raise PlanFileError(f"not a plan: {error}", where=str(path), hint=SAVED) from error
     if not isinstance(rows, dict) or rows.get("format") != FORMAT:
-        raise PlanFileError("not a plan written by --save-plan", where=str(path))
+        raise PlanFileError("not a plan written by --save-plan", where=str(path), hint=SAVED)
     if rows.get("version") != VERSION:
         raise PlanFileError(f"plan version {rows.get('version')} is not supported", where=str(path), hint=AGAIN)
     try:

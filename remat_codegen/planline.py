@@ -28,6 +28,7 @@ PREFIX = "#: "
 COLUMNS = 120
 UNSEALED = "0" * 16
 LONGEST_ORDER = 1_000_000  # nodes; a damaged line must not fill the memory
+AGAIN = "`remat-codegen update` plans again"
 LONGEST_PERIOD = 256  # items of a layer's pattern
 
 _COMMAND = re.compile(r"#     (remat-codegen .+)")
@@ -54,13 +55,13 @@ def decode_plan(text: str) -> SavedPlan:
     try:
         rows: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PlanFileError(f"the plan in the header cannot be read: {error}") from error
+        raise PlanFileError(f"the plan in the header cannot be read: {error}", hint=AGAIN) from error
     if not isinstance(rows, dict) or rows.get("version") != VERSION:
-        raise PlanFileError("the plan in the header has another version")
+        raise PlanFileError("the plan in the header has another version", hint=AGAIN)
     try:
         return plan_of(rows, _decoded)
     except PlanFileError as error:
-        raise PlanFileError(f"the plan in the header has {error.what}") from error
+        raise PlanFileError(f"the plan in the header has {error.what}", hint=AGAIN) from error
 
 
 def _decoded(order: Any) -> tuple[int, ...]:

@@ -184,7 +184,8 @@ def plan_file(
         check_writable(save_plan)
     found = priced_file(path, progress, add_backward=add_backward)
     if found.limit(budget) <= 0 < found.plain_bytes:
-        raise BudgetError(f"{budget.text} of the unmodified peak, {found.plain_bytes} bytes, is nothing")
+        what = f"{budget.text} of the unmodified peak, {found.plain_bytes} bytes, is nothing"
+        raise BudgetError(what, hint="give a larger share, or an amount")
     with progress.stage("plan"):
         outcome = run_planner(found, planner, budget, progress, time_limit=time_limit, bounded=True)
     if save_plan is not None and outcome.plan.schedule is not None:

@@ -210,7 +210,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     if best is None:
         budget = format_bytes(plan.budget_bytes)
         what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
-        raise BudgetError(what, hint="raise --budget, or use --edition 1")
+        raise BudgetError(what, hint="allow more memory, or use --edition 1")
     return best
 
 

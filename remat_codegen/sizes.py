@@ -22,6 +22,7 @@ from remat_codegen.errors import TargetError, UnsupportedError
 from remat_codegen.torch_seam import PythonPrinter, pytree
 
 FORM = "NAME.DIMENSION, such as idx.0; several are separated by commas"
+FIXED = "leave that size out of --dynamic; a file with marks takes all sizes"
 FUNCTIONS = {"math": math, "max": max, "min": min, "float": float, "int": int, "abs": abs}
 
 
@@ -92,7 +93,9 @@ def parse_dynamic(
             raise TargetError(f"no input is called {name!r}", where=where, hint=f"there are {', '.join(leaves)}")
         dimension = int(last)
         if not -tensor.dim() <= dimension < tensor.dim():
-            raise TargetError(f"{name} has {tensor.dim()} dimensions, so there is no {word}", where=where)
+            there = ", ".join(f"{name}.{d}" for d in range(tensor.dim()))
+            hint = f"there are {there}" if there else "leave it out: it is a single number"
+            raise TargetError(f"{name} has {tensor.dim()} dimensions, so there is no {word}", where=where, hint=hint)
         dimension %= tensor.dim()
         if tensor.shape[dimension] < least:
             hint = f"trace it with {least} or more"
@@ -118,7 +121,8 @@ def hint(number: Any) -> int:
         return int(number)
     value = number.node.hint
     if value is None:
-        raise UnsupportedError("a size depends on the values of a tensor, which a plan cannot follow")
+        hint = "use torch.where, or a mask that keeps the shape"
+        raise UnsupportedError("a size depends on the values of a tensor, which a plan cannot follow", hint=hint)
     return int(value)
 
 
@@ -176,7 +180,8 @@ def combine(target: Any, given: Sequence[Any]) -> Any:
         return value
     form = _COMBINED.get(target)
     if form is None:
-        raise UnsupportedError(f"{getattr(target, '__name__', target)} of a size that may change is not supported")
+        what = f"{getattr(target, '__name__', target)} of a size that may change is not supported"
+        raise UnsupportedError(what, hint=FIXED)
     variables = tuple(dict.fromkeys(v for g in given if isinstance(g, Size) for v in g.variables))
     texts = [g.spelled(lambda v: f"{{{variables.index(v)}}}") if isinstance(g, Size) else repr(g) for g in given]
     return Size(form.format(*texts), variables, value)

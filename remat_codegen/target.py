@@ -35,6 +35,7 @@ from remat_codegen.inputs import CACHE, Inputs, as_inputs, make_inputs, parse_in
 from remat_codegen.torch_seam import pytree
 
 FORM = "a target is written like model.py:Name or package.module:Name"
+MODULES = "name a class of modules, a function that returns one, or a module"
 PROVIDE = "define example_inputs() beside the model, or give --inputs like 'x=float32[2,3,224,224]'"
 
 _PLACE = re.compile(r"[^\[\];=<>\"']+:[^\W\d]\w*")
@@ -144,9 +145,9 @@ def find_device(text: str) -> torch.device:
     except RuntimeError as error:
         raise TargetError(f"unknown device {text!r}", where="--device", hint="write cpu, cuda or cuda:1") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise TargetError(
-            f"{text!r} is not there: this PyTorch sees {torch.cuda.device_count()} CUDA devices", where="--device"
-        )
+        count = torch.cuda.device_count()
+        hint = f"the last one is cuda:{count - 1}" if count else "write cpu, or install a PyTorch for CUDA where there is a GPU"
+        raise TargetError(f"{text!r} is not there: this PyTorch sees {count} CUDA devices", where="--device", hint=hint)
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip is not None):
         kind = "ROCm" if device.type == "cuda" else device.type
         raise TargetError(f"devices of type {kind!r} are not supported", where="--device", hint="write cpu or cuda (NVIDIA)")
@@ -211,7 +212,7 @@ def _load_package(place: str) -> Loaded:
     module = _run_import(place, None, lambda: importlib.import_module(place))
     path = _file_of(module)
     if path is None or path.suffix != ".py":
-        raise TargetError("is not written in Python", where=place)
+        raise TargetError("is not written in Python", where=place, hint="name a .py file that makes the model")
     return Loaded(path, module)
 
 
@@ -303,26 +304,29 @@ def _build(
     where = f"{loaded.path.name}:{name}"
     if isinstance(found, torch.nn.Module):
         if args or kwargs:
-            raise TargetError(f"{where} is a module already and takes no arguments", where="--init")
+            hint = "leave out --init, or name what makes it"
+            raise TargetError(f"{where} is a module already and takes no arguments", where="--init", hint=hint)
         return check_module(found, where), TargetKind.INSTANCE
     is_class = isinstance(found, type)
     if is_class and not issubclass(found, torch.nn.Module):
-        raise TargetError("is a class, but not one of torch.nn.Module", where=where)
+        raise TargetError("is a class, but not one of torch.nn.Module", where=where, hint=MODULES)
     if not is_class and not (inspect.isroutine(found) or callable(found)):
-        raise TargetError(f"is {type(found).__name__}, not a torch.nn.Module", where=where)
+        raise TargetError(f"is {type(found).__name__}, not a torch.nn.Module", where=where, hint=MODULES)
     _check_arguments(found, args, kwargs, where)
     try:
         made = found(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise _users_error(f"{name}() fails", where, error) from error
     if not isinstance(made, torch.nn.Module):
-        raise TargetError(f"returned {type(made).__name__}, not a torch.nn.Module", where=f"{where}()")
+        what = f"returned {type(made).__name__}, not a torch.nn.Module"
+        raise TargetError(what, where=f"{where}()", hint="return the model alone")
     return check_module(made, where), TargetKind.CLASS if is_class else TargetKind.FUNCTION
 
 
 def check_module(module: torch.nn.Module, where: str) -> torch.nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
-        raise TargetError("is a TorchScript module, which has no Python source", where=where)
+        hint = "take the module that was scripted"
+        raise TargetError("is a TorchScript module, which has no Python source", where=where, hint=hint)
     lazy = (UninitializedParameter, UninitializedBuffer)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, lazy):
@@ -383,7 +387,8 @@ def _without_cache(module: torch.nn.Module, given: Inputs) -> Inputs:
 def _check_trainable(module: torch.nn.Module, given: Inputs, name: str) -> None:
     tensors = [*module.parameters(), *pytree.tree_leaves((given.args, given.kwargs))]
     if not any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-        raise TargetError("no parameter requires grad, so there is no training step to plan", where=name)
+        hint = "leave a parameter trainable, or give an input with requires_grad"
+        raise TargetError("no parameter requires grad, so there is no training step to plan", where=name, hint=hint)
 
 
 def _check_call(module: torch.nn.Module, given: Inputs, name: str) -> None:
@@ -424,7 +429,7 @@ def _inputs_of_function(text: str, loaded: Loaded) -> Inputs:
         beside = loaded if same else _load(place)
         function = _find(beside, name)
         if not callable(function):
-            raise TargetError(f"{text.strip()} is no function", where="--inputs")
+            raise TargetError(f"{text.strip()} is no function", where="--inputs", hint="name one that returns the inputs")
         return _called(function, f"{beside.path.name}:{name}()")
 
 

@@ -173,7 +173,8 @@ def load_generated(path: Path) -> ModuleType:
     name = f"_generated_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.exists():
-        raise VerifyError("no such file", where=str(path))
+        what = "is no .py file" if path.exists() else "no such file"
+        raise VerifyError(what, where=str(path), hint="name a generated file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -227,7 +228,8 @@ def compare(
         generated = Run(rematerialize(copied), args, kwargs, autocast)
     del copied
     if not result.alone and theirs.keys != list(generated.model.state_dict()):
-        raise VerifyError("the generated model's state_dict has other keys than the original's")
+        hint = "name the model that the file is of, with its --init, or run `remat-codegen update`"
+        raise VerifyError("the generated model's state_dict has other keys than the original's", hint=hint)
     for index in range(steps):
         told(steps + index)
         torch.manual_seed(seed + index)

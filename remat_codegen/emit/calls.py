@@ -77,7 +77,8 @@ def _key(key: Any) -> str:
     try:
         return literal(key, str)
     except TypeError as error:
-        raise UnsupportedError(f"a dictionary with a key of the type {type(key).__name__} is not supported") from error
+        what = f"a dictionary with a key of the type {type(key).__name__} is not supported"
+        raise UnsupportedError(what, hint="use texts or numbers as keys") from error
 
 
 def _access(key: Any) -> str:
@@ -87,7 +88,8 @@ def _access(key: Any) -> str:
         return f"[{_key(key.key)}]"
     if isinstance(key, pytree.GetAttrKey):
         return f".{key.name}"
-    raise UnsupportedError(f"an input of the kind {type(key).__name__} is not supported")
+    what = f"an input of the kind {type(key).__name__} is not supported"
+    raise UnsupportedError(what, hint="pass tensors in tuples, lists and dicts")
 
 
 def passed_on(forward: Callable[..., Any]) -> str:

@@ -52,7 +52,8 @@ class Plumbing:
         while self.stop_variable(node) is None:  # autograd does not show this node: an earlier one will do
             node -= 1
         if node <= self.program.graph.loss:
-            raise UnsupportedError("the backward pass of the model's last operation cannot be waited for")
+            hint = "use --edition 2, another --budget or another --planner"
+            raise UnsupportedError("the backward pass of the model's last operation cannot be waited for", hint=hint)
         self.stops.add(node)
         return node
 

@@ -54,7 +54,8 @@ def without_data(operation: Callable[[], Operation]) -> Iterator[None]:
     except Exception as error:  # whatever an implementation raises without data
         said = f"{type(error).__name__}: {str(error).split('. ')[0]}"
         name, where = called(operation().target), location(operation().source)
-        raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where) from error
+        hint = "give an operation of your own a torch.library.register_fake, or compute this outside of the model"
+        raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where, hint=hint) from error
 
 
 def check_backward(op: Operation, writes: bool) -> None:

@@ -78,7 +78,8 @@ def marked(source: str, marks: Sequence[Mark], width: int = WIDTH, taken: Collec
     for mark in marks:
         refused = refusal_of(source, mark)
         if refused:
-            raise UnsupportedError(f"the part {mark.name} cannot be marked: {refused}", where=f"line {mark.span[0]}")
+            what = f"the part {mark.name} cannot be marked: {refused}"
+            raise UnsupportedError(what, where=f"line {mark.span[0]}", hint="use --edition 1")
     syntax = syntax_of(source)
     if syntax is None or not marks:
         return Marked(source, "parts")

@@ -195,9 +195,9 @@ def _run(model: Model, node: Node, clock: Clock, held: bool) -> list[int]:
     sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
     where = next((location(s) for s in sources if s is not None), None)
     said = next(iter(str(refused[0]).splitlines()), "").split(". ")[0]
-    raise TraceError(
-        f"{node.name} cannot be measured, forward and backward, on numbers that are drawn for it: {said}", where=where
-    ) from refused[0]
+    what = f"{node.name} cannot be measured, forward and backward, on numbers that are drawn for it: {said}"
+    hint = "compute it before the model and pass in the result, or keep what it takes in range (clamp)"
+    raise TraceError(what, where=where, hint=hint) from refused[0]
 
 
 def _measure_loss(model: Model, clock: Clock) -> list[int]:

@@ -20,6 +20,8 @@ from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variab
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
 
+ON_TENSORS = "write it with operations on tensors, or move it out of the model"
+
 
 class Reader:
     """Reads one exported program into a Trace."""
@@ -91,7 +93,8 @@ class Reader:
             if symbol is None or not symbol.free_symbols & wanted:
                 continue
             if symbol not in self.symbols.values:
-                raise UnsupportedError(f"the size {node.name}.{dimension} is computed from another one, which is not supported")
+                what = f"the size {node.name}.{dimension} is computed from another one, which is not supported"
+                raise UnsupportedError(what, hint="leave both out of --dynamic; a file with marks takes all sizes")
             if symbol in self.symbols.variables:
                 continue
             self._add_size(Dynamic(-1, self.of_node[node].variable, dimension, hint(size), *self._limits(symbol)), symbol)
@@ -178,7 +181,7 @@ class Reader:
         self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()
     ) -> int:
         if value.layout is not torch.strided:
-            raise UnsupportedError(f"{path or name} is a sparse tensor, which is not supported")
+            raise UnsupportedError(f"{path or name} is a sparse tensor, which is not supported", hint="use a dense one")
         shape, stride = tuple(map(hint, value.shape)), tuple(map(hint, value.stride()))
         device = str(value.device)
         new = Variable(len(self.variables), name, origin, path, shape, stride, value.dtype, device, grad, aliases)
@@ -216,15 +219,17 @@ class Reader:
         elif getattr(node.target, "__module__", "") == "_operator" or node.target in (torch.sym_int, torch.sym_float):
             self.of_node[node] = node.target(*[self._argument(a) for a in node.args])
         elif is_functorch(node.target):
-            raise UnsupportedError("torch.func (jvp, grad and the like) inside of forward is not supported")
+            raise UnsupportedError("torch.func (jvp, grad and the like) inside of forward is not supported", hint=ON_TENSORS)
         else:
-            raise UnsupportedError(f"operation {getattr(node.target, '__name__', node.target)} is not supported")
+            what = f"operation {getattr(node.target, '__name__', node.target)} is not supported"
+            raise UnsupportedError(what, hint=ON_TENSORS)
 
     def _number(self, node: Any, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
             return self.symbols.size(value)
         if isinstance(node.target, OpOverload):
-            raise UnsupportedError("the model makes a number of a tensor's value, which a plan cannot follow")
+            hint = "leave it a tensor, or compute it outside of the model"
+            raise UnsupportedError("the model makes a number of a tensor's value, which a plan cannot follow", hint=hint)
         return combine(node.target, [self._argument(a) for a in node.args])
 
     def _region(self, body: torch.fx.Node, args: tuple[Any, ...], around: Surroundings) -> Any:

@@ -56,10 +56,10 @@ def test_named_sizes():
     ("args", "places", "message"),
     [
         ((torch.randn(5, 2), torch.randn(7, 2)), "", r"--batch: cannot tell which size is the batch: x.0 is 5, y.0 is 7; name"),
-        ((torch.randn(()),), "", "no input has a size that could be the batch"),
+        ((torch.randn(()),), "", "no input has a size that could be the batch; leave out --batch"),
         ((torch.randn(0, 2),), "", "cannot tell which size"),
         ((torch.randn(5, 2),), "z.0", r"--batch: no input is called 'z'; there are x"),
-        ((torch.randn(5, 2),), "x.2", r"--batch: x has 2 dimensions"),
+        ((torch.randn(5, 2),), "x.2", r"--batch: x has 2 dimensions, so there is no x.2; there are x.0, x.1"),
         ((torch.randn(5, 2),), "x", r"write --batch NAME.DIMENSION, such as x?idx.0"),
         ((torch.randn(5, 2),), "x.0,x.1", "cannot tell which size is the batch: x.0 is 5, x.1 is 2"),
     ],

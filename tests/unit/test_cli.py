@@ -326,7 +326,8 @@ def test_missing_files_are_one_line(write_file, tmp_path, monkeypatch):
     path = write_file(NET, "net.py")
     assert_one_line_error(run("nett.py:Net", "--budget", "1GiB", "-q"), "nett.py: no such file; did you mean net.py?")
     assert_one_line_error(run(f"{path}:Net", "--plan", "plan.json", "-q"), "plan.json: cannot read the plan")
-    assert_one_line_error(run("verify", "out.py", f"{path}:Net", "-q"), "out.py: no such file")
+    assert_one_line_error(run("verify", "out.py", f"{path}:Net", "-q"), "out.py: no such file; name a generated file")
+    assert_one_line_error(run("verify", tmp_path, f"{path}:Net", "-q"), "is no .py file; name a generated file")
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix) == ["net.py"]
 
 

@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused(args, said, made):
     [
         ("LM", "idx", "cannot read 'idx'"),
         ("LM", "x.0", "no input is called 'x'; there are idx, targets"),
-        ("LM", "idx.2", "idx has 2 dimensions, so there is no idx.2"),
+        ("LM", "idx.2", "idx has 2 dimensions, so there is no idx.2; there are idx.0, idx.1"),
         ("Fixed", "x.0", "the model fixes the size x.0, so it cannot be dynamic"),
         ("Fixed", "x.1", "the model fixes the size x.1, so it cannot be dynamic"),
     ],

@@ -45,7 +45,7 @@ def test_places_that_cannot_be_written(tmp_path, function):
         (tmp_path, "is a folder"),
         (tmp_path / "missing" / "out.py", "does not exist"),
         (tmp_path / "file" / "out.py", "cannot be written"),
-        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path / "pipe", "not a regular file; name a file to write"),
     ):
         with pytest.raises(OutputError, match=named) as caught:
             function(path)

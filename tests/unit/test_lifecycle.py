@@ -220,6 +220,16 @@ def test_what_was_not_generated_is_an_error(folder, text):
         check()
 
 
+def test_a_command_that_lost_a_word_says_what_to_do(folder):
+    file, remedy = folder / "net_remat.py", "; put it back as it was, or generate the file again"
+    change(file, " --budget 60%", "")
+    with pytest.raises(VerifyError, match=f"its header names no --budget{remedy}"):
+        update()
+    change(file, " -o net_remat.py", "")
+    with pytest.raises(VerifyError, match=f"cannot read the command in its header: it names no -o{remedy}"):
+        check()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -108,7 +108,7 @@ def test_a_plan_for_another_model_is_refused(made, tmp_path):
     ("change", "message"),
     [
         (lambda rows: rows.update(version=99), "version 99 .*TARGET --budget BUDGET --save-plan FILE"),
-        (lambda rows: rows.update(format="?"), "not a plan"),
+        (lambda rows: rows.update(format="?"), "not a plan written by --save-plan; name a file that --save-plan wrote"),
         (lambda rows: rows.pop("order"), "no good 'order'.* --save-plan"),
         (lambda rows: rows.update(notes=None), "no good 'notes'"),
         (lambda rows: rows.update(budget_bytes="1"), "no good 'budget_bytes'"),

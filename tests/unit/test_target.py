@@ -185,9 +185,11 @@ def test_close_names_are_proposed(write_file):
 
 def test_no_module(write_file):
     path = write_file(NET)
-    assert failure(f"{path}:Unrelated") == "model.py:Unrelated: is a class, but not one of torch.nn.Module"
-    assert failure(f"{path}:number") == "model.py:number: is int, not a torch.nn.Module"
-    assert failure(f"{path}:build_nothing") == "model.py:build_nothing(): returned int, not a torch.nn.Module"
+    hint = "; name a class of modules, a function that returns one, or a module"
+    assert failure(f"{path}:Unrelated") == "model.py:Unrelated: is a class, but not one of torch.nn.Module" + hint
+    assert failure(f"{path}:number") == "model.py:number: is int, not a torch.nn.Module" + hint
+    found = failure(f"{path}:build_nothing")
+    assert found == "model.py:build_nothing(): returned int, not a torch.nn.Module; return the model alone"
     assert failure(path.parent / "model.py:torch").startswith("model.py:torch: is module, not")
 
 
@@ -260,7 +262,7 @@ def test_example_inputs_that_are_no_inputs(write_file, body, line):
 def test_inputs_that_are_no_function(write_file):
     path = write_file(NET)
     assert failure(f"{path}:Net", inputs=f"{path}:numbre") == "model.py: has no 'numbre'; did you mean number?"
-    assert failure(f"{path}:Net", inputs=f"{path}:number").endswith("is no function")
+    assert failure(f"{path}:Net", inputs=f"{path}:number").endswith("is no function; name one that returns the inputs")
     assert failure(f"{path}:Net", inputs="int64[2").startswith("--inputs: ")
 
 
