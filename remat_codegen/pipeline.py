@@ -245,7 +245,7 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
         bound=_bound(plan, plain.time_ns),
         device=torch.device(request.device).type,
         order=planfile.order_of(plan.schedule),
-        notes=(*plan.notes, *_unseen(traced)),
+        notes=(*plan.notes, *unseen(traced)),
         as_written_peak_bytes=None if own is None else own.peak_bytes,
         as_written_overhead=None if own is None else own.overhead,
         capability=capability(request.device),
@@ -266,8 +266,8 @@ def note_solver(progress: Progress) -> None:
         progress.note(f"note: {text}")
 
 
-def _unseen(traced: Traced) -> tuple[str, ...]:
-    """Notes on what forward does and the file's training steps do not."""
+def unseen(traced: Traced) -> tuple[str, ...]:
+    """Notes on what forward does and training steps of a file of functions do not."""
     trace = traced.model.trace
     decided = [
         f"this file is for inputs of which {line} finds {value}; others raise an error" for line, value in trace.decisions

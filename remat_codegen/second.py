@@ -40,6 +40,7 @@ from remat_codegen.pipeline import (
     portable,
     reserve_of,
     trace_target,
+    unseen,
 )
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.limited import limited
@@ -251,7 +252,9 @@ def carried_sources(traced: Traced) -> dict[str, str]:
 
 
 def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Brought) -> SavedPlan:
-    """A plan's figures, as its table takes them."""
+    """A plan with the figures that its table has, and without notes on what files of functions leave out: such a file runs
+    the user's own forward."""
+    of_functions = frozenset(unseen(traced))
     timeline = simulate(traced.graph, brought.found.with_held(profile), brought.schedule)
     order = planfile.order_of(brought.schedule)
     plain = sum(profile.time_ns)
@@ -260,6 +263,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
         planned_peak_bytes=timeline.peak_bytes + reserve_of(traced).states_bytes(order),
         overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
         order=order,
+        notes=tuple(note for note in plan.notes if note not in of_functions),
     )
 
 

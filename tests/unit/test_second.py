@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 import zoo
 from rich.console import Console
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
 
-from remat_codegen import second
+from remat_codegen import pipeline, planfile, planline, second
 from remat_codegen.errors import RematError
 from remat_codegen.marked.choose import Row
 from remat_codegen.report import Progress
@@ -162,3 +163,39 @@ def test_other_sizes_are_exact(generated):
     x.requires_grad_()
     type(model).forward.__wrapped__(model, x).sum().backward()
     assert all(map(torch.equal, gradients, [p.grad for p in model.parameters()]))
+
+
+LEAVES_OUT = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    penalty = None
+
+    def forward(self, x, mask):
+        y = super().forward(x)
+        if not torch.compiler.is_compiling() and mask.all():
+            y = y.sin()
+        self.penalty = y.detach().square().mean()
+        return y.tanh().exp()
+
+
+def example_inputs():
+    return torch.randn(6, 8), torch.ones(6, 8)
+"""
+
+
+@pytest.mark.parametrize("budget", ["100%", "100%,200000"])
+def test_notes_on_what_functions_leave_out_are_of_files_of_functions(write_file, tmp_path, budget):
+    target, output, plan = f"{write_file(LEAVES_OUT)}:Net", tmp_path / "out.py", tmp_path / "plan.json"
+    request = Request(target, budget, output, init="8, 8", save_plan=plan)
+    report = second.generate(request, Progress(None))
+    saved, own = planfile.load(plan), planline.plan_in(output.read_text())
+    assert not [n for one in own.all() for n in (*report.notes, *one.notes) if "finds" in n or "forward changes" in n]
+    model = load_generated(output).Net(8, 8)
+    model(torch.randn(6, 8), torch.zeros(6, 8)).sum().backward()  # which the note would say raises an error
+    assert model.penalty is not None
+    if not own.others:
+        functions = Request(target, None, tmp_path / "functions.py", init="8, 8", plan=plan)
+        notes = pipeline.generate(functions, Progress(None)).notes
+        assert notes == saved.notes and [n for n in notes if "finds True" in n] and [n for n in notes if "changes penalty" in n]
