@@ -45,7 +45,7 @@ CHANGES = {
 }
 
 
-def _costs(model, device, cache, advance=None):
+def _costs(model, device, cache, *_):
     """What a node takes, from the bytes that it touches: the same on every machine."""
     graph = model.graph
     touched = [sum(graph.data[d].nbytes for d in (*n.reads, *n.writes)) for n in graph.nodes]

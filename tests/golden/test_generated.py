@@ -118,6 +118,6 @@ def test_the_committed_file_does_what_was_planned(name, monkeypatch):
     assert found.peak_bytes <= planfile.load(plan).planned_peak_bytes
 
 
-def _costs_nothing(model, device, cache, advance=None):
+def _costs_nothing(model, device, cache, *_):
     count = len(model.graph.nodes)
     return Profile((1,) * count, (0,) * count, device)
