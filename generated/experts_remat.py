@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"bc4ed52d58e7b1a4"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"7f018aa6cbbba420"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -19,10 +19,12 @@ import ast
 import contextvars
 import functools
 import inspect
+import io
 import os
 import random
 import sys
 import threading
+import tokenize
 import types
 import warnings
 import weakref
@@ -205,7 +207,7 @@ def _check_text(model):
         home = sys.modules.get(module or type(model).__module__)
         try:
             text = inspect.getsource(home)
-            there = {*_digests(text.split("\n"), ast.parse(text).body)}
+            there = {*_digests(_code_lines(text), ast.parse(text).body)}
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
         gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
@@ -214,12 +216,18 @@ def _check_text(model):
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")
 
 
+def _code_lines(text):
+    """The lines of a file without comments."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    ends = {t.start[0]: t.start[1] for t in tokens if t.type == tokenize.COMMENT}
+    return [line[: ends.get(number, len(line))].rstrip() for number, line in enumerate(text.split("\n"), 1)]
+
+
 def _digests(lines, statements):
-    """The digests of statements, and of those within classes; comments do not count."""
+    """The digests of statements, and of those within classes."""
     for statement in statements:
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
-        own = [line[statement.col_offset :].rstrip() for line in lines[first - 1 : statement.end_lineno]]
-        own = [line for line in own if line.lstrip()[:1] not in ("", "#")]
+        own = [line[statement.col_offset :] for line in lines[first - 1 : statement.end_lineno] if line]
         yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
         if isinstance(statement, ast.ClassDef):
             yield from _digests(lines, statement.body)
