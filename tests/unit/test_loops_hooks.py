@@ -199,7 +199,7 @@ def test_what_hooks_tell_forward_is_told_again_or_refused(options):
         if returns:
             same(step(other, [X]), wanted)
         else:
-            with pytest.raises(RuntimeError, match=r"both computed other values .* have to return what they are given"):
+            with pytest.raises(RuntimeError, match=r"both computed other values .* must return what they are given"):
                 step(other, [X])
 
 
