@@ -29,7 +29,7 @@ QUIET = Progress(None)
 def asked(tmp_path):
     """A request for a file, whose time was up long ago."""
     (tmp_path / "net.py").write_text(NET)
-    limit = {"time_limit": 1.0, "asked_at": time.monotonic() - 100}
+    limit = {"time_limit": 1.0, "asked_at": time.monotonic() - 100, "cache": False}
     return Request(f"{tmp_path / 'net.py'}:Net", "60%", tmp_path / "net_remat.py", verify=True, **limit)
 
 
