@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from remat_codegen.budget import parse_budget, parse_budgets
-from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, time_limit_option
+from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, plan_limit_option
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
@@ -43,7 +43,7 @@ def trace(target: str, output: Path, no_cache: bool, as_json: bool, quiet: bool,
     "--planner", type=click.Choice(PLANNERS), default=DEFAULT_PLANNER, show_default=True, help="Who decides what is recomputed."
 )
 @_backward
-@time_limit_option
+@plan_limit_option
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON.")
 @output_options
 def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
@@ -73,7 +73,7 @@ def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, tra
 @click.option("--runs", default=5, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Steps to measure.")
 @model_options
 @_backward
-@time_limit_option
+@plan_limit_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
 @output_options
 def compare_(

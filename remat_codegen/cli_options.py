@@ -25,12 +25,12 @@ def _seed(ctx: click.Context, option: click.Parameter, value: int) -> int:
     return value
 
 
-time_limit_option = click.option(
-    "--time-limit",
-    type=click.FloatRange(0.1),
-    metavar="SECONDS",
-    help="How long measuring and planning may take: the best plan so far is taken then.",
-)
+def _time_limit(help_text: str) -> Callable[[Callable], Callable]:
+    return click.option("--time-limit", type=click.FloatRange(0.1), metavar="SECONDS", help=help_text)
+
+
+time_limit_option = _time_limit("How long measuring and planning may take: the best plan so far is taken then.")
+plan_limit_option = _time_limit("How long each plan is looked for: the best so far is taken then. Measuring is not counted.")
 
 
 def model_options(command: Callable) -> Callable:
