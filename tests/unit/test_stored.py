@@ -58,7 +58,7 @@ def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
 
 
 def test_what_was_measured_before_an_interruption_is_kept(folder, monkeypatch):
-    def interrupted(model, device, cache, advance):
+    def interrupted(model, device, cache, advance, hurry_at):
         cache.put("mm", [1, 2, 3, 4])
         raise KeyboardInterrupt
 
