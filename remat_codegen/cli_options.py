@@ -53,7 +53,8 @@ def model_options(command: Callable) -> Callable:
             "--batch",
             default="",
             metavar="N",
-            help="Give the inputs another batch size: the leading size of all, or those that are named, idx.0,mask.0=16.",
+            help="Give the inputs another batch size: the leading size of all, or those that are named, idx.0,mask.0=16. "
+            "Several, 32,16,8, give one file with a plan for each.",
         ),
         click.option(
             "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where the model trains: cpu, cuda, cuda:1."

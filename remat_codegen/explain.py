@@ -148,7 +148,9 @@ def follow(
 
 
 def _fitting(plan: SavedPlan | None, traced: pipeline.Traced) -> SavedPlan | None:
-    return plan if plan is not None and plan.graph == traced.graph.digest() else None
+    plans = () if plan is None else plan.all()
+    alike = all(one.graph == traced.at(number).graph.digest() for number, one in enumerate(plans))
+    return plan if plan is not None and alike and traced.are_of(plan) else None
 
 
 def _is_valid(traced: pipeline.Traced, reading: Reading) -> bool:
@@ -262,20 +264,21 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
         if as_planned is False and not problems:
             problems.append(Problem(1, "its table is not the plan in its header"))
         plan = case.plan or case.header.plan or _no_plan(case.header, traced)
-        if len(orders) == len(plan.all()):
+        if len(orders) == len(plan.all()) and traced.are_of(plan):
             first, *others = [replace(one, order=order) for one, order in zip(plan.all(), orders, strict=True)]
             expected = second.emit(traced, replace(first, others=tuple(others)), case.header.request, brought)
         else:
             expected = None
             problems.append(
-                Problem(1, f"has {len(orders)} tables, and the plan in its header is for {len(plan.all())} budgets")
+                Problem(1, f"has {len(orders)} tables, and the plan in its header is for {len(plan.all())} budgets or batches")
             )
         found = _with_differences(case, problems, notes, expected)
     profile = pipeline.measured_costs(request, traced, progress)
     costs = brought.found.with_held(profile)
     timeline = simulate(traced.graph, costs, brought.schedule)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    notes += [_told(traced, profile, one) for one in brought.others]
+    told = enumerate(brought.others, start=1)
+    notes += [_told(traced.at(number), profile.at(number), one, plan.at(number)) for number, one in told]
     explanation = Explanation(
         case.file,
         tuple(sorted(found, key=lambda p: p.line)[:MOST_PROBLEMS]),
@@ -291,10 +294,11 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
     return explanation, None if lost else Followed(case, request, brought.schedule, profile, costs)
 
 
-def _told(traced: pipeline.Traced, profile: Profile, brought: second.Brought) -> str:
-    """What a table for a larger budget takes, in a line."""
+def _told(traced: pipeline.Traced, profile: Profile, brought: second.Brought, plan: SavedPlan | None) -> str:
+    """What another table takes, in a line."""
+    named = "another table" if plan is None else f"the table for {plan.label}"
     took = second.as_planned(_no_plan_of(traced), traced, profile, brought)
-    return f"another table: peak {format_bytes(took.planned_peak_bytes)}, {percent(took.overhead)} more time"
+    return f"{named}: peak {format_bytes(took.planned_peak_bytes)}, {percent(took.overhead)} more time"
 
 
 # ---------------------------------------------------------------------------------------------- what it costs

@@ -15,9 +15,11 @@ import torch
 
 from remat_codegen import fresh
 from remat_codegen import verify as comparing
+from remat_codegen.batch import Batch, at_batch, parse_batches
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import VerifyError
-from remat_codegen.planline import call_in, command_in, is_sealed, keywords_of, plan_in, split_words
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.planline import call_in, command_in, is_sealed, option_in, plan_in
 from remat_codegen.report import Progress, Row, Verification
 from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
@@ -104,7 +106,7 @@ def verification(
     rows += [Row("as it was written", False, "it was edited by hand")] if is_sealed(text) is False else []
     measured, budget = result.measured_peak_bytes, budget_bytes or _budget(text, generated)
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    rows += _with_larger_budgets(trial, text) if not result.alone else []
+    rows += _with_other_plans(trial, text) if not result.alone else []
     found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
     costs = trial.costs() if not result.alone else StepCosts(None, None)
@@ -120,13 +122,11 @@ def verification(
 
 def _casts(text: str, generated: Any, device: str) -> Autocast:
     """What the model is called under: as the header's command says, or the file, where an older one has no command."""
-    words, call = split_words(command_in(text) or ""), call_in(text)
-    name = keywords_of(call).get("autocast") if call is not None else None
-    name = words[words.index("--autocast") + 1] if "--autocast" in words else name
+    name = option_in(text, "autocast")
     if name is not None:
         dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[name]
         return ((torch.device(device).type, dtype),)
-    casts = {} if words or call is not None else getattr(generated, "AUTOCAST", {})
+    casts = {} if command_in(text) or call_in(text) else getattr(generated, "AUTOCAST", {})
     return tuple((t, dtype) for t, dtype in casts.items() if dtype is not None)
 
 
@@ -136,28 +136,33 @@ def _budget(text: str, generated: Any) -> int:
     return int(generated.BUDGET_BYTES) if plan is None else plan.budget_bytes
 
 
-def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
+def _with_other_plans(trial: _Trial, text: str) -> list[Row]:
     """The file's other plans, each beside the original, and within its budget."""
-    found, plan = [], plan_in(text)
-    for other in () if plan is None else plan.others:
-        what = f"with {format_bytes(other.budget_bytes)}"
-        make = functools.partial(trial.generated.rematerialize, budget=other.budget_bytes)
-        if other.budget_bytes not in trial.generated.PLANS:
-            found.append(Row(what, False, "the file has no such table"))
-            continue
-        try:
-            result = trial.compare(make, steps=1)
-        except comparing.FileFailure as failure:
-            found.append(Row(what, False, str(failure)))
-            continue
-        if (wrong := _wrongly_put_back(trial, make)) is not None:
-            found.append(Row(what, False, wrong))
-            continue
-        peak = f"peak {format_bytes(result.measured_peak_bytes)} of {format_bytes(other.budget_bytes)}"
-        same = "everything bit-identical" if result.identical else "not bit-identical"
-        within = result.measured_peak_bytes <= other.budget_bytes
-        found.append(Row(what, result.identical and within, f"{same}, {peak}"))
-    return found
+    plan = plan_in(text)
+    return [] if plan is None else [_with_other_plan(trial, text, other) for other in plan.others]
+
+
+def _with_other_plan(trial: _Trial, text: str, other: SavedPlan) -> Row:
+    """A plan for another budget is named; that for another batch has to be taken for such inputs."""
+    key = other.budget_bytes if other.batch is None else other.batch
+    what = f"with {other.label}"
+    if key not in trial.generated.PLANS:
+        return Row(what, False, "the file has no such table")
+    make = trial.generated.rematerialize
+    if other.batch is None:
+        make = functools.partial(make, budget=key)
+    else:
+        places = parse_batches(option_in(text, "batch") or str(key))[0].places
+        trial = replace(trial, target=at_batch(trial.target, Batch(key, places)))
+    try:
+        result = trial.compare(make, steps=1)
+    except comparing.FileFailure as failure:
+        return Row(what, False, str(failure))
+    if (wrong := _wrongly_put_back(trial, make)) is not None:
+        return Row(what, False, wrong)
+    peak = f"peak {format_bytes(result.measured_peak_bytes)} of {format_bytes(other.budget_bytes)}"
+    same = "everything bit-identical" if result.identical else "not bit-identical"
+    return Row(what, result.identical and result.measured_peak_bytes <= other.budget_bytes, f"{same}, {peak}")
 
 
 def _values_put_back(trial: _Trial) -> list[Row]:

@@ -93,7 +93,7 @@ def test_a_budget_that_is_named(file):
 def test_verbs_read_all_tables(file):
     assert not lifecycle.check(file, QUIET).reasons
     found = explain.explain(file, QUIET)
-    assert found.ok and found.as_planned and sum(note.startswith("another table: peak ") for note in found.notes) == 2
+    assert found.ok and found.as_planned and sum(note.startswith("the table for ") for note in found.notes) == 2
     assert not lifecycle.update(file, QUIET).changed
     text = file.read_text()
     file.write_text(text.replace("80%", "70%", 1))
