@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"0734745b7f8f769d"}
+#: "seal":"c3b9975b978dc4d1"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -538,7 +538,7 @@ class Part:
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
-        self.ran, self.given_to = False, []
+        self.ran, self.given_to, self.lent_by = False, [], []
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
@@ -559,6 +559,7 @@ class Part:
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
         for place in self.sources():
             place.part.given_to.append(weakref.ref(self))
+            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
         return [*given.values()]
 
     def sources(self):
@@ -645,7 +646,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in self.sources():
+        for place in filter(None, (ref() for ref in self.lent_by)):
             place.pass_on()
         self.let_go()
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"9c3ee71d4365cfed"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"7c31c1b015ed3765"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -509,7 +509,7 @@ class Part:
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
-        self.ran, self.given_to = False, []
+        self.ran, self.given_to, self.lent_by = False, [], []
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
@@ -530,6 +530,7 @@ class Part:
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
         for place in self.sources():
             place.part.given_to.append(weakref.ref(self))
+            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
         return [*given.values()]
 
     def sources(self):
@@ -616,7 +617,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in self.sources():
+        for place in filter(None, (ref() for ref in self.lent_by)):
             place.pass_on()
         self.let_go()
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"296b6d9fbca0a834"}
+#: "seal":"5a3c3853b9e8d8a5"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -518,7 +518,7 @@ class Part:
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
-        self.ran, self.given_to = False, []
+        self.ran, self.given_to, self.lent_by = False, [], []
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
@@ -539,6 +539,7 @@ class Part:
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
         for place in self.sources():
             place.part.given_to.append(weakref.ref(self))
+            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
         return [*given.values()]
 
     def sources(self):
@@ -625,7 +626,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in self.sources():
+        for place in filter(None, (ref() for ref in self.lent_by)):
             place.pass_on()
         self.let_go()
 

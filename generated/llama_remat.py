@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"efe12dd96a643f2d"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"ac40504c59ee80aa"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -504,7 +504,7 @@ class Part:
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
-        self.ran, self.given_to = False, []
+        self.ran, self.given_to, self.lent_by = False, [], []
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
@@ -525,6 +525,7 @@ class Part:
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
         for place in self.sources():
             place.part.given_to.append(weakref.ref(self))
+            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
         return [*given.values()]
 
     def sources(self):
@@ -611,7 +612,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in self.sources():
+        for place in filter(None, (ref() for ref in self.lent_by)):
             place.pass_on()
         self.let_go()
 

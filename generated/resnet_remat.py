@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"8af15d8d1289e80f"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"9b205dced617fc9f"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -476,7 +476,7 @@ class Part:
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
-        self.ran, self.given_to = False, []
+        self.ran, self.given_to, self.lent_by = False, [], []
         self.changed = ()
 
     def error(self, what):
@@ -497,6 +497,7 @@ class Part:
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
         for place in self.sources():
             place.part.given_to.append(weakref.ref(self))
+            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
         return [*given.values()]
 
     def sources(self):
@@ -588,7 +589,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in self.sources():
+        for place in filter(None, (ref() for ref in self.lent_by)):
             place.pass_on()
         self.let_go()
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40363208,"planned_peak_bytes":39866244,
 #: "unmodified_peak_bytes":73383556,"overhead":0.0358,"bound":0.03,"device":"cpu","order":"155|84:74;89:66-69;90:66-68;
 #: 2*(94:55-56)+1+7;100:57-58;101:57;134:23-24;143:8-15",
-#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"bcc034b1b83fab17"}
+#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"c87c4aa0800582c1"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -488,7 +488,7 @@ class Part:
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
-        self.ran, self.given_to = False, []
+        self.ran, self.given_to, self.lent_by = False, [], []
 
     def error(self, what):
         return RuntimeError(f"{self.entry.name} {what}")
@@ -508,6 +508,7 @@ class Part:
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
         for place in self.sources():
             place.part.given_to.append(weakref.ref(self))
+            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
         return [*given.values()]
 
     def sources(self):
@@ -590,7 +591,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in self.sources():
+        for place in filter(None, (ref() for ref in self.lent_by)):
             place.pass_on()
         self.let_go()
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,26 +59,43 @@ def measure(compared: Compared, request: Request, runs: int, progress: Progress)
     """One row for each: `ratio` of the step to eager PyTorch's (median of `runs` interleaved steps), `peak_bytes`, `difference`
     of the gradients (relative to the largest element, 0 where bit-identical), or the `reason` why it could not be run."""
     assert compared.found.traced is not None
-    target, device = compared.found.traced.target, request.device
-    rows: list[dict[str, Any]] = []
+    beside = Beside(compared.found.traced.target, request.device)
     with tempfile.TemporaryDirectory() as folder, progress.stage("measure"):
-        ready: list[tuple[Runner, dict[str, Any]]] = []
-        expected: list[torch.Tensor | None] = []
-        makers = [*_library(target), *_plans(compared, request, Path(folder))]
-        for done, (name, budget, make) in enumerate(makers):
+        makers = [*library(beside.target), *_plans(compared, request, Path(folder))]
+        for done, maker in enumerate(makers):
             progress.update(done, len(makers))
-            row: dict[str, Any] = {"name": name, "budget": budget}
-            rows.append(row)
-            try:
-                runner = make()
-                gradients = _gradients(runner, target)
-                expected = expected or gradients
-                row |= {"difference": _difference(gradients, expected), **_memory(runner, target, device)}
-                ready.append((runner, row))
-            except Exception as error:  # whatever a library does with this model
-                row["reason"] = _reason(error)
-        _time(ready, target, device, runs)
-    return rows
+            beside.add(*maker)
+        beside.time(runs)
+    return beside.rows
+
+
+@dataclass(slots=True)
+class Beside:
+    """Ways to run one model, side by side, the first of which is eager PyTorch. `rows` are as `measure` gives them."""
+
+    target: Target
+    device: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    _ready: list[tuple[Runner, dict[str, Any]]] = field(default_factory=list)
+    _expected: list[torch.Tensor | None] = field(default_factory=list)
+
+    def add(self, name: str, budget: str | None, make: Callable[[], Runner]) -> dict[str, Any]:
+        """Makes one, and measures its peak. Returns its row."""
+        row: dict[str, Any] = {"name": name, "budget": budget}
+        self.rows.append(row)
+        try:
+            runner = make()
+            gradients = _gradients(runner, self.target)
+            self._expected = self._expected or gradients
+            row |= {"difference": _difference(gradients, self._expected), **_memory(runner, self.target, self.device)}
+            self._ready.append((runner, row))
+        except Exception as error:  # whatever a library does with this model
+            row["reason"] = _reason(error)
+        return row
+
+    def time(self, runs: int) -> None:
+        """Interleaved steps of all."""
+        _time(self._ready, self.target, self.device, runs)
 
 
 def _reason(error: Exception) -> str:
@@ -170,7 +187,7 @@ def _planned(found: Priced, outcome: Outcome, request: Request, file: Path, name
     traced = found.traced
     assert traced is not None and outcome.plan.schedule is not None
     file.write_text(emit(traced, outcome.plan.schedule, saved_plan(found, outcome), request), encoding="utf-8")
-    module = load_generated(file).rematerialize(_own(traced.target.module))
+    module = load_generated(file).rematerialize(own_copy(traced.target.module))
     ratio = 1 + (outcome.overhead(found.plain_ns) or 0.0)
     return Runner(name, module, module, budget, round(ratio, 4), outcome.plan.peak_bytes)
 
@@ -178,7 +195,8 @@ def _planned(found: Priced, outcome: Outcome, request: Request, file: Path, name
 # ---------------------------------------------------------------------------------------------- PyTorch's own
 
 
-def _library(target: Target) -> list[Maker]:
+def library(target: Target) -> list[Maker]:
+    """Eager PyTorch, and what comes with it."""
     makers: list[Maker] = [
         ("PyTorch", None, lambda: _eager(target)),
         ("checkpoint per block", None, lambda: _checkpointed(target, None)),
@@ -189,18 +207,18 @@ def _library(target: Target) -> list[Maker]:
     return makers
 
 
-def _own(module: torch.nn.Module) -> torch.nn.Module:
+def own_copy(module: torch.nn.Module) -> torch.nn.Module:
     """A copy with buffers of its own that shares the parameters."""
     return copy.deepcopy(module, computed_attributes(module) | {id(p): p for p in module.parameters()})
 
 
 def _eager(target: Target) -> Runner:
-    module = _own(target.module)
+    module = own_copy(target.module)
     return Runner("PyTorch", module, module)
 
 
 def _checkpointed(target: Target, policy: Callable[..., Any] | None) -> Runner:
-    module = _own(target.module)
+    module = own_copy(target.module)
     blocks = list(_blocks(module))
     if not blocks:
         raise NotAvailable("the model has no ModuleList or Sequential of blocks")
@@ -242,7 +260,7 @@ def _fresh_call(module: torch.nn.Module) -> Callable[..., Any]:
 def _compiled(target: Target, share: float) -> Runner:
     """Compiled with a memory budget; by inductor where there is a C++ compiler, else by aot_eager, which only partitions."""
     backend = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
-    module = _own(target.module)
+    module = own_copy(target.module)
     with compiling_with(recompile_limit=MANY, activation_memory_budget=share):
         model = torch.compile(_fresh_call(module), backend=backend)
         example_loss(model(*target.args, **target.kwargs)).backward()  # compiles

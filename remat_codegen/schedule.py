@@ -7,7 +7,7 @@ them all. Nothing is freed unless a `Forget` says so, and `with_forgets` says so
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_codegen.graph.ir import Graph, Kind, Phase, total_bytes
 from remat_codegen.profile.costs import Profile
@@ -32,9 +32,11 @@ Step = Compute | Forget
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole training step, in order."""
+    """A whole training step, in order. `beside_bytes` are what some runs of nodes, counted from 0, find held beside the data
+    that are alive: second copies of these."""
 
     steps: tuple[Step, ...]
+    beside_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
     """Time and memory of a valid schedule, step by step. A node that runs again while its old result lives needs
     room for both."""
     alive: set[int] = set()
-    current = time_ns = 0
+    current = time_ns = runs = 0
     during: list[int] = []
     after: list[int] = []
     for step in schedule.steps:
@@ -109,8 +111,10 @@ def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
             node = graph.nodes[step.node]
             again = [d for d in node.writes if d in alive and graph.data[d].kind is not Kind.GRADIENT]
             created = total_bytes(graph, (d for d in node.writes if d not in alive))
-            during.append(current + created + total_bytes(graph, again) + profile.workspace_bytes[node.id])
+            beside = total_bytes(graph, again) + profile.workspace_bytes[node.id] + schedule.beside_bytes.get(runs, 0)
+            during.append(current + created + beside)
             current += created
+            runs += 1
             alive.update(node.writes)
             time_ns += profile.time_ns[node.id]
         after.append(current)

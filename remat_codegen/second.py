@@ -18,7 +18,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.inputs import CACHE
 from remat_codegen.marked import file as writing
 from remat_codegen.marked.choose import Chooser, Row, parts_of
-from remat_codegen.marked.demand import Again, Keeps, forgotten, schedule_of
+from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run, schedule_of
 from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
@@ -267,11 +267,17 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
     plain = sum(profile.time_ns)
     return replace(
         plan,
-        planned_peak_bytes=timeline.peak_bytes + reserve_of(traced).states_bytes(order),
+        planned_peak_bytes=timeline.peak_bytes + states_bytes(traced, brought),
         overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
         order=order,
         notes=tuple(note for note in plan.notes if note not in of_functions),
     )
+
+
+def states_bytes(traced: Traced, brought: Brought) -> int:
+    """Bytes of generator states that a table's parts hold at most."""
+    waiting = ready_to_run(part for _, part in parts_of(brought.rows))
+    return reserve_of(traced).states_bytes((*planfile.order_of(brought.schedule), *waiting))
 
 
 def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:

@@ -17,7 +17,7 @@ from typing import Generic
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
-from remat_codegen.marked.demand import Again, Held, Keeps, Part, schedule_of
+from remat_codegen.marked.demand import Again, Held, Keeps, Part, ready_to_run, schedule_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, simulate
 
@@ -74,6 +74,8 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
     found = []
     for candidate, outer in nested(list(by_candidate)):
         row = by_candidate[candidate]
+        if outer is not None and (row.late or row.keeps is Keeps.SAVED):
+            raise ValueError(f"a part that is {'late' if row.late else 'kept but for its result'} stands in another one")
         found.append((row, Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late)))
     return found
 
@@ -108,7 +110,7 @@ class Chooser(Generic[V]):
 
     def _priced(self, rows: Rows[V], parts: Sequence[Part]) -> Priced[V]:
         schedule = schedule_of(self.graph, parts, self.held)
-        order = [s.node for s in schedule.steps if isinstance(s, Compute)]
+        order = [*(s.node for s in schedule.steps if isinstance(s, Compute)), *ready_to_run(parts)]
         timeline = simulate(self.graph, self.profile, schedule)
         keys = {(r.candidate.key, r.keeps, r.again, r.late) for r in rows}
         marks = len({mark for r in rows for mark in r.candidate.marks})

@@ -10,10 +10,10 @@ simulator judges like any planner's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from remat_codegen.graph.ir import Graph
+from remat_codegen.graph.ir import Graph, Kind, Node, total_bytes
 from remat_codegen.schedule import Schedule, with_forgets
 
 Held = Mapping[int, Collection[int]]
@@ -93,12 +93,17 @@ def schedule_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -
     """
     step = _Step(graph, parts, held or {})
     order = step.run()
-    return with_forgets(graph, order, step.held_at)
+    return replace(with_forgets(graph, order, step.held_at), beside_bytes=step.beside)
 
 
 def order_of(graph: Graph, parts: Sequence[Part]) -> tuple[int, ...]:
     """The nodes of a training step with these parts, in the order in which they run."""
     return _Step(graph, parts, {}).run()
+
+
+def ready_to_run(parts: Iterable[Part]) -> list[int]:
+    """The nodes that may have to run again, whether or not they do: those of parts that are late, which wait for that."""
+    return [node for part in parts if part.late for node in range(part.first, part.last + 1)]
 
 
 def forgotten(graph: Graph, parts: Sequence[Part]) -> frozenset[int]:
@@ -130,7 +135,9 @@ class _Step:
         self.made: set[int] = set(self.kept)
         self.order: list[int] = []
         self.held_at: dict[int, Collection[int]] = {}  # by position in the order
+        self.beside: dict[int, int] = {}  # by position in the order: bytes of what a run finds beside the data that are alive
         self.now = 0
+        self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
 
     # ------------------------------------------------------------------ what is kept
 
@@ -172,13 +179,26 @@ class _Step:
         self.order = list(range(self.graph.loss + 1))
         self.held_at.update(self.held)
         for node in self.graph.backward_nodes:
-            self.now = node.id
+            self.now, self.begun = node.id, self._begun(node)
             for data in node.reads:
                 self._demand(data, alone=node.forward not in self._part_of(data), for_a_part=False)
+            self.held_at[len(self.order)] = self._ready_to_run(self.kept.intersection(node.reads))
             self.order.append(node.id)
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
         return tuple(self.order)
+
+    def _begun(self, node: Node) -> int:
+        """Bytes of the gradient of a whole value, which comes first where only that of a slice of it comes back."""
+        made = self.graph.nodes[node.forward].writes if node.forward is not None else ()
+        whole = total_bytes(self.graph, (d for d in made if self.graph.data[d].kind is Kind.VALUE))
+        came = total_bytes(self.graph, (d for d in node.reads if self.graph.data[d].kind is Kind.GRADIENT))
+        return max(0, whole - came) if came else 0
+
+    def _ready_to_run(self, data: Iterable[int]) -> list[int]:
+        """What parts are given that have made these values and may have to run again yet: as long as a place waits for them."""
+        parts = {self.owner[d] for d in data}
+        return [d for part in parts if not self.done[part] for d in self.inputs[part] if d not in self.owner]
 
     def _part_of(self, data: int) -> Part | range:
         """The part that brings a value back; nothing where it is kept."""
@@ -219,19 +239,25 @@ class _Step:
     def _pass_on(self, index: int) -> None:
         """Lets go of what was there for this part, the last of those that are given it."""
         for data in self.shared.intersection(self.inputs[index]):
-            if all(self.done[p] for p in self.given_to[data]):
+            if all(self.done[p] or not self.own[p] for p in self.given_to[data]):
                 self.shared.discard(data)
                 self.made.discard(data)
 
     def _run(self, index: int, nodes: Iterable[int]) -> None:
         """Runs nodes of a part, less those that run once; what it is given and what it makes for variables is held."""
-        here = set(self.inputs[index])
-        for node in nodes:
-            if self.graph.nodes[node].recomputable:
-                variables = [d for d in self.held.get(node, ()) if d in here]
-                self.held_at[len(self.order)] = [*self.inputs[index], *variables, *self._still_there(index, node)]
-                self.order.append(node)
-                here.update(self.graph.nodes[node].writes)
+        running = [n for n in nodes if self.graph.nodes[n].recomputable]
+        last_use = {d: n for n in running for d in self.graph.nodes[n].reads}
+        here, twins = set(self.inputs[index]), set[int]()
+        for node in running:
+            variables = [d for d in self.held.get(node, ()) if d in here]
+            there = self._still_there(index, node)
+            twins = {d for d in twins if last_use.get(d, -1) >= node or d in variables}
+            if twins or self.begun:
+                self.beside[len(self.order)] = self.begun + total_bytes(self.graph, twins)
+            self.held_at[len(self.order)] = [*self.inputs[index], *variables, *there]
+            self.order.append(node)
+            here.update(self.graph.nodes[node].writes)
+            twins.update(there)
 
     def _still_there(self, index: int, node: int) -> list[int]:
         """What a node makes once more though it was kept, or is another part's to bring back: its readers have that copy."""

@@ -236,7 +236,7 @@ class Model(nn.Module):
 
 def test_module_calls_and_calls_by_number():
     net = Model()
-    assert "h.0.act" in exact(net, {"": "h.1/inside", "h.0": "act#1/inside", "h.1": "norm act proj/inside"}, X)
+    assert "h.0.act" in exact(net, {"": "h.1/inside", "h.0": "act#1", "h.1": "norm act proj/inside"}, X)
     assert exact(net, {"": "h.0#0/inside shared#1/twice"}, X)
     assert exact(net, {"": "h.0#1/inside", "h.0": "norm#0 act/inside"}, X)
 
