@@ -30,6 +30,11 @@ def _time_limit(help_text: str) -> Callable[[Callable], Callable]:
 
 
 time_limit_option = _time_limit("How long measuring and planning may take: the best plan so far is taken then.")
+shown_budget_option = click.option(
+    "--budget",
+    metavar="BUDGET",
+    help="Which of the file's plans is shown: a budget in bytes, or as the file's command has it. [default: the least]",
+)
 plan_limit_option = _time_limit("How long each plan is looked for: the best so far is taken then. Measuring is not counted.")
 
 

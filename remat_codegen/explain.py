@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import lifecycle, pipeline, planfile, second
-from remat_codegen.budget import format_bytes
 from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
 from remat_codegen.marked.summary import RowSummary
@@ -23,17 +22,32 @@ from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Call, Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
-from remat_codegen.report import Progress, percent
+from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.several import plan_for
 
 MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """What one of a file's tables takes. `budget_bytes` is None where no plan says what it is for."""
+
+    budget_bytes: int | None
+    peak_bytes: int
+    overhead: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {"budget_bytes": self.budget_bytes, "peak_bytes": self.peak_bytes, "overhead": round(self.overhead, 6)}
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What `explain` found. `overhead` is extra time over the step without recomputation; `as_planned` says whether the
-    schedule in the source is the plan's, None where there is no plan to compare with.
+    schedule in the source is the plan's, None where there is no plan to compare with. `others` are the file's tables for other
+    budgets than the one that is told row by row.
 
     Without `blocks` the schedule could not be followed to its end; `problems` say why. `edited` says whether it was changed by
     hand; if not, problems come from another model, or from another version of the generator.
@@ -52,6 +66,7 @@ class Explanation:
     budget_bytes: int | None = None
     overhead: float = 0.0
     edited: bool = False
+    others: tuple[Table, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -73,18 +88,25 @@ class Explanation:
             n: getattr(self, n) for n in ("peak_bytes", "peak_line", "peak_block", "unmodified_peak_bytes", "budget_bytes")
         }
         parts = {"blocks": [b.to_json() for b in self.blocks]} if self.blocks else {"rows": [r.to_json() for r in self.rows]}
+        parts |= {"others": [o.to_json() for o in self.others]} if self.others else {}
         return rows | sizes | {"overhead": round(self.overhead, 6)} | parts
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A file with the model that it is explained by."""
+    """A file with the model that it is explained by. `table` is which of its tables is told, from the least budget's on."""
 
     file: Path
     text: str
     header: Header
     traced: pipeline.Traced
     plan: SavedPlan | None
+    table: int = 0
+
+    @property
+    def plan_told(self) -> SavedPlan | None:
+        """The plan of the table that is told."""
+        return None if self.plan is None else self.plan.all()[self.table]
 
     def emitted(self, plan: SavedPlan, order: Sequence[int]) -> str:
         """What the generator writes for an order of nodes."""
@@ -96,7 +118,7 @@ class Case:
 class Followed:
     """The schedule that a file was found to run, with the `costs` that it was simulated by; `profile` are those of the step
     without recomputation. `lines` are those of the file that cause each of its steps, `calls` the functions that it calls; a
-    file of the second edition has neither."""
+    file of the second edition has neither. `others` are the file's tables for other budgets."""
 
     case: Case
     request: Request
@@ -105,26 +127,41 @@ class Followed:
     costs: Profile
     lines: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
+    others: tuple[Table, ...] = ()
 
 
 def explain(
-    file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
+    file: Path,
+    progress: Progress,
+    target: str | None = None,
+    plan: Path | None = None,
+    cache: bool = True,
+    budget: str | None = None,
 ) -> Explanation:
     """Reads the schedule of a generated file back from its functions, and simulates it on the model.
 
-    The model is the one that the header names, or `target`; `plan` is compared with instead of the header's plan.
-    Raises VerifyError where remat-codegen did not write the file, and what tracing raises.
+    The model is the one that the header names, or `target`; `plan` is compared with instead of the header's plan. Of several
+    plans the one for `budget` is told, the least if not given.
+    Raises VerifyError where remat-codegen did not write the file, BudgetError where it has no plan for `budget`, and what
+    tracing raises.
     """
-    return follow(file, progress, target, plan, cache)[0]
+    return follow(file, progress, target, plan, cache, budget)[0]
 
 
 def follow(
-    file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
+    file: Path,
+    progress: Progress,
+    target: str | None = None,
+    plan: Path | None = None,
+    cache: bool = True,
+    budget: str | None = None,
 ) -> tuple[Explanation, Followed | None]:
     """As `explain`, and the schedule itself, None where it could not be followed to its end."""
     text = lifecycle._read(file)
     header = lifecycle.read_header(text, file)
     saved = header.plan if plan is None else planfile.load(plan)
+    asked = plan_for(saved, budget, file)
+    table = 0 if saved is None or asked is None else saved.all().index(asked)
     if header.request.given and target is None:
         raise VerifyError("was made from a model in memory", where=str(file), hint=f"name one: explain {file.name} TARGET")
     request = lifecycle.located(header.request, file)
@@ -135,7 +172,7 @@ def follow(
     with lifecycle._as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
         if request.edition == 2:
-            return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced)), request, progress)
+            return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced), table), request, progress)
         with progress.stage("read"):
             reading = read_back(text, traced.model)
             case = Case(file, text, header, traced, _fitting(saved, traced))
@@ -256,7 +293,8 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
     traced, notes = case.traced, _notes(case)
     with progress.stage("read"):
         brought, problems = second.read_back(case.text, traced)
-        lost = bool(problems) and not brought.rows
+        told = _told(case, brought)
+        lost = bool(problems) and not told.rows
         orders = [order_of(one.schedule) for one in brought.all()]
         as_planned = None if case.plan is None else orders == [one.order for one in case.plan.all()]
         if as_planned is False and not problems:
@@ -273,28 +311,42 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
         found = _with_differences(case, problems, notes, expected)
     profile = pipeline.measured_costs(request, traced, progress)
     costs = brought.found.with_held(profile)
-    timeline = simulate(traced.graph, costs, brought.schedule)
+    timeline = simulate(traced.graph, costs, told.schedule)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    notes += [_told(traced, profile, one) for one in brought.others]
+    beside = _others(case, profile, brought)
     explanation = Explanation(
         case.file,
         tuple(sorted(found, key=lambda p: p.line)[:MOST_PROBLEMS]),
         tuple(notes),
         as_planned,
-        rows=second.summary(traced, profile, brought),
-        peak_bytes=timeline.peak_bytes + pipeline.generator_states(traced, brought.schedule),
+        rows=second.summary(traced, profile, told),
+        peak_bytes=timeline.peak_bytes + pipeline.generator_states(traced, told.schedule),
         unmodified_peak_bytes=plain.peak_bytes,
-        budget_bytes=None if case.plan is None else case.plan.budget_bytes,
+        budget_bytes=None if case.plan_told is None else case.plan_told.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
         edited=case.header.sealed is False,
+        others=beside,
     )
-    return explanation, None if lost else Followed(case, request, brought.schedule, profile, costs)
+    return explanation, None if lost else Followed(case, request, told.schedule, profile, costs, others=beside)
 
 
-def _told(traced: pipeline.Traced, profile: Profile, brought: second.Brought) -> str:
-    """What a table for a larger budget takes, in a line."""
-    took = second.as_planned(_no_plan_of(traced), traced, profile, brought)
-    return f"another table: peak {format_bytes(took.planned_peak_bytes)}, {percent(took.overhead)} more time"
+def _told(case: Case, brought: second.Brought) -> second.Brought:
+    """The table that is told, with the others beside it, since all of them share the marks. Raises VerifyError where the file
+    has fewer tables than plans."""
+    tables = brought.all()
+    if case.table >= len(tables):
+        raise VerifyError("the file has no such table", where=str(case.file), hint="see remat-codegen explain without --budget")
+    others = tuple(replace(one, others=()) for i, one in enumerate(tables) if i != case.table)
+    return replace(tables[case.table], others=others)
+
+
+def _others(case: Case, profile: Profile, brought: second.Brought) -> tuple[Table, ...]:
+    """What the tables take that are not told."""
+    tables, plans = brought.all(), () if case.plan is None else case.plan.all()
+    budgets = [plan.budget_bytes for plan in plans] if len(plans) == len(tables) else [None] * len(tables)
+    took = [second.as_planned(_no_plan_of(case.traced), case.traced, profile, one) for one in tables]
+    found = [Table(b, p.planned_peak_bytes, p.overhead) for b, p in zip(budgets, took, strict=True)]
+    return tuple(found[: case.table] + found[case.table + 1 :])
 
 
 # ---------------------------------------------------------------------------------------------- what it costs

@@ -16,7 +16,8 @@ from remat_codegen.errors import VerifyError
 from remat_codegen.explain import Explanation, Followed, follow
 from remat_codegen.marked.reading import read
 from remat_codegen.page.build import Given, build
-from remat_codegen.page.data import Measured, Outside, Page, Point, Tradeoff
+from remat_codegen.page.data import Measured, OtherPlan, Outside, Page, Point, Tradeoff
+from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
 from remat_codegen.planning import Priced, lower_bound, over
 from remat_codegen.profile.memory import Course, course, peak_bytes
@@ -25,6 +26,7 @@ from remat_codegen.schedule import Timeline, simulate, without_recomputation
 from remat_codegen.torch_seam import pytree
 from remat_codegen.training import Run
 
+THIS_FILE = "this file"  # where a planner's name stands for others
 MOST_MEASURED = 4000  # points of a measured curve; of more, the highest of as many stretches
 
 
@@ -36,12 +38,14 @@ def report(
     planners: Sequence[str] = tradeoff.QUICK,
     measure: bool = False,
     cache: bool = True,
+    budget: str | None = None,
 ) -> Page:
-    """The page of a generated file. `planners` plan for other budgets, none if empty; if `measure`, a step is run.
+    """The page of a generated file. `planners` plan for other budgets, none if empty; if `measure`, a step is run. Of several
+    plans the one for `budget` is shown, the least if not given.
 
     Raises VerifyError where the file's schedule cannot be followed, and what `explain` raises.
     """
-    explanation, followed = follow(file, progress, target, cache=cache)
+    explanation, followed = follow(file, progress, target, cache=cache, budget=budget)
     if followed is None:
         raise VerifyError(_not_followed(explanation), where=str(file), hint="see remat-codegen explain")
     given = _given(file, explanation, followed, progress)
@@ -69,7 +73,7 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         file=file.name,
         text=case.text,
         command=planline.command_in(case.text) or "",
-        planner=request.planner if case.plan is None else case.plan.planner,
+        planner=request.planner if case.plan_told is None else case.plan_told.planner,
         device=request.device,
         edition=request.edition or 1,
         generator=case.header.version,
@@ -86,20 +90,28 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         bound=None if budget is None else _bound(followed, budget, progress),
         problems=tuple((p.line, p.text) for p in explanation.problems),
         notes=explanation.notes,
+        others=_other_plans(followed, progress),
     )
 
 
+def _other_plans(followed: Followed, progress: Progress) -> tuple[OtherPlan, ...]:
+    """What the file's plans for other budgets take, by the costs that the page shows."""
+    bounds = [None if o.budget_bytes is None else _bound(followed, o.budget_bytes, progress) for o in followed.others]
+    pairs = zip(followed.others, bounds, strict=True)
+    return tuple(OtherPlan(o.budget_bytes, o.peak_bytes, o.overhead, least) for o, least in pairs)
+
+
 def _bound(followed: Followed, budget_bytes: int, progress: Progress) -> float | None:
-    """The overhead that no plan within the file's budget can beat, by the costs that the page shows."""
+    """The overhead that no plan within a budget can beat, by the costs that the page shows."""
     with progress.stage("bound"):
         prices = _prices(followed)
         return lower_bound(prices, bound(prices.graph, prices.profile, budget_bytes).time_ns)
 
 
 def _rows(followed: Followed) -> tuple[tuple[str, int], ...]:
-    """The modules of a table's entries, each with its line."""
+    """The modules of the entries of the table that is shown, each with its line."""
     traced = followed.case.traced
-    said = read(followed.case.text, second.carried_sources(traced), second.library_file).said
+    said = read(followed.case.text, second.carried_sources(traced), second.library_file).tables[followed.case.table]
     modules = {name for name, _ in traced.target.module.named_modules()}
     return tuple(dict.fromkeys((e.name if e.name in modules else e.name.rpartition(".")[0], e.line) for e in said))
 
@@ -134,8 +146,11 @@ def _tradeoff(given: Given, prices: Priced, planners: Sequence[str], progress: P
     timeline = simulate(prices.graph, given.costs, given.schedule)
     needed = timeline.peak_bytes + given.states_bytes
     overhead = round(over(timeline.time_ns, prices.plain_ns), 6)
-    own = Point(max(needed, given.budget_bytes or 0), overhead, "this file", given.bound)
-    return tradeoff.tradeoff(prices, own, planners, progress)
+    own = Point(max(needed, given.budget_bytes or 0), overhead, THIS_FILE, given.bound)
+    others = [
+        Point(max(o.planned_peak_bytes, o.budget_bytes or 0), round(o.overhead, 6), THIS_FILE, o.bound) for o in given.others
+    ]
+    return tradeoff.tradeoff(prices, own, planners, progress, others)
 
 
 # ---------------------------------------------------------------------------------------------- measured
@@ -161,7 +176,8 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
     with progress.stage("measure"):
         generated = comparing.load_generated(file)
         try:
-            model = generated.rematerialize(comparing.own_model(pipeline._target(followed.request).module, device))
+            own = comparing.own_model(pipeline._target(followed.request).module, device)
+            model = generated.rematerialize(own, **_named(generated, followed.case.plan_told))
             run = _Marked(model, traced.target.args, traced.target.kwargs, pipeline._autocast(followed.request))
             run.step()
             if torch.device(device).type != "cpu":
@@ -173,6 +189,12 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
             raise VerifyError(f"its step cannot be run: {comparing.said(error)}", where=str(file)) from error
     at, held = _aligned(found, page)
     return replace(_compared(max(0, 0, *found.held_bytes), page), at_ns=at, held_bytes=held)
+
+
+def _named(generated: Any, plan: SavedPlan | None) -> dict[str, int]:
+    """What has a file take the table that is shown, where it has several."""
+    several = plan is not None and plan.budget_bytes in getattr(generated, "PLANS", ())
+    return {"budget": plan.budget_bytes} if several and plan is not None else {}
 
 
 def _step(run: _Marked, mark: Callable[[], None]) -> None:

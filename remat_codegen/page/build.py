@@ -10,7 +10,20 @@ from pathlib import Path
 
 from remat_codegen.graph.simplify import Model
 from remat_codegen.page.curves import curve_of, runs_of
-from remat_codegen.page.data import BlockRow, Curve, Figures, Measured, NodeRow, Outside, Page, Place, Run, Text, Tradeoff
+from remat_codegen.page.data import (
+    BlockRow,
+    Curve,
+    Figures,
+    Measured,
+    NodeRow,
+    OtherPlan,
+    Outside,
+    Page,
+    Place,
+    Run,
+    Text,
+    Tradeoff,
+)
 from remat_codegen.page.lives import values_of
 from remat_codegen.page.modules import modules_of, nodes_of
 from remat_codegen.profile.costs import Profile
@@ -48,6 +61,7 @@ class Given:
     bound: float | None = None
     problems: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    others: tuple[OtherPlan, ...] = ()
 
 
 def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | None = None) -> Page:
@@ -68,6 +82,7 @@ def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | N
         edition=given.edition,
         generator=given.generator,
         figures=_figures(given, planned, unmodified, runs),
+        others=given.others,
         measured=measured,
         outside=given.outside,
         planned=planned,

@@ -64,6 +64,17 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherPlan:
+    """What another of the file's plans takes, for another budget, None where no plan of the header says which; figures as those
+    of the plan that the page shows."""
+
+    budget_bytes: int | None
+    planned_peak_bytes: int
+    overhead: float
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A line of one of the page's texts, by its index."""
 
@@ -165,10 +176,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """Overhead against budget. `own` is the file's point, at its budget, or at what it needs where that is more. `least_bytes`
-    is what every schedule needs; `more` is what a tenth more memory would buy."""
+    """Overhead against budget. `own` is the file's point, at its budget, or at what it needs where that is more; `others` are
+    those of the file's other plans. `least_bytes` is what every schedule needs; `more` is what a tenth more memory would
+    buy."""
 
     own: Point
+    others: tuple[Point, ...]
     points: tuple[Point, ...]
     planners: tuple[str, ...]
     least_bytes: int
@@ -186,7 +199,7 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Page:
     """All that the page shows. `generator` is the version that wrote the file, `problems` are lines of that and what is wrong
-    there."""
+    there, `others` what the file's plans for other budgets take."""
 
     title: str
     file: str
@@ -196,6 +209,7 @@ class Page:
     edition: int
     generator: str
     figures: Figures
+    others: tuple[OtherPlan, ...]
     measured: Measured | None
     outside: Outside
     planned: Curve

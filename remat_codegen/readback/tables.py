@@ -80,8 +80,15 @@ def closing_lines(found: Any) -> Iterator[str]:
             f"PyTorch {format_bytes(found.unmodified_peak_bytes)}{budget}"
         )
         yield f"overhead {percent(found.overhead)} of the step without recomputation"
+        yield from map(_other_line, found.others)
     if found.as_planned is not None and found.unmodified_peak_bytes:
         same = "the schedule is the plan's" if found.ok else "it computes what was planned, in its order, but is wrong"
         yield same if found.as_planned else "the schedule is not the plan's"
     for note in found.notes:
         yield f"note: {note}"
+
+
+def _other_line(table: Any) -> str:
+    """What a table for another budget takes."""
+    budget = "" if table.budget_bytes is None else f" for {format_bytes(table.budget_bytes)}"
+    return f"another table{budget}: peak {format_bytes(table.peak_bytes)}, overhead {percent(table.overhead)}"

@@ -50,6 +50,7 @@ ALLOWED = {
     "aswritten": ("graph", "planners", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
     "planfile": ("errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
+    "several": ("budget", "errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
     "marked": (
         "emit",

@@ -1,0 +1,41 @@
+"""Which of a file's plans is meant, where it has one for each of several budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
+from remat_codegen.errors import BudgetError
+from remat_codegen.planfile import SavedPlan
+
+
+def plan_for(plan: SavedPlan | None, budget: str | None, file: Path) -> SavedPlan | None:
+    """The one of a file's plans that is for a budget, given in bytes or as the file's command has it; the least if none is
+    given. Raises BudgetError where the file has no plan for it."""
+    if budget is None:
+        return plan
+    found = None if plan is None else _same(plan, parse_budget(budget))
+    if found is None:
+        raise BudgetError(f"has no plan for a budget of {budget}", where=str(file), hint=_listed(plan))
+    return found
+
+
+def _same(plan: SavedPlan, asked: Budget) -> SavedPlan | None:
+    """The plan whose budget is so many bytes, or the same share. A share is not resolved: to bytes it was of more than the plan
+    says."""
+    if asked.nbytes is not None:
+        return next((one for one in plan.all() if one.budget_bytes == asked.nbytes), None)
+    other = next((one for one in plan.others if asked.percent in _shares(one)), None)
+    return plan if other is None and asked.percent in _shares(plan) else other  # the first names the budgets of all
+
+
+def _shares(plan: SavedPlan) -> list[object]:
+    return [budget.percent for budget in parse_budgets(plan.budget) if budget.percent is not None]
+
+
+def _listed(plan: SavedPlan | None) -> str:
+    """The budgets that there are, as they can be given."""
+    if plan is None:
+        return "its header has no plan that tells its budgets; run remat-codegen update"
+    budgets = [f"{one.budget_bytes} ({format_bytes(one.budget_bytes)})" for one in plan.all()]
+    return f"it has {'one' if len(budgets) == 1 else 'those'} for {', '.join(budgets)}"
