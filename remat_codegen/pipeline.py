@@ -38,7 +38,7 @@ from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
-from remat_codegen.report import Progress, Report, Verification, percent
+from remat_codegen.report import OtherPlan, Progress, Report, Verification
 from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import structure
@@ -458,13 +458,6 @@ def _call(request: Request, plan: SavedPlan) -> str:
     return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
 
 
-def _figures(plan: SavedPlan) -> str:
-    """A plan's figures in a line."""
-    return (
-        f"{format_bytes(plan.budget_bytes)}: peak {format_bytes(plan.planned_peak_bytes)}, {percent(plan.overhead)} more time"
-    )
-
-
 def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Verification | None, progress: Progress) -> Report:
     """A plan's figures, and those of the run that made it."""
     return Report(
@@ -479,7 +472,8 @@ def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Veri
         kinds=len({b.kind for b in graph.blocks}),
         seconds=dict(progress.seconds),
         output=None if output is None else str(output),
-        notes=(*plan.notes, *(f"also for {also}" for also in map(_figures, plan.others))),
+        notes=plan.notes,
         verify=verified,
         answer=plan.answer,
+        others=tuple(OtherPlan(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.bound) for p in plan.others),
     )

@@ -20,7 +20,7 @@ from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
 from remat_codegen.planline import plan_in
 from remat_codegen.readback.tables import closing_lines
-from remat_codegen.report import Progress
+from remat_codegen.report import Progress, percent
 from remat_codegen.request import Request
 from remat_codegen.several import plan_for
 from remat_codegen.target import load_target
@@ -61,7 +61,7 @@ def test_the_least_is_first_and_the_others_are_said(written):
     bytes_ = [p.budget_bytes for p in plan.all()]
     assert bytes_ == sorted(bytes_) and all(p.planned_peak_bytes <= p.budget_bytes for p in plan.all())
     assert [p.overhead for p in plan.all()] == sorted((p.overhead for p in plan.all()), reverse=True)
-    assert report.budget_bytes == bytes_[0] and sum(note.startswith("also for ") for note in report.notes) == 2
+    assert report.budget_bytes == bytes_[0] and [o.budget_bytes for o in report.others] == bytes_[1:]
     assert max(map(len, file.read_text().splitlines())) <= 120
 
 
@@ -236,6 +236,14 @@ def test_from_python(written, monkeypatch, tmp_path):
     model = load_target(f"{written[0].with_name('net.py')}:Net").module
     plan = remat_codegen.plan(model, (torch.randn(64, 32),), budget=["55%", "80%"], progress=False)
     assert "PLANS = {" in plan.source and plan.budget_bytes < plan.unmodified_peak_bytes
+    (other,), least = plan.others, plan_in(plan.source)
+    saved = least.others[0]
+    assert other == remat_codegen.OtherPlan(saved.budget_bytes, saved.planned_peak_bytes, saved.overhead, saved.bound)
+    figures = format_bytes(other.budget_bytes), percent(other.overhead)
+    assert all(
+        figure in text for figure in figures for text in (repr(plan), str(plan), plan._repr_html_(), str(plan.explain()))
+    )
+    assert "another budget" in str(plan) and "another table for " in str(plan.explain()) and "\n" not in repr(plan)
     with pytest.raises(RematError, match="there is no budget"):
         remat_codegen.plan(model, (torch.randn(64, 32),), budget=[], progress=False)
 
@@ -265,7 +273,7 @@ def test_an_empty_table_is_a_plan_too(file):
 def test_the_same_budget_twice_is_one(written, tmp_path):
     file, _ = written
     report = second.generate(Request(f"{file.with_name('net.py')}:Net", "55%,55%", tmp_path / "out.py"), QUIET)
-    assert "PLAN = {" in (tmp_path / "out.py").read_text() and report.notes == tuple(n for n in report.notes if "also" not in n)
+    assert "PLAN = {" in (tmp_path / "out.py").read_text() and report.others == () and "others" not in report.to_json()
 
 
 def test_names_of_helpers_are_renamed():
