@@ -266,7 +266,12 @@ def generate(
 @click.option(
     "--steps", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Optimizer steps to compare."
 )
-@click.option("--budget", metavar="BUDGET", help="Judge the peak by this; by what the file's header says if not given.")
+@click.option(
+    "--budget",
+    metavar="BUDGET",
+    help="Judge the peak by this, and of several plans the one that the file takes for so much; if not given, all, by what "
+    "the file's header says.",
+)
 @DETERMINISTIC
 @output_options
 def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:

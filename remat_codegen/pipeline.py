@@ -43,6 +43,7 @@ from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.several import budget_bytes
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
 from remat_codegen.trace import Autocast, know_dataclasses
@@ -120,7 +121,8 @@ def verify(
     progress: Progress,
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
-    PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says."""
+    PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says; of several tables,
+    the one is judged that the file takes for so much."""
 
     def load() -> Target:
         return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed, batch=batch))
@@ -130,11 +132,8 @@ def verify(
 
 
 def _budget_of(file: Path, budget: str | None) -> int | None:
-    """The bytes of a budget that a file is judged by; per cents are of what its plan calls unmodified."""
-    if budget is None:
-        return None
-    asked, plan = parse_budget(budget), planline.plan_in(file.read_text(encoding="utf-8"))
-    return asked.resolve(0 if plan is None else plan.unmodified_peak_bytes)
+    """The bytes of a budget that a file is judged by; None where its header tells them."""
+    return None if budget is None else budget_bytes(planline.plan_in(file.read_text(encoding="utf-8")), budget)
 
 
 # ---------------------------------------------------------------------------------------------- stages

@@ -20,6 +20,14 @@ def plan_for(plan: SavedPlan | None, budget: str | None, file: Path) -> SavedPla
     return found
 
 
+def budget_bytes(plan: SavedPlan | None, budget: str) -> int:
+    """The bytes of a budget that a file is judged by. A share that the file has a plan for is what that plan says; others are
+    of the unmodified peak."""
+    asked = parse_budget(budget)
+    found = None if plan is None else _same(plan, asked)
+    return asked.resolve(0 if plan is None else plan.unmodified_peak_bytes) if found is None else found.budget_bytes
+
+
 def _same(plan: SavedPlan, asked: Budget) -> SavedPlan | None:
     """The plan whose budget is so many bytes, or the same share. A share is not resolved: to bytes it was of more than the plan
     says."""

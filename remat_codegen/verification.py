@@ -42,6 +42,7 @@ class _Trial:
     device: str
     seed: int
     casts: Autocast  # what the model is called under
+    table: int | None = None  # of several: the budget of the one that is named
 
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""
@@ -75,19 +76,22 @@ def verification(
 ) -> Verification:
     """Trains the model that `load` gives, then the file. Raises VerifyError where there is nothing to compare.
 
-    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. What the file's own code says of
-    its budget and of autocast is not asked where the header tells.
+    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. Of several tables, the one is
+    judged that the file takes for so much; all of them if not given. What the file's own code says of its budget and of
+    autocast is not asked where the header tells.
     """
-    generated = comparing.load_generated(file)
+    generated = comparing.load_generated(file, budget_bytes)
     text = file.read_text(encoding="utf-8")
-    trial = _Trial(generated, _on_host(load(), device), load, device, seed, _casts(text, generated, device))
+    table = None if budget_bytes is None else comparing.table_taken(generated)
+    trial = _Trial(generated, _on_host(load(), device), load, device, seed, _casts(text, generated, device), table)
+    planned = _planned_peak_bytes(text, trial)
     try:
         alone = _what_is_missing(trial, file)
         options: dict[str, Any] = {"steps": steps, "advance": progress.update, "traced": True, "alone": alone}
         result = again = trial.compare(trial.generated.rematerialize, **options)
     except comparing.FileFailure as failure:
         _raise_if_refused(failure, file)
-        return _failed(trial, failure)
+        return _failed(trial, failure, planned)
     exact: comparing.Comparison | None = result
     noise = comparing.Comparison()
     if not result.identical:
@@ -102,10 +106,11 @@ def verification(
     rows += [_at_other_sizes(trial, noise)] if hasattr(trial.generated, "SIZES") and not result.alone else []
     rows += _values_put_back(trial) if not result.alone else []
     rows += [Row("as it was written", False, "it was edited by hand")] if is_sealed(text) is False else []
+    rows += [Row("the table", True, f"the one for {format_bytes(table)}")] if table is not None else []
     measured, budget = result.measured_peak_bytes, budget_bytes or _budget(text, generated)
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    rows += _with_larger_budgets(trial, text) if not result.alone else []
-    found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
+    rows += _with_larger_budgets(trial, text) if not result.alone and table is None else []
+    found = Verification(tuple(rows), measured, planned, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
     costs = trial.costs() if not result.alone else StepCosts(None, None)
     assumed = _assumed_peak_bytes(file)
@@ -134,6 +139,14 @@ def _budget(text: str, generated: Any) -> int:
     """The budget that the header's plan has, or the file, where there is no such plan."""
     plan = plan_in(text)
     return int(generated.BUDGET_BYTES) if plan is None else plan.budget_bytes
+
+
+def _planned_peak_bytes(text: str, trial: _Trial) -> int | None:
+    """What the table that is judged was planned to take; None where the header does not say."""
+    plan = None if trial.table is None else plan_in(text)
+    if trial.table is None:
+        return int(trial.generated.PLANNED_PEAK_BYTES)
+    return next((p.planned_peak_bytes for p in plan.all() if p.budget_bytes == trial.table), None) if plan is not None else None
 
 
 def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
@@ -221,10 +234,10 @@ def _within(found: comparing.Difference, again: comparing.Difference, noise: com
     return least <= noise.worst and most <= BY_CHANCE * noise.worst
 
 
-def _failed(trial: _Trial, failure: comparing.FileFailure) -> Verification:
+def _failed(trial: _Trial, failure: comparing.FileFailure, planned: int | None) -> Verification:
     """What is left to say of a file that raises an error where the original raises none."""
-    generated = trial.generated
-    return Verification((Row("training", False, str(failure)),), 0, generated.PLANNED_PEAK_BYTES, generated.BUDGET_BYTES, False)
+    budget = trial.generated.BUDGET_BYTES if trial.table is None else trial.table
+    return Verification((Row("training", False, str(failure)),), 0, planned, budget, False)
 
 
 def _assumed_peak_bytes(file: Path) -> int | None:
@@ -283,7 +296,7 @@ def _in_a_process_of_its_own(trial: _Trial, steps: int, here: comparing.Comparis
     what = "in a process of its own"
     target = _on_host(trial.load(), trial.device)  # anew: comparisons may have left something in the other
     given = trial.generated, target, trial.casts, trial.device, trial.seed, steps, len(here.traces) > steps
-    found = fresh.trained_alone(*given)
+    found = fresh.trained_alone(*given, table=trial.table)
     if found.incomparable:
         return Row(what, True, f"not compared: {found.said}")
     if found.stage == "make" and fresh.trained_alone(*given, without_file=True).said == found.said:

@@ -54,6 +54,45 @@ def test_each_is_exact_and_within_its_budget(file):
     assert sum(row.what.startswith("with ") for row in found.rows) == 2
 
 
+def test_verify_judges_the_table_that_a_budget_takes(file):
+    target, plans = f"{file.with_name('net.py')}:Net", plan_in(file.read_text()).all()
+    given = [
+        ("80%", 1, plans[1].budget_bytes),
+        (str(plans[2].budget_bytes - 1), 1, plans[2].budget_bytes - 1),
+        ("1GiB", 2, 2**30),
+    ]
+    for budget, table, judged_by in given:
+        found = pipeline.verify(file, target, steps=1, budget=budget, progress=QUIET)
+        assert found.ok, found.failures()
+        assert (found.planned_peak_bytes, found.budget_bytes) == (plans[table].planned_peak_bytes, judged_by)
+        assert abs(found.measured_peak_bytes - found.planned_peak_bytes) < 64
+        told = {row.what: row.detail for row in found.rows}
+        assert told["the table"] == f"the one for {format_bytes(plans[table].budget_bytes)}"
+        assert told["in a process of its own"] == "1 step bit-identical" and not any(w.startswith("with ") for w in told)
+
+
+def test_a_table_that_fails_is_judged_by_its_own_budget(file):
+    """Where the named table is wrong and the least is right, only the first is found to be."""
+    target, (least, other, most) = f"{file.with_name('net.py')}:Net", plan_in(file.read_text()).all()
+    text = file.read_text()
+    start, end = (text.index(f"    {plan.budget_bytes}: {{") for plan in (other, most))
+    file.write_text(f"{text[:start]}    {other.budget_bytes}: {{\n    }},\n{text[end:]}")  # which rebuilds nothing
+    found = pipeline.verify(file, target, steps=1, budget="80%", progress=QUIET)
+    assert [row.what for row in found.rows if not row.ok] == ["as it was written", "peak within budget"]
+    assert found.measured_peak_bytes > found.budget_bytes == other.budget_bytes
+    found = pipeline.verify(file, target, steps=1, budget=str(least.budget_bytes), progress=QUIET)
+    assert [row.what for row in found.rows if not row.ok] == ["as it was written"]
+
+
+def test_a_budget_below_the_least_is_told_in_one_line(file, capsys):
+    least = plan_in(file.read_text()).budget_bytes
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", str(file), f"{file.with_name('net.py')}:Net", "--budget", str(least - 1), "-q"])
+    error = capsys.readouterr().err.strip()
+    assert caught.value.code == 2 and error.count("\n") == 0
+    assert f"is {least:,} bytes, more than {least - 1:,}; name that or more, --budget {least}" in error
+
+
 def test_the_least_is_first_and_the_others_are_said(written):
     file, report = written
     plan = plan_in(file.read_text())
