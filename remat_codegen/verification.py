@@ -166,10 +166,11 @@ def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
         if (wrong := _wrongly_put_back(trial, make)) is not None:
             found.append(Row(what, False, wrong))
             continue
-        peak = f"peak {format_bytes(result.measured_peak_bytes)} of {format_bytes(other.budget_bytes)}"
+        peak = f"peak {format_bytes(result.measured_peak_bytes)}, planned {format_bytes(other.planned_peak_bytes)}"
         same = "everything bit-identical" if result.identical else "not bit-identical"
         within = result.measured_peak_bytes <= other.budget_bytes
-        found.append(Row(what, result.identical and within, f"{same}, {peak}"))
+        budget = f"budget {format_bytes(other.budget_bytes)}"
+        found.append(Row(what, result.identical and within, f"{same}, {peak}, {budget}"))
     return found
 
 

@@ -51,7 +51,10 @@ def file(written, tmp_path):
 def test_each_is_exact_and_within_its_budget(file):
     found = pipeline.verify(file, f"{file.with_name('net.py')}:Net", steps=2, progress=QUIET)
     assert found.ok, found.failures()
-    assert sum(row.what.startswith("with ") for row in found.rows) == 2
+    others = [row.detail for row in found.rows if row.what.startswith("with ")]
+    plans = plan_in(file.read_text()).others
+    told = [f"planned {format_bytes(p.planned_peak_bytes)}, budget {format_bytes(p.budget_bytes)}" for p in plans]
+    assert [detail.partition(" KiB, ")[2] for detail in others] == told
 
 
 def test_verify_judges_the_table_that_a_budget_takes(file):
