@@ -16,6 +16,7 @@ from remat_codegen import verify as comparing
 from remat_codegen.budget import format_bytes
 from remat_codegen.cli import cli
 from remat_codegen.errors import BudgetError, RematError, VerifyError
+from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
 from remat_codegen.planline import plan_in
@@ -124,6 +125,12 @@ def test_on_a_cpu_the_least_is_taken(file):
     model = generated.Net()
     model(torch.randn(64, 32)).sum().backward()
     assert generated.CHOSEN[model] == generated.PLANS[generated.BUDGET_BYTES] and min(generated.PLANS) == generated.BUDGET_BYTES
+
+
+def test_a_training_loop_leaves_the_choice_to_the_device(file):
+    model = load_target(f"{file.with_name('net.py')}:Net").module.train()
+    at_first_step(model, "1%", file)(torch.randn(64, 32)).sum().backward()
+    assert list(model.forward.plan) == [plan.budget_bytes for plan in plan_in(file.read_text()).all()]
 
 
 def test_a_budget_that_is_named(file):
