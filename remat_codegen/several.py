@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
@@ -29,15 +30,15 @@ def budget_bytes(plan: SavedPlan | None, budget: str) -> int:
 
 
 def _same(plan: SavedPlan, asked: Budget) -> SavedPlan | None:
-    """The plan whose budget is so many bytes, or the same share. A share is not resolved: to bytes it was of more than the plan
-    says."""
+    """The plan whose budget is so many bytes, or the same share. Shares are compared as they are written: they were of the peak
+    and some slack, which no plan says."""
     if asked.nbytes is not None:
         return next((one for one in plan.all() if one.budget_bytes == asked.nbytes), None)
     other = next((one for one in plan.others if asked.percent in _shares(one)), None)
     return plan if other is None and asked.percent in _shares(plan) else other  # the first names the budgets of all
 
 
-def _shares(plan: SavedPlan) -> list[object]:
+def _shares(plan: SavedPlan) -> list[Fraction]:
     return [budget.percent for budget in parse_budgets(plan.budget) if budget.percent is not None]
 
 
