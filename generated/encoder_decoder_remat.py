@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.1731,"bound":0.1656,"device":"cpu","order":"211|112:100-101;
 #: 2*(117:42)+2+51;124:86;2*(129:81-83)+6-7;2*(142:67-69)+6-5;154:43-47,53-57;161:48-50;172:35-39;2*(178:30-33;
 #: 186:25-26)+12-12;202:1-9","notes":["61\u0020options\u0020from\u002055\u0020integer\u0020programs"],
-#: "seal":"0ffd04c3b519daf5"}
+#: "seal":"0734745b7f8f769d"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -175,7 +175,7 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -288,9 +288,9 @@ def _planned(model, plan, forward, args, kwargs):
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
 
-def _is_like(tensor):
-    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
-    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+def _numbers(tensors):
+    """The numbers in the largest tensor of the kind of the largest input: others, such as a state, may be larger."""
+    return max([t.numel() for t in tensors if t.is_floating_point() == LARGEST[2].is_floating_point], default=0)
 
 
 def _calls():
@@ -305,11 +305,11 @@ def _step(model, plan, forward, args, kwargs):
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
         peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST.clear()
+        LARGEST[1] = 0
     return step.first(forward, args, kwargs)
 
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"63d371f1d3248240"}
+#: "seal":"296b6d9fbca0a834"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -155,7 +155,7 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -268,9 +268,9 @@ def _planned(model, plan, forward, args, kwargs):
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
 
-def _is_like(tensor):
-    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
-    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+def _numbers(tensors):
+    """The numbers in the largest tensor of the kind of the largest input: others, such as a state, may be larger."""
+    return max([t.numel() for t in tensors if t.is_floating_point() == LARGEST[2].is_floating_point], default=0)
 
 
 def _calls():
@@ -285,11 +285,11 @@ def _step(model, plan, forward, args, kwargs):
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
         peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST.clear()
+        LARGEST[1] = 0
     return step.first(forward, args, kwargs)
 
 

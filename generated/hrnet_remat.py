@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"ed02681645f2775d"}
+#: "seal":"412dfa3c20e4d3d2"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -160,7 +160,7 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -273,9 +273,9 @@ def _planned(model, plan, forward, args, kwargs):
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
 
-def _is_like(tensor):
-    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
-    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+def _numbers(tensors):
+    """The numbers in the largest tensor of the kind of the largest input: others, such as a state, may be larger."""
+    return max([t.numel() for t in tensors if t.is_floating_point() == LARGEST[2].is_floating_point], default=0)
 
 
 def _calls():
@@ -290,11 +290,11 @@ def _step(model, plan, forward, args, kwargs):
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
         peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST.clear()
+        LARGEST[1] = 0
     return step.first(forward, args, kwargs)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from remat_codegen import comparison, making, picture, planning
+from remat_codegen.batch import at_largest_batch
 from remat_codegen.budget import Budget, check_units, format_bytes, parse_budget, parse_budgets
 from remat_codegen.comparison import Compared
 from remat_codegen.errors import RematError, VersionWarning
@@ -53,8 +54,8 @@ class RematPlan:
     can beat, None where none is known. `blocks` has a row for each block of the model: what it keeps, forgets and computes
     again. `source` is the file's text, `notes` are what there is to know of it.
 
-    Of several budgets, all of this is of the least; `others` has for each larger one its `budget_bytes`, `peak_bytes`,
-    `overhead` and `bound`.
+    Of several budgets, all of this is of the least, and of several batch sizes of the largest; `others` has for each of the
+    other plans its `budget_bytes`, `peak_bytes`, `overhead` and `bound`, and its `batch`, None where these are for budgets.
     """
 
     budget_bytes: int
@@ -99,7 +100,7 @@ class RematPlan:
         return Picture(memory_picture(*self._made.curves, self.budget_bytes))
 
     def __repr__(self) -> str:
-        others = ", ".join(f"{format_bytes(other.budget_bytes)} ({percent(other.overhead)})" for other in self.others)
+        others = ", ".join(f"{other.label} ({percent(other.overhead)})" for other in self.others)
         return (
             f"<RematPlan of {type(self._model).__name__}: {format_bytes(self.peak_bytes)} of "
             f"{format_bytes(self.unmodified_peak_bytes)} within {format_bytes(self.budget_bytes)}, "
@@ -178,6 +179,7 @@ def plan(
     budget: str | int | Sequence[str | int],
     planner: str | None = None,
     device: str | torch.device | None = None,
+    batch: int | str | Sequence[int] | None = None,
     dynamic: str | Sequence[str] = (),
     autocast: str | torch.dtype | None = None,
     seed: int = 0,
@@ -198,6 +200,9 @@ def plan(
             GPU has room for (on a CPU, the least); the figures are those of the least, and `others` those of the others.
         planner: who decides what is recomputed, as `--planner`.
         device: where the model trains; where it lies if not given.
+        batch: another batch size than that of `inputs`, as `--batch`. Several, like [32, 16, 8], give one file with a plan for
+            each, of which a step takes that of the least batch that its inputs fit into; the figures are those of the largest,
+            and `others` those of the others.
         dynamic: sizes that may differ from call to call, like "idx.0".
         autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
         seed: seeds inputs that a text describes.
@@ -219,6 +224,7 @@ def plan(
         cache,
         budget=_budgets(budget),
         planner=planner,
+        batch=_batch(batch),
         dynamic=dynamic if isinstance(dynamic, str) else ",".join(dynamic),
         autocast=_autocast(autocast),
         time_limit=_seconds(time_limit),
@@ -253,6 +259,7 @@ def rematerialize(
     budget: str | int,
     planner: str | None = None,
     device: str | torch.device | None = None,
+    batch: int | str | Sequence[int] | None = None,
     dynamic: str | Sequence[str] = (),
     autocast: str | torch.dtype | None = None,
     seed: int = 0,
@@ -272,6 +279,7 @@ def rematerialize(
         budget=budget,
         planner=planner,
         device=device,
+        batch=batch,
         dynamic=dynamic,
         autocast=autocast,
         seed=seed,
@@ -366,6 +374,16 @@ def _budget(value: str | int) -> Budget:
     return parse_budget(str(value))
 
 
+def _batch(value: int | str | Sequence[int] | None) -> str | None:
+    """One batch size, or several, as the command line takes them."""
+    if value is None or isinstance(value, str):
+        return value
+    each: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    if not each or not all(type(size) is int and size > 0 for size in each):
+        raise RematError(f"a batch is a number of rows, like 16, or several, like [32, 16, 8], not {value!r}")
+    return ",".join(map(str, each))
+
+
 def _planner(name: str) -> str:
     if name not in PLANNERS:
         raise RematError(f"{name!r} is no planner; they are {', '.join(PLANNERS)}")
@@ -391,6 +409,7 @@ def _seconds(value: float | None) -> float | None:
 def _traced(model: torch.nn.Module, inputs: Any, request: Request, progress: Progress) -> Traced:
     with progress.stage("load"):
         target = given_target(model, inputs, request.device, request.seed)
+        target = at_largest_batch(target, request.batch)
     return trace_loaded(target, request, progress)
 
 

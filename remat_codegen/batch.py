@@ -1,4 +1,5 @@
-"""Inputs of another batch size (`--batch 16`): the rows that there are, again and again, or fewer of them.
+"""Inputs of another batch size (`--batch 16`): the rows that there are, again and again, or fewer of them. Several sizes
+(`--batch 32,16,8`) are for files with a plan for each.
 
 Which sizes are the batch: the leading one of every input, where that is the same for all, or those that are named as for
 `--dynamic` (`--batch src.1,tgt.1=16`). Rows are repeated rather than drawn, so that values are such as the model takes.
@@ -8,19 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from remat_codegen.errors import TargetError
 from remat_codegen.sizes import Asked, named_leaves, parse_dynamic
+from remat_codegen.target import Target
 from remat_codegen.torch_seam import pytree
 
 OPTION = "--batch"
 FORM = f"write {OPTION} 16, or name the sizes: {OPTION} idx.0,targets.0=16"
 
-_FORM = re.compile(r"(?:([^=]*[^=\s])\s*=)?\s*([0-9]{1,9})")
+_FORM = re.compile(r"(?:([^=]*[^=\s])\s*=)?\s*([0-9]{1,9}(?:\s*,\s*[0-9]{1,9})*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,22 @@ class Batch:
 
 
 def parse_batch(text: str) -> Batch:
-    """Reads `--batch`. Raises TargetError."""
+    """Reads `--batch` where there can be one size. Raises TargetError."""
+    first, *others = parse_batches(text)
+    if others:
+        what = f"{text!r} names several sizes, which only a generated file can have plans for"
+        raise TargetError(what, where=OPTION, hint="name one of them")
+    return first
+
+
+def parse_batches(text: str) -> tuple[Batch, ...]:
+    """Reads `--batch`, the largest size first. Raises TargetError."""
     found = _FORM.fullmatch(text.strip())
-    if found is None or int(found[2]) == 0:
+    sizes = {int(size) for size in found[2].split(",")} if found is not None else {0}
+    if found is None or 0 in sizes:
         raise TargetError(f"cannot read {text!r}", where=OPTION, hint=FORM)
-    return Batch(int(found[2]), (found[1] or "").replace(" ", ""))
+    places = (found[1] or "").replace(" ", "")
+    return tuple(Batch(size, places) for size in sorted(sizes, reverse=True))
 
 
 def batch_sizes(
@@ -85,6 +98,17 @@ def with_batch(
 
     changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(change, (args, kwargs))
     return changed
+
+
+def at_batch(target: Target, batch: Batch) -> Target:
+    """A target with inputs of another batch size. Raises TargetError where there are none."""
+    args, kwargs = with_batch(batch, target.module.forward, target.args, target.kwargs)
+    return replace(target, args=args, kwargs=kwargs)
+
+
+def at_largest_batch(target: Target, batch: str) -> Target:
+    """A target with inputs of the largest batch size that `--batch` names, if it is given. Raises TargetError."""
+    return at_batch(target, parse_batches(batch)[0]) if batch else target
 
 
 def _resized(tensor: torch.Tensor, dimensions: set[int], size: int) -> torch.Tensor:

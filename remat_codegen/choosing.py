@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from remat_codegen.batch import Batch
+from remat_codegen.batch import Batch, parse_batch
 from remat_codegen.batching import Trials, Tried
 from remat_codegen.budget import format_bytes, parse_budget, parse_overhead
 from remat_codegen.drafts import Draft, Measure, Measured, draft_of, least_bytes, measured, write
@@ -65,6 +65,7 @@ def generate(request: Request, question: Question, progress: Progress) -> Report
     elif request.dynamic:
         request = replace(request, edition=1)
     if question.largest_batch is not None:
+        parse_batch(request.batch or "1")  # which says that there can be one only
         draft, chosen = with_largest_batch(request, question, progress)
     elif question.max_overhead is not None:
         draft, chosen = least_budget(measured(request, progress), question.max_overhead, progress)

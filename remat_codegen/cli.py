@@ -48,6 +48,7 @@ Examples:
   remat-codegen my.package:build --budget 800MiB --inputs "idx=int64[4,512]<50257; mask=bool[4,512]"
   remat-codegen model.py:GPT2 --budget 1GiB --save-plan plan.json
   remat-codegen model.py:GPT2 --budget 8GiB,16GiB,24GiB  # one file, which takes what its GPU has room for
+  remat-codegen model.py:GPT2 --budget 8GiB --batch 32,16,8  # one file, which recomputes less for a smaller batch
   remat-codegen model.py:GPT2 --plan plan.json -o again.py
   remat-codegen model.py:GPT2 --fit 24GiB --optimizer adamw --largest-batch
   remat-codegen model.py:GPT2 --max-overhead 10%
@@ -269,8 +270,8 @@ def generate(
 @click.option(
     "--budget",
     metavar="BUDGET",
-    help="Judge the peak by this, and of several plans the one that the file takes for so much; if not given, all, by what "
-    "the file's header says.",
+    help="Judge the peak by this, and of plans for several budgets the one that the file takes for so much; if not given, all, "
+    "by what the file's header says.",
 )
 @DETERMINISTIC
 @output_options

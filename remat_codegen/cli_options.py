@@ -30,11 +30,6 @@ def _time_limit(help_text: str) -> Callable[[Callable], Callable]:
 
 
 time_limit_option = _time_limit("How long measuring and planning may take: the best plan so far is taken then.")
-shown_budget_option = click.option(
-    "--budget",
-    metavar="BUDGET",
-    help="Which of the file's plans is shown: a budget in bytes, or as the file's command has it. [default: the least]",
-)
 plan_limit_option = _time_limit("How long each plan is looked for: the best so far is taken then. Measuring is not counted.")
 
 
@@ -58,13 +53,32 @@ def model_options(command: Callable) -> Callable:
             "--batch",
             default="",
             metavar="N",
-            help="Give the inputs another batch size: the leading size of all, or those that are named, idx.0,mask.0=16.",
+            help="Give the inputs another batch size: the leading size of all, or those that are named, idx.0,mask.0=16. "
+            "Several, 32,16,8, give one file with a plan for each.",
         ),
         click.option(
             "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where the model trains: cpu, cuda, cuda:1."
         ),
         click.option(
             "--seed", default=0, show_default=True, metavar="N", callback=_seed, type=int, help="Seeds weights and inputs."
+        ),
+    )
+    return with_options(command, options)
+
+
+def shown_plan_options(command: Callable) -> Callable:
+    """Options that say which of a file's plans is shown, where it has several."""
+    options = (
+        click.option(
+            "--budget",
+            metavar="BUDGET",
+            help="Which of the file's plans is shown: a budget in bytes, or as the file's command has it. [default: the least]",
+        ),
+        click.option(
+            "--batch",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Which of the file's plans is shown, where they are for several batch sizes. [default: the largest]",
         ),
     )
     return with_options(command, options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from remat_codegen.cli_options import FILE, captured, output_options, shown_budget_option
+from remat_codegen.cli_options import FILE, captured, output_options, shown_plan_options
 from remat_codegen.errors import OutputError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.request import PLANNERS
@@ -30,7 +30,7 @@ def _planners(ctx: click.Context, option: click.Parameter, value: str | None) ->
 @click.argument("file", type=FILE)
 @click.argument("target", required=False)
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The page to write, like report.html.  [default: FILE.html]")
-@shown_budget_option
+@shown_plan_options
 @click.option("--measure", is_flag=True, help="Run the file, and show what its step holds beside what was planned.")
 @click.option(
     "--planners",
@@ -45,6 +45,7 @@ def report(
     target: str | None,
     output: Path | None,
     budget: str | None,
+    batch: int | None,
     measure: bool,
     planners: tuple[str, ...] | None,
     no_cache: bool,
@@ -69,7 +70,9 @@ def report(
         from remat_codegen.tradeoff import QUICK
 
         chosen = QUICK if planners is None else planners
-        page = reporting.report(file, progress, target, planners=chosen, measure=measure, cache=not no_cache, budget=budget)
+        page = reporting.report(
+            file, progress, target, planners=chosen, measure=measure, cache=not no_cache, budget=budget, batch=batch
+        )
         if page_file is not None:
             write_atomically(page_file, render(page))
         show(page.to_json(), page_table(page, page_file))

@@ -266,12 +266,13 @@ def check(file: Path, progress: Progress, plan: Path | None = None, strict: bool
 def _compared(
     file: Path, text: str, header: Header, traced: pipeline.Traced, edited: tuple[str, ...], progress: Progress
 ) -> Finding:
-    digest, graph = _source_digest(traced), traced.graph.digest()
+    digest = _source_digest(traced)
     changed = (f"{traced.target.path.name} has changed",) if digest[:12] != header.source else ()
     if header.plan is None:
         return Finding(file, (*edited, *changed, header.damage))
-    if header.plan.graph != graph:
-        diff = (f"-graph {header.plan.graph[:12]}", f"+graph {graph[:12]}")
+    both = [(plan.graph, traced.at(number).graph.digest()) for number, plan in enumerate(header.plan.all())]
+    if differing := [(planned, now) for planned, now in both if planned != now]:
+        diff = (f"-graph {differing[0][0][:12]}", f"+graph {differing[0][1][:12]}")
         return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability(header.request.device))), diff)
     try:
         with progress.stage("emit"):
@@ -313,6 +314,8 @@ def _emitted(file: Path, text: str, header: Header, plan: SavedPlan, traced: pip
 def _with_plan_of(file: Path, text: str, header: Header, plan: SavedPlan, traced: pipeline.Traced) -> str:
     """What the generator writes for a file's plan. In the second edition that is its table, whose step has to be the plan's."""
     schedule = planfile.schedule_of(plan, traced.graph, file)
+    if not traced.are_of(plan):
+        raise PlanFileError("its plan is for other batch sizes than its command", where=str(file))
     if header.request.edition == 1:
         return pipeline.emit(traced, schedule, plan, header.request)
     brought, problems = second.read_back(text, traced)
@@ -430,7 +433,8 @@ def _plan_that_fits(header: Header, traced: pipeline.Traced, file: Path) -> Save
     if plan is None or (plan.budget, plan.device, plan.planner) != (asked.budget, asked.device, asked.planner):
         return None
     try:
-        planfile.schedule_of(plan, traced.graph, file)
+        for number, one in enumerate(plan.all()):
+            planfile.schedule_of(one, traced.at(number).graph, file)
     except PlanFileError:
         return None
-    return plan
+    return plan if traced.are_of(plan) else None

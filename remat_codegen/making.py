@@ -91,7 +91,8 @@ def _made(
         unmodified_peak_bytes=plan.unmodified_peak_bytes,
         budget_bytes=plan.budget_bytes,
         overhead=plan.overhead,
-        others=tuple(Table(p.budget_bytes, p.planned_peak_bytes, p.overhead) for p in plan.others),
+        others=tuple(Table(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.batch) for p in plan.others),
+        batch=plan.batch,
     )
     curves = curve(graph, profile, schedule), curve(graph, profile, plain)
     return Made(text, _report(plan, traced, progress), blocks, found, curves)

@@ -44,6 +44,7 @@ NESTED = True  # the table has parts within parts
 TWICE = True  # it has entries with /twice
 NUMBERED = True  # it has entries for one call of several, such as relu#1
 SEVERAL = True  # the file has a table for each of several budgets
+BATCHES = True  # the file has a table for each of several batch sizes
 ON_GPU = True  # it is for GPUs, whose memory may run out
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
@@ -54,7 +55,8 @@ MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks nee
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 PLANNED: list = []  # bytes that a step is planned to take at most
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; empty once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
+NUMBERS: dict = {}  # by batch size: numbers in the largest input
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -171,7 +173,7 @@ def running_again():
 def _planned(model, plan, forward, args, kwargs):
     """A training step where gradients are needed."""
     plain = not plan or not model.training or not torch.is_grad_enabled()
-    if SEVERAL:  # an empty table, too, is of a step: other plans and arguments that the model has do not count in it
+    if SEVERAL or BATCHES:  # an empty table, too, is of a step: other plans and arguments of a model do not count in it
         plain = not model.training or not torch.is_grad_enabled()
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
@@ -210,9 +212,25 @@ def _room(model):
     return torch.cuda.mem_get_info(device)[0] + reserved - later
 
 
-def _is_like(tensor):
-    """Whether a tensor is of the kind of the largest input: others, such as a state beside it, may be larger."""
-    return tensor.is_floating_point() == LARGEST[2].is_floating_point
+def _numbers(tensors):
+    """The numbers in the largest tensor of the kind of the largest input: others, such as a state, may be larger."""
+    return max([t.numel() for t in tensors if t.is_floating_point() == LARGEST[2].is_floating_point], default=0)
+
+
+def of_batch(plans, batch):
+    """Of tables by batch size, the one that is named."""
+    if batch not in plans:
+        known = ", ".join(map(str, plans))
+        raise ValueError(f"there are plans for a batch of {known}, not {batch!r}: name one of them")
+    return plans[batch]
+
+
+def _large_enough(plans, given):
+    """Of tables by batch size, that of the least one that a step's inputs fit into; the largest where none is."""
+    if not isinstance(next(iter(plans), None), int):  # somebody named the batch
+        return plans
+    numbers = _numbers(_all(given, torch.Tensor))
+    return of_batch(plans, min((size for size in plans if NUMBERS[size] >= numbers), default=max(plans)))
 
 
 def _calls():
@@ -228,14 +246,16 @@ def _step(model, plan, forward, args, kwargs):
         return forward(*args, **kwargs)
     if SEVERAL:
         plan = _chosen(model, plan)
+    if BATCHES:
+        plan = _large_enough(plan, (args, kwargs))
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
     step = Step(model, plan, (args, kwargs))
-    if LARGEST and (factor := max([t.numel() for t in step.given if _is_like(t)], default=0) / LARGEST[0]) > 1:
+    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
         peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST.clear()
+        LARGEST[1] = 0
     if ON_GPU:
         return _told(step, "in the forward pass", step.first, forward, args, kwargs)
     return step.first(forward, args, kwargs)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from remat_codegen import __version__, aswritten, planfile, planline
-from remat_codegen.batch import parse_batch, with_batch
-from remat_codegen.budget import format_bytes, parse_budget, parse_budgets
+from remat_codegen.batch import at_batch, at_largest_batch, parse_batches
+from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Figures, Original, render
 from remat_codegen.errors import BudgetError, TargetError
@@ -60,10 +60,23 @@ STEADY = 0.01  # of the step's time; what an update may cost over the best plan 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A target with its graph."""
+    """A target with its graph. `others` are the same model at smaller batch sizes, where one file has plans for several."""
 
     target: Target
     model: Model
+    others: tuple[Traced, ...] = ()
+
+    def at(self, number: int) -> Traced:
+        """What a file's plan of that number is for."""
+        return self.all()[min(number, len(self.others))]
+
+    def all(self) -> tuple[Traced, ...]:
+        """This one, and the others, the largest batch first."""
+        return (self, *self.others)
+
+    def are_of(self, plan: SavedPlan) -> bool:
+        """Whether there is one for each plan, if there are several."""
+        return not self.others or len(self.all()) == len(plan.all())
 
     @property
     def graph(self) -> Graph:
@@ -122,13 +135,22 @@ def verify(
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
     PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says; of several tables,
-    the one is judged that the file takes for so much."""
+    the one is judged that the file takes for so much, or for `batch`; all of those for batch sizes, if that is the largest."""
+    planned = _batches_of(file)
+    size = parse_batches(batch)[0].size if batch and planned else None
 
     def load() -> Target:
-        return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed, batch=batch))
+        return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed, batch=batch or planned))
 
     with progress.stage("verify"), deterministic_algorithms(deterministic):
-        return verification(file, load, device, seed, steps, progress, _budget_of(file, budget))
+        return verification(file, load, device, seed, steps, progress, _budget_of(file, budget), size)
+
+
+def _batches_of(file: Path) -> str:
+    """The batch sizes that a file has plans for, as its command says; empty where it does not have several."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    plan = planline.plan_in(text)
+    return "" if plan is None or plan.batch is None else planline.option_in(text, "batch") or ""
 
 
 def _budget_of(file: Path, budget: str | None) -> int | None:
@@ -147,7 +169,14 @@ def trace_target(request: Request, progress: Progress) -> Traced:
 
 
 def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced:
-    """Finds the graph of a target that is there already. Raises RematError where it cannot."""
+    """Finds the graph of a target that is there already, and that of each smaller batch asked for. Raises RematError where it
+    cannot."""
+    found = _trace_loaded(target, request, progress)
+    smaller = parse_batches(request.batch)[1:] if request.batch else ()
+    return replace(found, others=tuple(_trace_loaded(at_batch(target, batch), request, progress) for batch in smaller))
+
+
+def _trace_loaded(target: Target, request: Request, progress: Progress) -> Traced:
     if target.without_cache:
         progress.note(
             "note: training steps run with use_cache=False, in the file, too; evaluation and generate() keep their cache"
@@ -169,10 +198,7 @@ def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced
 def _target(request: Request) -> Target:
     found = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
     know_dataclasses((found.args, found.kwargs))
-    if not request.batch:
-        return found
-    args, kwargs = with_batch(parse_batch(request.batch), found.module.forward, found.args, found.kwargs)
-    return replace(found, args=args, kwargs=kwargs)
+    return at_largest_batch(found, request.batch)
 
 
 def _autocast(request: Request) -> Autocast:
@@ -185,6 +211,11 @@ def _autocast(request: Request) -> Autocast:
 
 def measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
     """Time and workspace of the graph's nodes, measured on the request's device or remembered from an earlier run."""
+    found = _measured_costs(request, traced, progress)
+    return replace(found, others=tuple(_measured_costs(request, one, progress) for one in traced.others))
+
+
+def _measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
     left = request.seconds_left(MEASURING)
     hurry_at = math.inf if left is None else time.monotonic() + left
     with progress.stage("profile"):
@@ -203,19 +234,39 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
 def make_plan(
     request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = (), profile: Profile | None = None
 ) -> SavedPlan:
-    """A new plan, or one for each budget; the order of the plan before it, if there was one, where that still does about as
-    well. `profile` are the costs, measured if not given. Raises BudgetError where nothing fits.
+    """A new plan, or one for each budget or batch size; the order of the plan before it, if there was one, where that still
+    does about as well. `profile` are the costs, measured if not given. Raises BudgetError where nothing fits.
     """
     assert request.budget is not None
     profile = measured_costs(request, traced, progress) if profile is None else profile
     budgets = parse_budgets(request.budget)
-    if len(budgets) > 1 and request.edition == 1:
-        raise BudgetError("several budgets are for files with tables", hint="leave out --edition 1, or name one budget")
+    if (several := _several(budgets, traced)) and request.edition == 1:
+        raise BudgetError(f"several {several} are for files with tables", hint="leave out --edition 1, or name one")
+    if traced.others:
+        return _plan_for_each_batch(request, traced, progress, profile)
     if len(budgets) == 1:
         return _make_plan(replace(request, budget=budgets[0].text), traced, progress, previous, profile)
     made = [_make_plan(replace(request, budget=b.text), traced, progress, (), profile) for b in budgets]
     first, *others = {plan.budget_bytes: plan for plan in sorted(made, key=lambda plan: plan.budget_bytes)}.values()
     return replace(first, budget=request.budget, others=tuple(others))
+
+
+def _several(budgets: Sequence[Budget], traced: Traced) -> str:
+    """What there are several of. Raises BudgetError where that is both."""
+    if len(budgets) > 1 and traced.others:
+        raise BudgetError("a file has several budgets or several batch sizes, not both", hint="name one budget, or one batch")
+    return "budgets" if len(budgets) > 1 else "batch sizes" if traced.others else ""
+
+
+def _plan_for_each_batch(request: Request, traced: Traced, progress: Progress, profile: Profile) -> SavedPlan:
+    """Plans within one budget, the largest batch's first: per cent are of what that takes."""
+    first = _make_plan(request, traced, progress, (), profile)
+    asked = replace(request, budget=str(first.budget_bytes))
+    numbered = enumerate(traced.others, start=1)
+    plans = [first, *(_make_plan(asked, one, progress, (), profile.at(number)) for number, one in numbered)]
+    sizes = [batch.size for batch in parse_batches(request.batch)]
+    first, *others = [replace(plan, batch=size) for plan, size in zip(plans, sizes, strict=True)]
+    return replace(first, others=tuple(others))
 
 
 def _make_plan(request: Request, traced: Traced, progress: Progress, previous: Sequence[int], profile: Profile) -> SavedPlan:
@@ -399,7 +450,11 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         answer=_answer_lines(plan),
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
-        others=tuple(Figures(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.bound) for p in plan.others),
+        batch=plan.batch,
+        others=tuple(
+            Figures(p.budget_bytes, p.planned_peak_bytes, p.unmodified_peak_bytes, p.overhead, p.bound, p.batch)
+            for p in plan.others
+        ),
     )
 
 
@@ -450,7 +505,7 @@ def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
     default = Request("")
     asked: dict[str, Any] = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
-    asked |= {name: getattr(request, name) for name in ("dynamic", "autocast", "seed")}
+    asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "autocast", "seed")}
     asked |= {"edition": 2 if request.edition == 2 else None}
     words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
     inputs = "inputs" if request.inputs is None else repr(request.inputs)
@@ -474,5 +529,6 @@ def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Veri
         notes=plan.notes,
         verify=verified,
         answer=plan.answer,
-        others=tuple(OtherPlan(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.bound) for p in plan.others),
+        others=tuple(OtherPlan(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.bound, p.batch) for p in plan.others),
+        batch=plan.batch,
     )

@@ -14,12 +14,13 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from remat_codegen.budget import plan_label
 from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
 # Fields that most plans leave out.
-OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "others")
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "batch", "others")
 FORMAT, VERSION = "remat-codegen plan", 1
 SAVED = "name a file that --save-plan wrote"
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
@@ -33,6 +34,7 @@ class SavedPlan:
     `device` is a kind of device, cpu or cuda, and `capability` the compute capability of the GPU that was planned for (9.0).
     `answer` says what the budget is the answer to, where it was found rather than given.
     `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
+    Or they are for smaller batch sizes, from the largest on, which `batch` says of each.
     """
 
     graph: str
@@ -51,11 +53,21 @@ class SavedPlan:
     as_written_overhead: float | None = None
     capability: str | None = None
     answer: str | None = None
+    batch: int | None = None
     others: tuple[SavedPlan, ...] = ()
 
     def all(self) -> tuple[SavedPlan, ...]:
-        """This plan, and those for larger budgets that are in the same file."""
+        """This plan, and those for larger budgets, or smaller batch sizes, that are in the same file."""
         return (self, *self.others)
+
+    def at(self, number: int) -> SavedPlan | None:
+        """The plan of that number, None where there are fewer."""
+        return self.all()[number] if number < len(self.all()) else None
+
+    @property
+    def label(self) -> str:
+        """What tells it from others in one file."""
+        return plan_label(self.budget_bytes, self.batch)
 
     def rows(self) -> dict[str, Any]:
         """The fields by name, without those that say nothing."""
@@ -121,7 +133,7 @@ def _entries(rows: dict[str, Any]) -> dict[str, Any]:
 def _fits(value: Any, name: str) -> bool:
     if name == "order":
         return True
-    if name.endswith("_bytes"):
+    if name.endswith("_bytes") or name == "batch":
         return type(value) is int
     if name in ("overhead", "bound", "as_written_overhead"):
         return type(value) in (int, float) or (name == "bound" and value is None)

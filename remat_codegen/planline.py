@@ -129,6 +129,15 @@ def keywords_of(call: str) -> dict[str, Any]:
     return given | ({"inputs": ast.literal_eval(inputs)} if isinstance(inputs, ast.Constant) else {})
 
 
+def option_in(text: str, name: str) -> str | None:
+    """An option of the command in a generated file's header, or the argument of that name of the call; None where it is not
+    given. Raises ValueError where neither can be read."""
+    words, call = split_words(command_in(text) or ""), call_in(text)
+    option = f"--{name}"
+    given = words[words.index(option) + 1] if option in words[:-1] else None
+    return given if call is None else keywords_of(call).get(name)
+
+
 # ---------------------------------------------------------------------------------------------- the seal
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from remat_codegen import planfile
 from remat_codegen.aswritten import as_written
+from remat_codegen.batch import parse_batch
 from remat_codegen.budget import Budget
 from remat_codegen.errors import BudgetError
 from remat_codegen.files import check_writable, write_atomically
@@ -100,6 +101,8 @@ def priced_model(request: Request, progress: Progress) -> Priced:
 
 def priced(traced: Traced, request: Request, progress: Progress) -> Priced:
     """A traced model, measured. Raises RematError."""
+    if traced.others:
+        parse_batch(request.batch)  # which says that there can be one only
     profile = measured_costs(request, traced, progress)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)

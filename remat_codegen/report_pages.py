@@ -17,6 +17,8 @@ def page_table(page: Page, output: Path | None) -> Table:
     figures, table = page.figures, two_columns()
     if figures.budget_bytes is not None:
         table.add_row("budget", format_bytes(figures.budget_bytes))
+    if figures.batch is not None:
+        table.add_row("batch", str(figures.batch))
     table.add_row(
         "planned peak", f"{format_bytes(figures.planned_peak_bytes)} of {format_bytes(figures.unmodified_peak_bytes)}"
     )
@@ -36,7 +38,7 @@ def page_table(page: Page, output: Path | None) -> Table:
 
 
 def _other(plan: OtherPlan) -> str:
-    """A plan that the file has for another budget, in a line."""
-    budget = "" if plan.budget_bytes is None else f"for {format_bytes(plan.budget_bytes)}: "
+    """A plan that the file has for another budget, or another batch size, in a line."""
+    of = f"for {plan.label}: " if plan.label else ""
     least = "" if plan.bound is None else f", lower bound {percent(plan.bound)}"
-    return f"{budget}peak {format_bytes(plan.planned_peak_bytes)}, overhead {percent(plan.overhead)}{least}"
+    return f"{of}peak {format_bytes(plan.planned_peak_bytes)}, overhead {percent(plan.overhead)}{least}"

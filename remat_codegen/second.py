@@ -59,7 +59,8 @@ TIGHTER = (0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that t
 @dataclass(frozen=True, slots=True)
 class Brought:
     """A plan brought to parts: what the table says, the schedule that it leads to, by how much that is over the limit, and how
-    much longer it takes than the step without recomputation. `others` are for larger budgets, as a plan's."""
+    much longer it takes than the step without recomputation. `others` are for larger budgets, or smaller batch sizes, as a
+    plan's."""
 
     found: Found
     rows: tuple[Row[Vertex], ...]
@@ -69,7 +70,7 @@ class Brought:
     others: tuple[Brought, ...] = ()
 
     def all(self) -> tuple[Brought, ...]:
-        """This one, and those for larger budgets that are in the same file."""
+        """This one, and the others that are in the same file."""
         return (self, *self.others)
 
 
@@ -106,7 +107,11 @@ def tabled(
     Raises BudgetError where no table is found that fits, or, if the request leaves the edition open, where it takes more than
     `MOST_LOST` longer than the plan; PlanFileError where a saved plan is for another graph.
     """
-    plan, *others = [_tabled(request, traced, profile, one, progress, bool(made.others)) for one in made.all()]
+    if not traced.are_of(made):
+        raise PlanFileError("the plan was made for other batch sizes", hint=planfile.AGAIN)
+    several = bool(made.others)
+    numbered = enumerate(made.all())
+    plan, *others = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
     if not others:
         return plan
     plans, tables = zip(*others, strict=True)
@@ -119,11 +124,12 @@ def _in_one_file(
     """Plans with their tables, as they are where these share the marks of one text. Raises BudgetError where one is then over
     its budget."""
     read, problems = read_back(emit(traced, plan, replace(request, edition=2), brought), traced)
-    first, *others = [as_planned(one, traced, profile, table) for one, table in zip(plan.all(), read.all(), strict=True)]
+    numbered = enumerate(zip(plan.all(), read.all(), strict=True))
+    first, *others = [as_planned(one, traced.at(n), profile.at(n), table) for n, (one, table) in numbered]
     over = [p for p in (first, *others) if p.planned_peak_bytes > p.budget_bytes]
     if over or problems:
-        what = f"the table for {format_bytes((over or [plan])[0].budget_bytes)} cannot have the same marks as the others"
-        raise BudgetError(what, hint="name other budgets, or make a file for each")
+        what = f"the table for {(over or [plan])[0].label} cannot have the same marks as the others"
+        raise BudgetError(what, hint="name others, or make a file for each")
     return replace(first, others=tuple(others)), read
 
 
@@ -143,11 +149,12 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
     """The text of a file, shown to do what the model does. Raises UnsupportedError where it would do something else."""
     with progress.stage("emit"):
         text = emit(traced, plan, replace(request, edition=2), brought)
-        target = traced.target
-        changed = difference(text, target.module, target.args, target.kwargs, traced.model.trace)
+        sizes = [(one.target, one.model.trace) for one in traced.all()]
+        found = (difference(text, target.module, target.args, target.kwargs, trace) for target, trace in sizes)
+        changed = next((what for what in found if what is not None), None)
     if changed is not None:
         what = f"marks would change what the model does: {changed}"
-        raise UnsupportedError(what, where=target.label, hint="use --edition 1")
+        raise UnsupportedError(what, where=traced.target.label, hint="use --edition 1")
     return text
 
 
@@ -174,12 +181,12 @@ def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSumm
 
 def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     """What the table of a file says of a model, and what is wrong with its table and its marks."""
-    found = found_of(traced)
     reading, tables = read(text, carried_sources(traced), library_file), list[Brought]()
-    problems = list(reading.problems)
-    for said in reading.tables:
+    problems, known = list(reading.problems), [found_of(one) for one in traced.all()]
+    for number, said in enumerate(reading.tables):
+        found = known[min(number, len(known) - 1)]
         rows, wrong = rows_of(replace(reading, said=said), found)
-        schedule = schedule_of(traced.graph, [part for _, part in parts_of(rows)], found.held)
+        schedule = schedule_of(found.model.graph, [part for _, part in parts_of(rows)], found.held)
         tables.append(Brought(found, rows, schedule, 0))
         problems += [problem for problem in wrong if problem not in problems]
     return replace(tables[0], others=tuple(tables[1:])), problems
@@ -270,7 +277,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
 def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> str:
     """The file's text."""
     marks = _marks(traced, brought)
-    tables = [entries_of(traced.graph, one, marks) for one in brought.all()]
+    tables = [entries_of(one.found.model.graph, one, marks) for one in brought.all()]
     own, source = next(iter(carried_sources(traced).items()), ("", None))
     given = writing.Given(
         target=portable(request.target),
@@ -278,19 +285,20 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         graph=traced.graph.digest(),
         described=_described(traced),
         largest=_largest(traced),
+        numbers=_numbers(traced) if traced.others else (),
         source=source,
         marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
         defaults={CACHE: "False"} if without_cache(traced) else {},
         methods=_methods(brought.found, marks, own),
-        features=features_of(traced, marks, bool(brought.others)),
+        features=features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
         made_from=_made_from(brought.found, marks, own, source),
     )
     return planline.seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
 
-def features_of(traced: Traced, marks: Marks, several: bool) -> Features:
+def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = False) -> Features:
     """What the helpers have to know for this model. What depends on the table alone they always know, so that another budget
     changes rows and not the helpers."""
     record = traced.model.record
@@ -302,6 +310,7 @@ def features_of(traced: Traced, marks: Marks, several: bool) -> Features:
         defaulted=without_cache(traced),
         library=any(file not in carried_sources(traced) for file in marks.texts),
         several=several,
+        batches=batches,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
     )
 
@@ -373,6 +382,18 @@ def _largest(traced: Traced) -> tuple[int, str] | None:
     """The numbers that the largest input has, and their type; None where none has any."""
     found = max(((math.prod(t.shape), str(t.dtype)) for t in _inputs(traced)), default=(0, ""))
     return found if found[0] else None
+
+
+def _numbers(traced: Traced) -> tuple[int, ...]:
+    """By batch size, the numbers in the largest input, by which a file tells sizes apart. Raises UnsupportedError where that
+    does not."""
+    whole = max(_inputs(traced), key=lambda v: math.prod(v.shape))
+    kinds = ([v for v in _inputs(one) if v.dtype.is_floating_point == whole.dtype.is_floating_point] for one in traced.all())
+    found = tuple(max(math.prod(v.shape) for v in like) for like in kinds)
+    if len({*found}) < len(found):
+        what = f"the largest input, {whole.path}, has the same size at every batch, which therefore cannot be told apart"
+        raise UnsupportedError(what, where=traced.target.label, hint="make a file for each batch size")
+    return found
 
 
 def _inputs(traced: Traced) -> list[Variable]:

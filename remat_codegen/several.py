@@ -1,4 +1,4 @@
-"""Which of a file's plans is meant, where it has one for each of several budgets."""
+"""Which of a file's plans is meant, where it has one for each of several budgets or batch sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,30 @@ from remat_codegen.errors import BudgetError
 from remat_codegen.planfile import SavedPlan
 
 
-def plan_for(plan: SavedPlan | None, budget: str | None, file: Path) -> SavedPlan | None:
-    """The one of a file's plans that is for a budget, given in bytes or as the file's command has it; the least if none is
-    given. Raises BudgetError where the file has no plan for it."""
-    if budget is None:
-        return plan
-    found = None if plan is None else _same(plan, parse_budget(budget))
-    if found is None:
-        raise BudgetError(f"has no plan for a budget of {budget}", where=str(file), hint=_listed(plan))
+def plan_for(plan: SavedPlan | None, budget: str | None, file: Path, batch: int | None = None) -> SavedPlan | None:
+    """The one of a file's plans that is for a budget, given in bytes or as the file's command has it, or for a batch size; the
+    first if neither is given. Raises BudgetError where the file has no such plan."""
+    found = plan
+    if budget is not None:
+        found = None if plan is None else _same(plan, parse_budget(budget))
+        if found is None:
+            raise BudgetError(f"has no plan for a budget of {budget}", where=str(file), hint=_listed(plan))
+    if batch is not None:
+        found = None if plan is None else next((one for one in plan.all() if one.batch == batch), None)
+        if found is None:
+            raise BudgetError(f"has no plan for a batch of {batch}", where=str(file), hint=_listed(plan))
     return found
+
+
+def plan_taken(plan: SavedPlan | None, budget_bytes: int | None, batch: int | None) -> SavedPlan | None:
+    """The one of a file's plans that a step runs by: that for a budget or, of those for batch sizes, the least that is large
+    enough; the first if neither is given. None where there is none for the budget."""
+    if plan is None or (budget_bytes is None and batch is None):
+        return plan
+    if budget_bytes is not None:
+        return next((one for one in plan.all() if one.budget_bytes == budget_bytes), None)
+    enough = [one for one in plan.all() if one.batch is not None and batch is not None and one.batch >= batch]
+    return enough[-1] if enough else plan  # the largest batch is first
 
 
 def budget_bytes(plan: SavedPlan | None, budget: str) -> int:
@@ -43,8 +58,10 @@ def _shares(plan: SavedPlan) -> list[Fraction]:
 
 
 def _listed(plan: SavedPlan | None) -> str:
-    """The budgets that there are, as they can be given."""
+    """The budgets or batch sizes that there are, as they can be given."""
     if plan is None:
-        return "its header has no plan that tells its budgets; run remat-codegen update"
-    budgets = [f"{one.budget_bytes} ({format_bytes(one.budget_bytes)})" for one in plan.all()]
-    return f"it has {'one' if len(budgets) == 1 else 'those'} for {', '.join(budgets)}"
+        return "its header has no plan that tells what it is for; run remat-codegen update"
+    budgets = dict.fromkeys(f"{one.budget_bytes} ({format_bytes(one.budget_bytes)})" for one in plan.all())
+    listed = f"it has {'one' if len(budgets) == 1 else 'those'} for {', '.join(budgets)}"
+    sizes = ", ".join(str(one.batch) for one in plan.all() if one.batch is not None)
+    return f"{listed} at each batch of {sizes}" if sizes else listed

@@ -15,10 +15,13 @@ import torch
 
 from remat_codegen import fresh
 from remat_codegen import verify as comparing
+from remat_codegen.batch import Batch, at_batch, parse_batches
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import VerifyError
-from remat_codegen.planline import call_in, command_in, is_sealed, keywords_of, plan_in, split_words
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.planline import call_in, command_in, is_sealed, option_in, plan_in
 from remat_codegen.report import Progress, Row, Verification
+from remat_codegen.several import plan_taken
 from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
 from remat_codegen.torch_seam import has_forward_hooks
@@ -42,7 +45,9 @@ class _Trial:
     device: str
     seed: int
     casts: Autocast  # what the model is called under
-    table: int | None = None  # of several: the budget of the one that is named
+    plan: SavedPlan | None = None  # what the header says of the table that is judged
+    table: int | None = None  # of several budgets: that of the table that is named
+    batch: int | None = None  # of several batch sizes: the one that is trained at, if it is named
 
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""
@@ -73,25 +78,28 @@ def verification(
     steps: int,
     progress: Progress,
     budget_bytes: int | None = None,
+    batch: int | None = None,
 ) -> Verification:
     """Trains the model that `load` gives, then the file. Raises VerifyError where there is nothing to compare.
 
-    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. Of several tables, the one is
-    judged that the file takes for so much; all of them if not given. What the file's own code says of its budget and of
-    autocast is not asked where the header tells.
+    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. Of tables for several budgets, the
+    one is judged that the file takes for so much; all of them if not given. Of those for several batch sizes, all are judged;
+    where `load` gives inputs of another `batch` than the largest, the one that the file takes for these. What the file's own
+    code says of its budget and of autocast is not asked where the header tells.
     """
     generated = comparing.load_generated(file, budget_bytes)
     text = file.read_text(encoding="utf-8")
     table = None if budget_bytes is None else comparing.table_taken(generated)
-    trial = _Trial(generated, _on_host(load(), device), load, device, seed, _casts(text, generated, device), table)
-    planned = _planned_peak_bytes(text, trial)
+    plan, casts = plan_taken(plan_in(text), table, batch), _casts(text, generated, device)
+    trial = _Trial(generated, _on_host(load(), device), load, device, seed, casts, plan, table, batch)
+    planned, budget = _planned_peak_bytes(trial), budget_bytes or _budget(text, generated)
     try:
-        alone = _what_is_missing(trial, file)
+        alone = _what_is_missing(trial)
         options: dict[str, Any] = {"steps": steps, "advance": progress.update, "traced": True, "alone": alone}
         result = again = trial.compare(trial.generated.rematerialize, **options)
     except comparing.FileFailure as failure:
         _raise_if_refused(failure, file)
-        return _failed(trial, failure, planned)
+        return Verification((Row("training", False, str(failure)),), 0, planned, budget, False)
     exact: comparing.Comparison | None = result
     noise = comparing.Comparison()
     if not result.identical:
@@ -106,14 +114,14 @@ def verification(
     rows += [_at_other_sizes(trial, noise)] if hasattr(trial.generated, "SIZES") and not result.alone else []
     rows += _values_put_back(trial) if not result.alone else []
     rows += [Row("as it was written", False, "it was edited by hand")] if is_sealed(text) is False else []
-    rows += [Row("the table", True, f"the one for {format_bytes(table)}")] if table is not None else []
-    measured, budget = result.measured_peak_bytes, budget_bytes or _budget(text, generated)
+    rows += _table_named(trial)
+    measured = result.measured_peak_bytes
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    rows += _with_larger_budgets(trial, text) if not result.alone and table is None else []
+    rows += _with_other_plans(trial, text, budget_bytes) if not result.alone else []
     found = Verification(tuple(rows), measured, planned, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
     costs = trial.costs() if not result.alone else StepCosts(None, None)
-    assumed = _assumed_peak_bytes(file)
+    assumed = _assumed_peak_bytes(trial)
     return replace(
         found,
         original_peak_bytes=costs.original_peak_bytes,
@@ -125,13 +133,11 @@ def verification(
 
 def _casts(text: str, generated: Any, device: str) -> Autocast:
     """What the model is called under: as the header's command says, or the file, where an older one has no command."""
-    words, call = split_words(command_in(text) or ""), call_in(text)
-    name = keywords_of(call).get("autocast") if call is not None else None
-    name = words[words.index("--autocast") + 1] if "--autocast" in words else name
+    name = option_in(text, "autocast")
     if name is not None:
         dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[name]
         return ((torch.device(device).type, dtype),)
-    casts = {} if words or call is not None else getattr(generated, "AUTOCAST", {})
+    casts = {} if command_in(text) or call_in(text) else getattr(generated, "AUTOCAST", {})
     return tuple((t, dtype) for t, dtype in casts.items() if dtype is not None)
 
 
@@ -141,37 +147,52 @@ def _budget(text: str, generated: Any) -> int:
     return int(generated.BUDGET_BYTES) if plan is None else plan.budget_bytes
 
 
-def _planned_peak_bytes(text: str, trial: _Trial) -> int | None:
+def _planned_peak_bytes(trial: _Trial) -> int | None:
     """What the table that is judged was planned to take; None where the header does not say."""
-    plan = None if trial.table is None else plan_in(text)
-    if trial.table is None:
-        return int(trial.generated.PLANNED_PEAK_BYTES)
-    return next((p.planned_peak_bytes for p in plan.all() if p.budget_bytes == trial.table), None) if plan is not None else None
+    if trial.plan is None:
+        return int(trial.generated.PLANNED_PEAK_BYTES) if trial.table is None else None
+    return trial.plan.planned_peak_bytes
 
 
-def _with_larger_budgets(trial: _Trial, text: str) -> list[Row]:
-    """The file's other plans, each beside the original, and within its budget."""
-    found, plan = [], plan_in(text)
-    for other in () if plan is None else plan.others:
-        what = f"with {format_bytes(other.budget_bytes)}"
-        make = functools.partial(trial.generated.rematerialize, budget=other.budget_bytes)
-        if other.budget_bytes not in trial.generated.PLANS:
-            found.append(Row(what, False, "the file has no such table"))
-            continue
-        try:
-            result = trial.compare(make, steps=1)
-        except comparing.FileFailure as failure:
-            found.append(Row(what, False, str(failure)))
-            continue
-        if (wrong := _wrongly_put_back(trial, make)) is not None:
-            found.append(Row(what, False, wrong))
-            continue
-        peak = f"peak {format_bytes(result.measured_peak_bytes)}, planned {format_bytes(other.planned_peak_bytes)}"
-        same = "everything bit-identical" if result.identical else "not bit-identical"
-        within = result.measured_peak_bytes <= other.budget_bytes
-        budget = f"budget {format_bytes(other.budget_bytes)}"
-        found.append(Row(what, result.identical and within, f"{same}, {peak}, {budget}"))
-    return found
+def _table_named(trial: _Trial) -> list[Row]:
+    """Which of several tables is judged, where a budget or a batch was named."""
+    if trial.table is None and trial.batch is None:
+        return []
+    label = format_bytes(trial.table or 0) if trial.plan is None else trial.plan.label
+    return [Row("the table", True, f"the one for {label}")]
+
+
+def _with_other_plans(trial: _Trial, text: str, budget_bytes: int | None) -> list[Row]:
+    """The file's other plans, each beside the original, and within its budget, or the one that is given. None where just one is
+    judged: its budget is named, or inputs are of another batch size than the largest."""
+    plan = plan_in(text)
+    if plan is None or trial.table is not None or trial.batch not in (None, plan.batch):
+        return []
+    return [_with_other_plan(trial, text, other, budget_bytes or other.budget_bytes) for other in plan.others]
+
+
+def _with_other_plan(trial: _Trial, text: str, other: SavedPlan, budget_bytes: int) -> Row:
+    """A plan for another budget is named; that for another batch has to be taken for such inputs."""
+    key = other.budget_bytes if other.batch is None else other.batch
+    what = f"with {other.label}"
+    if key not in trial.generated.PLANS:
+        return Row(what, False, "the file has no such table")
+    make = trial.generated.rematerialize
+    if other.batch is None:
+        make = functools.partial(make, budget=key)
+    else:
+        places = parse_batches(option_in(text, "batch") or str(key))[0].places
+        trial = replace(trial, target=at_batch(trial.target, Batch(key, places)))
+    try:
+        result = trial.compare(make, steps=1)
+    except comparing.FileFailure as failure:
+        return Row(what, False, str(failure))
+    if (wrong := _wrongly_put_back(trial, make)) is not None:
+        return Row(what, False, wrong)
+    peak = f"peak {format_bytes(result.measured_peak_bytes)}, planned {format_bytes(other.planned_peak_bytes)}"
+    same = "everything bit-identical" if result.identical else "not bit-identical"
+    within = result.measured_peak_bytes <= budget_bytes
+    return Row(what, result.identical and within, f"{same}, {peak}, budget {format_bytes(budget_bytes)}")
 
 
 def _values_put_back(trial: _Trial) -> list[Row]:
@@ -202,10 +223,10 @@ def _on_host(target: Target, device: str) -> Target:
     return target
 
 
-def _what_is_missing(trial: _Trial, file: Path) -> str:
+def _what_is_missing(trial: _Trial) -> str:
     """Why the original cannot be trained here, where that can be known before: on the CPU, whose system ends processes that
     take too much. Empty where nothing is missing, or nothing is known."""
-    assumed, free = _assumed_peak_bytes(file), comparing.free_bytes()
+    assumed, free = _assumed_peak_bytes(trial), comparing.free_bytes()
     if trial.device != "cpu" or assumed is None or free is None:
         return ""
     held = sum(p.nbytes for p in trial.target.module.parameters())
@@ -235,15 +256,9 @@ def _within(found: comparing.Difference, again: comparing.Difference, noise: com
     return least <= noise.worst and most <= BY_CHANCE * noise.worst
 
 
-def _failed(trial: _Trial, failure: comparing.FileFailure, planned: int | None) -> Verification:
-    """What is left to say of a file that raises an error where the original raises none."""
-    budget = trial.generated.BUDGET_BYTES if trial.table is None else trial.table
-    return Verification((Row("training", False, str(failure)),), 0, planned, budget, False)
-
-
-def _assumed_peak_bytes(file: Path) -> int | None:
+def _assumed_peak_bytes(trial: _Trial) -> int | None:
     """What the file's plan takes the original's step to need, as the model is written; None where its header does not say."""
-    plan = plan_in(file.read_text(encoding="utf-8"))
+    plan = trial.plan
     return None if plan is None else plan.as_written_peak_bytes or plan.unmodified_peak_bytes
 
 

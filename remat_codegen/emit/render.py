@@ -67,12 +67,15 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a plan takes; `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %."""
+    """What a plan takes; `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %. `batch` is the
+    size that it is for, where a file has several."""
 
     budget_bytes: int
     planned_peak_bytes: int
+    unmodified_peak_bytes: int
     overhead: float
-    bound: float | None
+    bound: float | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ class Facts:
     `growth` is the power of each size that may change, by variable, that the peak grows with.
     `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
     the answer to, where it was found. `needs` is what the command cannot make by itself, in words.
-    `others` are the plans for larger budgets, where the file has several. `plan_lines` are the comment lines that hold the
-    plan (planline.py).
+    `others` are the plans for larger budgets, or for smaller batch sizes, where the file has several. `plan_lines` are the
+    comment lines that hold the plan (planline.py).
     """
 
     version: str
@@ -101,6 +104,7 @@ class Facts:
     as_written: str = ""
     needs: str = ""
     answer: tuple[str, ...] = ()
+    batch: int | None = None
     others: tuple[Figures, ...] = ()
 
 

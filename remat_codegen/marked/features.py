@@ -31,6 +31,7 @@ class Features:
     library: bool = True
     defaulted: bool = True
     several: bool = False
+    batches: bool = False
     on_gpu: bool = False
 
     def constants(self) -> dict[str, bool]:

@@ -27,6 +27,7 @@ from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.marked.text import WIDTH
 
 MIB = 2**20
+_CALLED = ("training_step", "adopt", "fitting", "of_batch", "PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS")
 _BLANK = re.compile(r"\n{4,}")
 
 
@@ -44,7 +45,8 @@ class Given:
     marks; they call the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some,
     `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
     `described` are the inputs that were planned for, in words, `largest` the numbers that the largest of them has, and its
-    type; `features` what helpers have to know, `made_from` what methods with marks were made from, by module (`origins`).
+    type, `numbers` the same for each of several batch sizes; `features` what helpers have to know, `made_from` what
+    methods with marks were made from, by module (`origins`).
     """
 
     target: str
@@ -60,12 +62,13 @@ class Given:
     methods: Methods = field(default_factory=lambda: Methods())
     made_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
     features: Features = field(default_factory=Features)
+    numbers: tuple[int, ...] = ()
 
 
 def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
-    """The file's text. `tables` are the entries of each budget's, from the least on."""
+    """The file's text. `tables` are the entries of each plan's, in the order of `facts`."""
     entries = [entry for one in tables for entry in one]
-    plans = _plans(tables, facts)
+    plans, figures = _plans(tables, facts), _figures(facts)
     carried = None if given.source is None else usersource.carry(given.source, given.class_name, None, given.marked)
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
@@ -90,18 +93,15 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
             plans=plans,
+            batches=dict(zip([p.batch for p in figures], given.numbers, strict=True)) if given.numbers else {},
             on_gpu=given.features.on_gpu,
             uses=_uses(entries),
             imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
             helpers=helpers,
-            names={
-                name: renamed.get(name, name)
-                for name in ("training_step", "adopt", "fitting", "PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM")
-            },
+            names={name: renamed.get(name, name) for name in _CALLED},
             kinds=", ".join(given.kinds),
             mib=lambda n: f"{n / MIB:,.1f} MiB",
-            budgets=" or ".join(f"{n / MIB:,.1f}" for n in [facts.budget_bytes, *(p.budget_bytes for p in facts.others)])
-            + " MiB",
+            budgets=" or ".join(dict.fromkeys(f"{p.budget_bytes / MIB:,.1f}" for p in figures)) + " MiB",
         )
     )
     return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
@@ -113,12 +113,17 @@ def _in_lines(words: Sequence[str]) -> list[str]:
 
 
 def _plans(tables: Sequence[Sequence[Entry]], facts: Facts) -> list[tuple[int, str, list[str]]]:
-    """Where there are several tables: the budget of each, what it takes, and its lines. Empty for one."""
+    """Where there are several tables: the budget or batch of each, what it takes, and its lines. Empty for one."""
     if not facts.others:
         return []
-    plans: list[Facts | Figures] = [facts, *facts.others]
+    plans = _figures(facts)
     takes = [f"{p.planned_peak_bytes / MIB:,.1f} MiB at {1 + p.overhead:.2f} x" for p in plans]
-    return [(p.budget_bytes, t, table(rows, COLUMNS - 4)) for p, t, rows in zip(plans, takes, tables, strict=True)]
+    keys = [p.budget_bytes if p.batch is None else p.batch for p in plans]
+    return [(key, took, table(rows, COLUMNS - 4)) for key, took, rows in zip(keys, takes, tables, strict=True)]
+
+
+def _figures(facts: Facts) -> list[Facts | Figures]:
+    return [facts, *facts.others]
 
 
 def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:

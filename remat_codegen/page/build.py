@@ -62,6 +62,7 @@ class Given:
     problems: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()
     others: tuple[OtherPlan, ...] = ()
+    batch: int | None = None
 
 
 def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | None = None) -> Page:
@@ -109,6 +110,7 @@ def _figures(given: Given, planned: Curve, unmodified: Curve, runs: Sequence[Run
         overhead=planned.end_ns / max(1, unmodified.end_ns) - 1,
         bound=given.bound,
         recomputed=sum(r.again for r in runs),
+        batch=given.batch,
     )
 
 

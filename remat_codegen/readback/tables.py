@@ -72,6 +72,7 @@ def closing_lines(found: Any) -> Iterator[str]:
     """The totals, and whether this is what was planned."""
     if found.unmodified_peak_bytes:
         budget = "" if found.budget_bytes is None else f", budget {format_bytes(found.budget_bytes)}"
+        budget += "" if found.batch is None else f", batch {found.batch}"
         line = f", line {found.peak_line}" if found.peak_line else ""
         yield ""
         block = "" if found.peak_block is None else f" in block {found.peak_block}"
@@ -89,6 +90,6 @@ def closing_lines(found: Any) -> Iterator[str]:
 
 
 def _other_line(table: Any) -> str:
-    """What a table for another budget takes."""
-    budget = "" if table.budget_bytes is None else f" for {format_bytes(table.budget_bytes)}"
-    return f"another table{budget}: peak {format_bytes(table.peak_bytes)}, overhead {percent(table.overhead)}"
+    """What a table for another budget, or another batch size, takes."""
+    of = f" for {table.label}" if table.label else ""
+    return f"another table{of}: peak {format_bytes(table.peak_bytes)}, overhead {percent(table.overhead)}"

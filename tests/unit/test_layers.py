@@ -20,7 +20,7 @@ ALLOWED = {
     "optimizers": (),
     "request": (),
     "files": ("errors",),
-    "batch": ("errors", "sizes", "torch_seam"),
+    "batch": ("errors", "sizes", "target", "torch_seam"),
     "standing": ("budget", "errors", "graph.allocator", "optimizers", "report", "torch_seam"),
     "losses": ("budget", "graph", "profile.costs", "schedule", "trace"),
     "inputs": ("errors", "torch_seam"),
@@ -48,7 +48,7 @@ ALLOWED = {
     "planners": ("errors", "graph", "profile.costs", "schedule", "planners"),
     "reserve": ("graph", "profile.costs", "planners", "schedule"),
     "aswritten": ("graph", "planners", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
-    "planfile": ("errors", "graph", "schedule"),
+    "planfile": ("budget", "errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
     "several": ("budget", "errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
@@ -68,8 +68,8 @@ ALLOWED = {
     ),
     "verify": ("attributes", "errors", "trace", "training", "profile", "torch_seam"),
     "verification": (
-        *("budget", "errors", "fresh", "planline", "report", "stepcosts", "target", "trace", "training", "verify"),
-        "torch_seam",
+        *("batch", "budget", "errors", "fresh", "planfile", "planline", "report", "several", "stepcosts"),
+        *("target", "torch_seam", "trace", "training", "verify"),
     ),
 }
 SEES_EVERYTHING = set(
