@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from remat_codegen.api import BlockSummary, ComparedPlan, Comparison, RematPlan, compare, plan, rematerialize
+    from remat_codegen.api import BlockSummary, ComparedPlan, Comparison, OtherPlan, RematPlan, compare, plan, rematerialize
     from remat_codegen.errors import RematError
 
 __all__ = [
     "BlockSummary",
     "ComparedPlan",
     "Comparison",
+    "OtherPlan",
     "RematError",
     "RematPlan",
     "__version__",

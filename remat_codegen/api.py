@@ -33,7 +33,7 @@ from remat_codegen.pipeline import Traced, trace_loaded
 from remat_codegen.planning import lower_bound
 from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
-from remat_codegen.report import Progress, percent, report_table
+from remat_codegen.report import OtherPlan, Progress, percent, report_table
 from remat_codegen.report_graphs import compare_tables
 from remat_codegen.request import EDITIONS, PLANNERS, Request, default_output
 from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
@@ -42,7 +42,7 @@ from remat_codegen.target import find_device
 AUTOCAST = ("bfloat16", "float16")
 LARGEST_SEED = 2**63 - 1
 
-__all__ = ["BlockSummary", "ComparedPlan", "Comparison", "RematPlan", "compare", "plan", "rematerialize"]
+__all__ = ["BlockSummary", "ComparedPlan", "Comparison", "OtherPlan", "RematPlan", "compare", "plan", "rematerialize"]
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -53,6 +53,9 @@ class RematPlan:
     `overhead` is the planned extra time over that step, 0.12 for 12 %; `bound` is an overhead that no plan within the budget
     can beat, None where none is known. `blocks` has a row for each block of the model: what it keeps, forgets and computes
     again. `source` is the file's text, `notes` are what there is to know of it.
+
+    Of several budgets, all of this is of the least, and of several batch sizes of the largest; `others` has for each of the
+    other plans its `budget_bytes`, `peak_bytes`, `overhead` and `bound`, and its `batch`, None where these are for budgets.
     """
 
     budget_bytes: int
@@ -65,6 +68,7 @@ class RematPlan:
     blocks: tuple[BlockSummary, ...]
     source: str
     notes: tuple[str, ...]
+    others: tuple[OtherPlan, ...]
     _model: torch.nn.Module = field(repr=False)
     _name: str = field(repr=False)
     _made: Made = field(repr=False)
@@ -96,10 +100,11 @@ class RematPlan:
         return Picture(memory_picture(*self._made.curves, self.budget_bytes))
 
     def __repr__(self) -> str:
+        others = ", ".join(f"{other.label} ({percent(other.overhead)})" for other in self.others)
         return (
             f"<RematPlan of {type(self._model).__name__}: {format_bytes(self.peak_bytes)} of "
             f"{format_bytes(self.unmodified_peak_bytes)} within {format_bytes(self.budget_bytes)}, "
-            f"overhead {percent(self.overhead)}, by {self.planner}>"
+            f"overhead {percent(self.overhead)}, by {self.planner}{f'; also for {others}' if others else ''}>"
         )
 
     def __str__(self) -> str:
@@ -192,11 +197,12 @@ def plan(
             method of the model or a function beside its class.
         budget: "1GiB", "800MiB", a number of bytes, or "40%" of the unmodified step's peak. Parameters, their gradients,
             buffers and the inputs do not count. Several give one file with a plan for each, which takes the largest that its
-            GPU has room for (on a CPU, the least); the figures are those of the least.
+            GPU has room for (on a CPU, the least); the figures are those of the least, and `others` those of the others.
         planner: who decides what is recomputed, as `--planner`.
         device: where the model trains; where it lies if not given.
         batch: another batch size than that of `inputs`, as `--batch`. Several, like [32, 16, 8], give one file with a plan for
-            each, of which a step takes that of the least batch that its inputs fit into; the figures are those of the largest.
+            each, of which a step takes that of the least batch that its inputs fit into; the figures are those of the largest,
+            and `others` those of the others.
         dynamic: sizes that may differ from call to call, like "idx.0".
         autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
         seed: seeds inputs that a text describes.
@@ -239,6 +245,7 @@ def plan(
         blocks=made.blocks,
         source=made.text,
         notes=report.notes,
+        others=report.others,
         _model=model,
         _name=request.output_path.stem,
         _made=made,

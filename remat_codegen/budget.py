@@ -111,6 +111,11 @@ def _bytes(text: str, amount: Fraction, unit: str) -> Budget:
     return Budget(text, nbytes=int(nbytes))
 
 
+def plan_label(budget_bytes: int, batch: int | None) -> str:
+    """What tells a plan from others in one file: its batch size, where these differ, or else its budget."""
+    return format_bytes(budget_bytes) if batch is None else f"a batch of {batch}"
+
+
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 

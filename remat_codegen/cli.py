@@ -267,7 +267,12 @@ def generate(
 @click.option(
     "--steps", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Optimizer steps to compare."
 )
-@click.option("--budget", metavar="BUDGET", help="Judge the peak by this; by what the file's header says if not given.")
+@click.option(
+    "--budget",
+    metavar="BUDGET",
+    help="Judge the peak by this, and of plans for several budgets the one that the file takes for so much; if not given, all, "
+    "by what the file's header says.",
+)
 @DETERMINISTIC
 @output_options
 def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
@@ -311,15 +316,27 @@ def check(files: tuple[Path, ...], plan: Path | None, strict: bool, as_json: boo
 @cli.command(short_help="Make generated files again from their headers.")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
 @PLAN
+@time_limit_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
 @output_options
-def update(files: tuple[Path, ...], plan: Path | None, no_cache: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
-    """Makes each FILE again as its header says: with the same plan where the model's graph is the same, else with a new one."""
+def update(
+    files: tuple[Path, ...],
+    plan: Path | None,
+    time_limit: float | None,
+    no_cache: bool,
+    as_json: bool,
+    quiet: bool,
+    traceback: bool,
+) -> int:
+    """Makes each FILE again as its header says: with the same plan where the model's graph is the same, else with a new one.
+
+    --time-limit is for each FILE, and is not written into it.
+    """
     _one_file(files, plan)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
-        done = [lifecycle.update(file, progress, not no_cache, plan) for file in files]
+        done = [lifecycle.update(file, progress, not no_cache, plan, time_limit) for file in files]
         show({"files": [d.to_json() for d in done]}, *verbatim(d.line() for d in done))
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from remat_codegen.cli_options import NAME
+from remat_codegen.cli_options import NAME, shown_plan_options
 
 FILE = click.Path(path_type=Path)
 
@@ -21,10 +21,19 @@ def explain_command(captured: Callable[..., Any], output_options: Callable[..., 
     @click.argument("file", type=FILE)
     @click.argument("target", required=False)
     @click.option("--plan", type=FILE, metavar="FILE", help="Compare with this plan instead of the one in the file.")
+    @shown_plan_options
     @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
     @output_options
     def explain(
-        file: Path, target: str | None, plan: Path | None, no_cache: bool, as_json: bool, quiet: bool, traceback: bool
+        file: Path,
+        target: str | None,
+        plan: Path | None,
+        budget: str | None,
+        batch: int | None,
+        no_cache: bool,
+        as_json: bool,
+        quiet: bool,
+        traceback: bool,
     ) -> int:
         """Reads the schedule of FILE back from its functions, simulates it on the model, and shows it block by block.
 
@@ -35,7 +44,7 @@ def explain_command(captured: Callable[..., Any], output_options: Callable[..., 
             from remat_codegen import explain as explaining
             from remat_codegen.readback.tables import shown
 
-            found = explaining.explain(file, progress, target, plan, cache=not no_cache)
+            found = explaining.explain(file, progress, target, plan, cache=not no_cache, budget=budget, batch=batch)
             show(found.to_json(), *shown(found))
         for problem in found.problems:
             print(f"{file}:{problem.line}: {problem.text}", file=sys.stderr)

@@ -66,6 +66,24 @@ def model_options(command: Callable) -> Callable:
     return with_options(command, options)
 
 
+def shown_plan_options(command: Callable) -> Callable:
+    """Options that say which of a file's plans is shown, where it has several."""
+    options = (
+        click.option(
+            "--budget",
+            metavar="BUDGET",
+            help="Which of the file's plans is shown: a budget in bytes, or as the file's command has it. [default: the least]",
+        ),
+        click.option(
+            "--batch",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Which of the file's plans is shown, where they are for several batch sizes. [default: the largest]",
+        ),
+    )
+    return with_options(command, options)
+
+
 def choosing_options(command: Callable) -> Callable:
     """Options that ask for a budget or a batch instead of giving one: parameters `fit`, `optimizer`, `max_overhead` and
     `largest_batch`, which `question_of` reads."""

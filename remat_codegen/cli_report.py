@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from remat_codegen.cli_options import FILE, captured, output_options
+from remat_codegen.cli_options import FILE, captured, output_options, shown_plan_options
 from remat_codegen.errors import OutputError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.request import PLANNERS
@@ -30,6 +30,7 @@ def _planners(ctx: click.Context, option: click.Parameter, value: str | None) ->
 @click.argument("file", type=FILE)
 @click.argument("target", required=False)
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The page to write, like report.html.  [default: FILE.html]")
+@shown_plan_options
 @click.option("--measure", is_flag=True, help="Run the file, and show what its step holds beside what was planned.")
 @click.option(
     "--planners",
@@ -43,6 +44,8 @@ def report(
     file: Path,
     target: str | None,
     output: Path | None,
+    budget: str | None,
+    batch: int | None,
     measure: bool,
     planners: tuple[str, ...] | None,
     no_cache: bool,
@@ -53,8 +56,9 @@ def report(
     """Reads the schedule of FILE back from its source and shows it on one page that needs no network.
 
     The page has memory over the step, each value over its life with why it is kept or rebuilt, blocks and modules, and what
-    other budgets would cost. TARGET is the model where it is not the one that the file's header names. With --json the same is
-    printed as one object; then a page is written only where -o says so.
+    other budgets would cost. Of a file with several plans it shows one, and lists the others. TARGET is the model where it is
+    not the one that the file's header names. With --json the same is printed as one object; then a page is written only where
+    -o says so.
     """
     page_file = output if output is not None or as_json else file.with_suffix(".html")
     if page_file is not None:
@@ -66,7 +70,9 @@ def report(
         from remat_codegen.tradeoff import QUICK
 
         chosen = QUICK if planners is None else planners
-        page = reporting.report(file, progress, target, planners=chosen, measure=measure, cache=not no_cache)
+        page = reporting.report(
+            file, progress, target, planners=chosen, measure=measure, cache=not no_cache, budget=budget, batch=batch
+        )
         if page_file is not None:
             write_atomically(page_file, render(page))
         show(page.to_json(), page_table(page, page_file))

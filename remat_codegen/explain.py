@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import lifecycle, pipeline, planfile, second
-from remat_codegen.budget import format_bytes
+from remat_codegen.budget import plan_label
 from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.lifecycle import Header
 from remat_codegen.marked.summary import RowSummary
@@ -23,17 +23,40 @@ from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Call, Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
-from remat_codegen.report import Progress, percent
+from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.several import plan_for
 
 MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """What one of a file's tables takes. `budget_bytes` is None where no plan says what it is for; `batch` is there where
+    tables are for batch sizes."""
+
+    budget_bytes: int | None
+    peak_bytes: int
+    overhead: float
+    batch: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others; empty where no plan says."""
+        return "" if self.budget_bytes is None else plan_label(self.budget_bytes, self.batch)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints; `batch` is there only where that is what tables differ in."""
+        rows = {"budget_bytes": self.budget_bytes, "peak_bytes": self.peak_bytes, "overhead": round(self.overhead, 6)}
+        return rows if self.batch is None else rows | {"batch": self.batch}
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What `explain` found. `overhead` is extra time over the step without recomputation; `as_planned` says whether the
-    schedule in the source is the plan's, None where there is no plan to compare with.
+    schedule in the source is the plan's, None where there is no plan to compare with. `others` are the file's tables for other
+    budgets or batch sizes than the one that is told row by row; `batch` is its own, where it has several.
 
     Without `blocks` the schedule could not be followed to its end; `problems` say why. `edited` says whether it was changed by
     hand; if not, problems come from another model, or from another version of the generator.
@@ -52,6 +75,8 @@ class Explanation:
     budget_bytes: int | None = None
     overhead: float = 0.0
     edited: bool = False
+    others: tuple[Table, ...] = ()
+    batch: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -72,19 +97,32 @@ class Explanation:
         sizes = {
             n: getattr(self, n) for n in ("peak_bytes", "peak_line", "peak_block", "unmodified_peak_bytes", "budget_bytes")
         }
+        sizes |= {} if self.batch is None else {"batch": self.batch}
         parts = {"blocks": [b.to_json() for b in self.blocks]} if self.blocks else {"rows": [r.to_json() for r in self.rows]}
+        parts |= {"others": [o.to_json() for o in self.others]} if self.others else {}
         return rows | sizes | {"overhead": round(self.overhead, 6)} | parts
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A file with the model that it is explained by."""
+    """A file with the model that it is explained by. `table` is which of its tables is told, in the order of its plans."""
 
     file: Path
     text: str
     header: Header
     traced: pipeline.Traced
     plan: SavedPlan | None
+    table: int = 0
+
+    @property
+    def plan_told(self) -> SavedPlan | None:
+        """The plan of the table that is told."""
+        return None if self.plan is None else self.plan.all()[self.table]
+
+    @property
+    def traced_told(self) -> pipeline.Traced:
+        """The model as that table is for it: at its batch size, where there are several."""
+        return self.traced.at(self.table)
 
     def emitted(self, plan: SavedPlan, order: Sequence[int]) -> str:
         """What the generator writes for an order of nodes."""
@@ -93,10 +131,19 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A table that is not told, with the model and the costs that it is for: others, at another batch size."""
+
+    table: Table
+    traced: pipeline.Traced
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
 class Followed:
     """The schedule that a file was found to run, with the `costs` that it was simulated by; `profile` are those of the step
     without recomputation. `lines` are those of the file that cause each of its steps, `calls` the functions that it calls; a
-    file of the second edition has neither."""
+    file of the second edition has neither. `others` are the file's other tables."""
 
     case: Case
     request: Request
@@ -105,26 +152,48 @@ class Followed:
     costs: Profile
     lines: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
+    others: tuple[Beside, ...] = ()
+
+    @property
+    def traced(self) -> pipeline.Traced:
+        """The model that the schedule is for."""
+        return self.case.traced_told
 
 
 def explain(
-    file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
+    file: Path,
+    progress: Progress,
+    target: str | None = None,
+    plan: Path | None = None,
+    cache: bool = True,
+    budget: str | None = None,
+    batch: int | None = None,
 ) -> Explanation:
     """Reads the schedule of a generated file back from its functions, and simulates it on the model.
 
-    The model is the one that the header names, or `target`; `plan` is compared with instead of the header's plan.
-    Raises VerifyError where remat-codegen did not write the file, and what tracing raises.
+    The model is the one that the header names, or `target`; `plan` is compared with instead of the header's plan. Of several
+    plans the one for `budget` or `batch` is told; if not given, that for the least budget, or the largest batch.
+    Raises VerifyError where remat-codegen did not write the file, BudgetError where it has no such plan, and what tracing
+    raises.
     """
-    return follow(file, progress, target, plan, cache)[0]
+    return follow(file, progress, target, plan, cache, budget, batch)[0]
 
 
 def follow(
-    file: Path, progress: Progress, target: str | None = None, plan: Path | None = None, cache: bool = True
+    file: Path,
+    progress: Progress,
+    target: str | None = None,
+    plan: Path | None = None,
+    cache: bool = True,
+    budget: str | None = None,
+    batch: int | None = None,
 ) -> tuple[Explanation, Followed | None]:
     """As `explain`, and the schedule itself, None where it could not be followed to its end."""
     text = lifecycle._read(file)
     header = lifecycle.read_header(text, file)
     saved = header.plan if plan is None else planfile.load(plan)
+    asked = plan_for(saved, budget, file, batch)
+    table = 0 if saved is None or asked is None else saved.all().index(asked)
     if header.request.given and target is None:
         raise VerifyError("was made from a model in memory", where=str(file), hint=f"name one: explain {file.name} TARGET")
     request = lifecycle.located(header.request, file)
@@ -135,7 +204,7 @@ def follow(
     with lifecycle._as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
         if request.edition == 2:
-            return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced)), request, progress)
+            return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced), table), request, progress)
         with progress.stage("read"):
             reading = read_back(text, traced.model)
             case = Case(file, text, header, traced, _fitting(saved, traced))
@@ -255,50 +324,44 @@ def _how(case: Case, found: Schedule, planned: Schedule) -> str:
 
 def _explained_by_table(case: Case, request: Request, progress: Progress) -> tuple[Explanation, Followed | None]:
     """A file of the second edition: the schedule that its table and its marks lead to."""
-    traced, notes = case.traced, _notes(case)
+    notes = _notes(case)
     with progress.stage("read"):
-        brought, problems = second.read_back(case.text, traced)
-        lost = bool(problems) and not brought.rows
-        orders = [order_of(one.schedule) for one in brought.all()]
-        as_planned = None if case.plan is None else orders == [one.order for one in case.plan.all()]
-        if as_planned is False and not problems:
-            problems.append(Problem(1, "its table is not the plan in its header"))
-        plan = case.plan or case.header.plan or _no_plan(case.header, traced)
-        if len(orders) == len(plan.all()) and traced.are_of(plan):
-            first, *others = [replace(one, order=order) for one, order in zip(plan.all(), orders, strict=True)]
-            expected = second.emit(traced, replace(first, others=tuple(others)), case.header.request, brought)
-        else:
-            expected = None
-            problems.append(
-                Problem(1, f"has {len(orders)} tables, and the plan in its header is for {len(plan.all())} budgets or batches")
-            )
-        found = _with_differences(case, problems, notes, expected)
-    profile = pipeline.measured_costs(request, traced, progress)
-    costs = brought.found.with_held(profile)
-    timeline = simulate(traced.graph, costs, brought.schedule)
-    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    told = enumerate(brought.others, start=1)
-    notes += [_told(traced.at(number), profile.at(number), one, plan.at(number)) for number, one in told]
-    explanation = Explanation(
-        case.file,
-        tuple(sorted(found, key=lambda p: p.line)[:MOST_PROBLEMS]),
-        tuple(notes),
-        as_planned,
-        rows=second.summary(traced, profile, brought),
-        peak_bytes=timeline.peak_bytes + pipeline.generator_states(traced, brought.schedule),
-        unmodified_peak_bytes=plain.peak_bytes,
-        budget_bytes=None if case.plan is None else case.plan.budget_bytes,
-        overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
-        edited=case.header.sealed is False,
-    )
-    return explanation, None if lost else Followed(case, request, brought.schedule, profile, costs)
+        brought, problems = second.read_back(case.text, case.traced)
+        lost = bool(problems) and not _told(case, brought).rows
+        problems, as_planned = _judged_by_table(case, brought, problems, notes)
+    problems = sorted(problems, key=lambda p: p.line)[:MOST_PROBLEMS]
+    found = Explanation(case.file, tuple(problems), tuple(notes), as_planned, edited=case.header.sealed is False)
+    priced, followed = _priced_by_table(found, case, brought, request, progress)
+    return priced, None if lost else followed
 
 
-def _told(traced: pipeline.Traced, profile: Profile, brought: second.Brought, plan: SavedPlan | None) -> str:
-    """What another table takes, in a line."""
-    named = "another table" if plan is None else f"the table for {plan.label}"
-    took = second.as_planned(_no_plan_of(traced), traced, profile, brought)
-    return f"{named}: peak {format_bytes(took.planned_peak_bytes)}, {percent(took.overhead)} more time"
+def _judged_by_table(
+    case: Case, brought: second.Brought, problems: list[Problem], notes: list[str]
+) -> tuple[list[Problem], bool | None]:
+    """All that is wrong, and whether its tables are the plan's."""
+    orders = [order_of(one.schedule) for one in brought.all()]
+    as_planned = None if case.plan is None else orders == [one.order for one in case.plan.all()]
+    if as_planned is False and not problems:
+        problems.append(Problem(1, "its table is not the plan in its header"))
+    plan = case.plan or case.header.plan or _no_plan(case.header, case.traced)
+    if len(orders) != len(plan.all()) or not case.traced.are_of(plan):
+        several = f"{len(plan.all())} budgets or batches"
+        problems.append(Problem(1, f"has {len(orders)} tables, and the plan in its header is for {several}"))
+        return _with_differences(case, problems, notes, None), as_planned
+    first, *others = [replace(one, order=order) for one, order in zip(plan.all(), orders, strict=True)]
+    expected = second.emit(case.traced, replace(first, others=tuple(others)), case.header.request, brought)
+    return _with_differences(case, problems, notes, expected), as_planned
+
+
+def _told(case: Case, brought: second.Brought) -> second.Brought:
+    """The table that is told, with the others beside it, since all of them share the marks. Raises VerifyError where the file
+    has fewer tables than plans."""
+    tables = brought.all()
+    if case.table >= len(tables):
+        hint = "see remat-codegen explain without --budget or --batch"
+        raise VerifyError("the file has no such table", where=str(case.file), hint=hint)
+    others = tuple(replace(one, others=()) for i, one in enumerate(tables) if i != case.table)
+    return replace(tables[case.table], others=others)
 
 
 # ---------------------------------------------------------------------------------------------- what it costs
@@ -324,3 +387,38 @@ def _priced(
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
     )
     return priced, Followed(case, request, reading.schedule, profile, profile, reading.lines, reading.calls)
+
+
+def _priced_by_table(
+    found: Explanation, case: Case, brought: second.Brought, request: Request, progress: Progress
+) -> tuple[Explanation, Followed]:
+    profiles = pipeline.measured_costs(request, case.traced, progress)
+    traced, profile, told = case.traced_told, profiles.at(case.table), _told(case, brought)
+    costs = told.found.with_held(profile)
+    timeline = simulate(traced.graph, costs, told.schedule)
+    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    beside = _beside(case, brought, profiles)
+    priced = replace(
+        found,
+        rows=second.summary(traced, profile, told),
+        peak_bytes=timeline.peak_bytes + pipeline.generator_states(traced, told.schedule),
+        unmodified_peak_bytes=plain.peak_bytes,
+        budget_bytes=None if case.plan_told is None else case.plan_told.budget_bytes,
+        overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
+        others=tuple(other.table for other in beside),
+        batch=None if case.plan_told is None else case.plan_told.batch,
+    )
+    return priced, Followed(case, request, told.schedule, profile, costs, others=beside)
+
+
+def _beside(case: Case, brought: second.Brought, profiles: Profile) -> tuple[Beside, ...]:
+    """What the tables take that are not told, each by the graph and the costs of what it is for."""
+    tables = brought.all()
+    plans = case.plan.all() if case.plan is not None and len(case.plan.all()) == len(tables) else (None,) * len(tables)
+    found = []
+    for number, (one, plan) in enumerate(zip(tables, plans, strict=True)):
+        traced, profile = case.traced.at(number), profiles.at(number)
+        took = second.as_planned(_no_plan_of(traced), traced, profile, one)
+        budget, batch = (None, None) if plan is None else (plan.budget_bytes, plan.batch)
+        found.append(Beside(Table(budget, took.planned_peak_bytes, took.overhead, batch), traced, profile))
+    return tuple(found[: case.table] + found[case.table + 1 :])

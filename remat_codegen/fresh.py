@@ -61,15 +61,17 @@ def trained_alone(
     steps: int,
     evaluates: bool,
     without_file: bool = False,
+    table: int | None = None,
 ) -> Found:
     """Several steps in a fresh process. `generated` is the file as it was imported here; nothing has trained `target`.
 
     `without_file`, the original trains there: processes may round otherwise than this one, by what was set in this one.
+    `table` names one of the file's tables by its budget; if not given, the file takes one by itself.
     """
     with tempfile.TemporaryDirectory() as name:
         folder, carried = Path(name), carries(generated, target) and not without_file
         task = _task(generated, target, carried) | {"device": device, "seed": seed, "steps": steps, "evaluates": evaluates}
-        task["without_file"] = without_file
+        task |= {"without_file": without_file, "table": table}
         task["autocast"] = [(kind, str(dtype).removeprefix("torch.")) for kind, dtype in autocast]
         try:
             _hand_over(folder, target, carried and target.kind is not TargetKind.CLASS)

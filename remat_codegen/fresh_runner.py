@@ -104,18 +104,26 @@ def made_original(task: Any) -> torch.nn.Module:
     return found if isinstance(found, torch.nn.Module) else found(*task.init[0], **task.init[1])
 
 
+def planned(generated: ModuleType | None, model: torch.nn.Module, task: Any) -> torch.nn.Module:
+    """A model with the file's training steps: one whose class the file carries has them, unless a table is named."""
+    if generated is None or (task.carried and task.table is None):
+        return model
+    found: torch.nn.Module = generated.rematerialize(model, **({} if task.table is None else {"budget": task.table}))
+    return found
+
+
 def made(generated: ModuleType | None, original: torch.nn.Module | None, task: Any, folder: Path) -> torch.nn.Module:
     """The model that is trained, in the state that the original had. `original` is there where the file wraps one."""
     if task.carried and task.kind != "class":
         with doing("unpickle"):  # only the file's classes are here: its own are what a factory's model is made of
             model = torch.load(folder / "model.pt", pickle_module=pickling(generated, task), weights_only=False)
-            return model if task.device == "cpu" else model.to(task.device)
+            return planned(generated, model if task.device == "cpu" else model.to(task.device), task)
     with doing("make"):
         torch.manual_seed(task.seed)
         model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if original is None else original
         model = model.train().to(task.device)
         model.load_state_dict(torch.load(folder / "state.pt", weights_only=False))
-        return model if task.carried or generated is None else generated.rematerialize(model)
+        return planned(generated, model, task)
 
 
 def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, str]]:

@@ -360,10 +360,13 @@ def _check_without_device(file: Path, header: Header, request: Request, edited: 
 # ---------------------------------------------------------------------------------------------- update
 
 
-def update(file: Path, progress: Progress, cache: bool = True, saved: Path | None = None) -> Updated:
+def update(
+    file: Path, progress: Progress, cache: bool = True, saved: Path | None = None, time_limit: float | None = None
+) -> Updated:
     """Makes a generated file again from its header: with the same plan where that still fits, else with a new one.
 
-    `saved` is a plan on disk to use instead of the file's own.
+    `saved` is a plan on disk to use instead of the file's own. `time_limit` is for measuring and planning, in seconds; it is
+    this run's, and does not stand in the file.
     Raises VerifyError where remat-codegen did not write the file, and what `generate` raises.
     """
     text = _read(file)
@@ -371,7 +374,7 @@ def update(file: Path, progress: Progress, cache: bool = True, saved: Path | Non
     if header.request.given:
         raise _not_here(file, text)
     check_writable(file)
-    request = replace(located(header.request, file), cache=cache)
+    request = replace(located(header.request, file), cache=cache, time_limit=time_limit)
     with _as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
         wanted, plan = _made_again(file, text, header, request, traced, progress)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from remat_codegen import aswritten, pipeline, planfile, second
 from remat_codegen.errors import RematError
-from remat_codegen.explain import Explanation
+from remat_codegen.explain import Explanation, Table
 from remat_codegen.graph.simplify import Model
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.memory import Curve, curve
@@ -91,6 +91,8 @@ def _made(
         unmodified_peak_bytes=plan.unmodified_peak_bytes,
         budget_bytes=plan.budget_bytes,
         overhead=plan.overhead,
+        others=tuple(Table(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.batch) for p in plan.others),
+        batch=plan.batch,
     )
     curves = curve(graph, profile, schedule), curve(graph, profile, plain)
     return Made(text, _report(plan, traced, progress), blocks, found, curves)

@@ -38,11 +38,12 @@ from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
-from remat_codegen.report import Progress, Report, Verification, percent
+from remat_codegen.report import OtherPlan, Progress, Report, Verification
 from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.several import budget_bytes
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
 from remat_codegen.trace import Autocast, know_dataclasses
@@ -133,15 +134,16 @@ def verify(
     progress: Progress,
 ) -> Verification:
     """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
-    PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says."""
-
+    PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says; of several tables,
+    the one is judged that the file takes for so much, or for `batch`; all of those for batch sizes, if that is the largest."""
     planned = _batches_of(file)
+    size = parse_batches(batch)[0].size if batch and planned else None
 
     def load() -> Target:
         return _target(Request(target, init=init, inputs=inputs, device=device, seed=seed, batch=batch or planned))
 
     with progress.stage("verify"), deterministic_algorithms(deterministic):
-        return verification(file, load, device, seed, steps, progress, _budget_of(file, budget))
+        return verification(file, load, device, seed, steps, progress, _budget_of(file, budget), size)
 
 
 def _batches_of(file: Path) -> str:
@@ -152,11 +154,8 @@ def _batches_of(file: Path) -> str:
 
 
 def _budget_of(file: Path, budget: str | None) -> int | None:
-    """The bytes of a budget that a file is judged by; per cents are of what its plan calls unmodified."""
-    if budget is None:
-        return None
-    asked, plan = parse_budget(budget), planline.plan_in(file.read_text(encoding="utf-8"))
-    return asked.resolve(0 if plan is None else plan.unmodified_peak_bytes)
+    """The bytes of a budget that a file is judged by; None where its header tells them."""
+    return None if budget is None else budget_bytes(planline.plan_in(file.read_text(encoding="utf-8")), budget)
 
 
 # ---------------------------------------------------------------------------------------------- stages
@@ -513,11 +512,6 @@ def _call(request: Request, plan: SavedPlan) -> str:
     return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
 
 
-def _figures(plan: SavedPlan) -> str:
-    """A plan's figures in a line."""
-    return f"{plan.label}: peak {format_bytes(plan.planned_peak_bytes)}, {percent(plan.overhead)} more time"
-
-
 def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Verification | None, progress: Progress) -> Report:
     """A plan's figures, and those of the run that made it."""
     return Report(
@@ -532,7 +526,9 @@ def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Veri
         kinds=len({b.kind for b in graph.blocks}),
         seconds=dict(progress.seconds),
         output=None if output is None else str(output),
-        notes=(*plan.notes, *(f"also for {also}" for also in map(_figures, plan.others))),
+        notes=plan.notes,
         verify=verified,
         answer=plan.answer,
+        others=tuple(OtherPlan(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.bound, p.batch) for p in plan.others),
+        batch=plan.batch,
     )

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from remat_codegen.budget import format_bytes
+from remat_codegen.budget import plan_label
 from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
@@ -67,7 +67,7 @@ class SavedPlan:
     @property
     def label(self) -> str:
         """What tells it from others in one file."""
-        return format_bytes(self.budget_bytes) if self.batch is None else f"a batch of {self.batch}"
+        return plan_label(self.budget_bytes, self.batch)
 
     def rows(self) -> dict[str, Any]:
         """The fields by name, without those that say nothing."""

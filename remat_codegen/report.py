@@ -18,7 +18,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from remat_codegen.budget import format_bytes
+from remat_codegen.budget import format_bytes, plan_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,42 @@ class AsWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherPlan:
+    """What another plan of the same file takes: for a larger budget, or for a smaller batch size, which `batch` then is.
+    `peak_bytes` is planned; `overhead` and `bound` are extra time over the step without recomputation, at that batch: 0.12 for
+    12 %."""
+
+    budget_bytes: int
+    peak_bytes: int
+    overhead: float
+    bound: float | None
+    batch: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others."""
+        return plan_label(self.budget_bytes, self.batch)
+
+    def line(self) -> str:
+        """The same for people."""
+        least = "" if self.bound is None else f", lower bound {percent(self.bound)}"
+        planned = f"planned peak {format_bytes(self.peak_bytes)}, overhead {percent(self.overhead)}"
+        return f"{self.label}: {planned}{least}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints; `batch` is there only where that is what plans differ in."""
+        sizes = {"budget_bytes": self.budget_bytes, "planned_peak_bytes": self.peak_bytes}
+        sizes |= {} if self.batch is None else {"batch": self.batch}
+        return sizes | {"overhead": round(self.overhead, 6), "bound": None if self.bound is None else round(self.bound, 6)}
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """How a plan came out. `overhead` and `bound` are extra time over the step without recomputation: 0.12 for 12 %.
 
     `bound` is an overhead that no plan within the budget can beat, None where none is known. `seconds` are those of each stage.
-    `as_written` is there where the model checkpoints by itself. `answer` and `chosen` are there where the budget was found:
+    `as_written` is there where the model checkpoints by itself. `others` are the plans for larger budgets, or for smaller batch
+    sizes, where the file has some; `batch` is then the largest. `answer` and `chosen` are there where the budget was found:
     what it is the answer to, and how.
     """
 
@@ -165,10 +196,13 @@ class Report:
     as_written: AsWritten | None = None
     answer: str | None = None
     chosen: Chosen | None = None
+    others: tuple[OtherPlan, ...] = ()
+    batch: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints. `verify` is there only where it was asked for, `as_written` where the model
-        checkpoints by itself, `answer` and `chosen` where the budget was found."""
+        checkpoints by itself, `answer` and `chosen` where the budget was found, `others` where the file has several plans,
+        `batch` where these are for batch sizes."""
         rows: dict[str, Any] = {
             "planner": self.planner,
             "status": str(self.status),
@@ -184,6 +218,8 @@ class Report:
             "notes": list(self.notes),
         }
         rows |= {} if self.as_written is None else {"as_written": self.as_written.to_json()}
+        rows |= {} if self.batch is None else {"batch": self.batch}
+        rows |= {"others": [other.to_json() for other in self.others]} if self.others else {}
         rows |= {} if self.answer is None else {"answer": self.answer}
         rows |= {} if self.chosen is None else {"chosen": self.chosen.to_json()}
         return rows if self.verify is None else rows | {"verify": self.verify.to_json()}
@@ -201,12 +237,16 @@ def report_table(report: Report) -> Table:
     table.add_row("budget", format_bytes(report.budget_bytes))
     if report.answer is not None:
         table.add_row("", Text(report.answer))
+    if report.batch is not None:
+        table.add_row("batch", str(report.batch))
     table.add_row(
         "planned peak", f"{format_bytes(report.planned_peak_bytes)} of {format_bytes(report.unmodified_peak_bytes)}{share}"
     )
     table.add_row("planned overhead", percent(report.overhead))
     if report.bound is not None:
         table.add_row("lower bound", percent(report.bound))
+    for other in report.others:
+        table.add_row("another budget" if other.batch is None else "another batch", other.line())
     if report.as_written is not None:
         table.add_row(AS_WRITTEN, Text(report.as_written.sentence()))
     table.add_row("plan", f"{report.planner}, {report.status}")

@@ -13,18 +13,21 @@ import torch
 from remat_codegen import pipeline, planline, second, tradeoff
 from remat_codegen import verify as comparing
 from remat_codegen.errors import VerifyError
-from remat_codegen.explain import Explanation, Followed, follow
+from remat_codegen.explain import Beside, Explanation, Followed, follow
 from remat_codegen.marked.reading import read
 from remat_codegen.page.build import Given, build
-from remat_codegen.page.data import Measured, Outside, Page, Point, Tradeoff
+from remat_codegen.page.data import Measured, OtherPlan, Outside, Page, Point, Tradeoff
+from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
 from remat_codegen.planning import Priced, lower_bound, over
+from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import Course, course, peak_bytes
 from remat_codegen.report import Progress
 from remat_codegen.schedule import Timeline, simulate, without_recomputation
 from remat_codegen.torch_seam import pytree
 from remat_codegen.training import Run
 
+THIS_FILE = "this file"  # where a planner's name stands for others
 MOST_MEASURED = 4000  # points of a measured curve; of more, the highest of as many stretches
 
 
@@ -36,17 +39,20 @@ def report(
     planners: Sequence[str] = tradeoff.QUICK,
     measure: bool = False,
     cache: bool = True,
+    budget: str | None = None,
+    batch: int | None = None,
 ) -> Page:
-    """The page of a generated file. `planners` plan for other budgets, none if empty; if `measure`, a step is run.
+    """The page of a generated file. `planners` plan for other budgets, none if empty; if `measure`, a step is run. Of several
+    plans the one for `budget` or `batch` is shown; if not given, that for the least budget, or the largest batch.
 
     Raises VerifyError where the file's schedule cannot be followed, and what `explain` raises.
     """
-    explanation, followed = follow(file, progress, target, cache=cache)
+    explanation, followed = follow(file, progress, target, cache=cache, budget=budget, batch=batch)
     if followed is None:
         raise VerifyError(_not_followed(explanation), where=str(file), hint="see remat-codegen explain")
     given = _given(file, explanation, followed, progress)
-    prices = _prices(followed)
-    other = _tradeoff(given, prices, planners, progress) if planners else None
+    prices = _prices(followed.traced, followed.profile)
+    other = _tradeoff(given, prices, planners, progress, _points(followed, given.others)) if planners else None
     page = build(given, other)
     return replace(page, measured=_measured(file, followed, page, progress)) if measure else page
 
@@ -61,7 +67,7 @@ def _not_followed(explanation: Explanation) -> str:
 
 def _given(file: Path, explanation: Explanation, followed: Followed, progress: Progress) -> Given:
     case, schedule = followed.case, followed.schedule
-    traced, request = case.traced, case.header.request
+    traced, request = followed.traced, case.header.request
     states = pipeline.generator_states(traced, schedule)
     budget = explanation.budget_bytes
     return Given(
@@ -69,7 +75,7 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         file=file.name,
         text=case.text,
         command=planline.command_in(case.text) or "",
-        planner=request.planner if case.plan is None else case.plan.planner,
+        planner=request.planner if case.plan_told is None else case.plan_told.planner,
         device=request.device,
         edition=request.edition or 1,
         generator=case.header.version,
@@ -83,23 +89,33 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         lines=followed.lines,
         calls=followed.calls,
         rows=_rows(followed) if request.edition == 2 else (),
-        bound=None if budget is None else _bound(followed, budget, progress),
+        bound=_bound(followed.traced, followed.profile, budget, progress),
         problems=tuple((p.line, p.text) for p in explanation.problems),
         notes=explanation.notes,
+        others=tuple(_other_plan(other, progress) for other in followed.others),
+        batch=explanation.batch,
     )
 
 
-def _bound(followed: Followed, budget_bytes: int, progress: Progress) -> float | None:
-    """The overhead that no plan within the file's budget can beat, by the costs that the page shows."""
+def _other_plan(other: Beside, progress: Progress) -> OtherPlan:
+    """What another of the file's plans takes."""
+    table = other.table
+    least = _bound(other.traced, other.profile, table.budget_bytes, progress)
+    return OtherPlan(table.budget_bytes, table.peak_bytes, table.overhead, least, table.batch)
+
+
+def _bound(traced: pipeline.Traced, profile: Profile, budget_bytes: int | None, progress: Progress) -> float | None:
+    """The overhead that no plan within a budget can beat; None where no plan says what the budget is."""
+    if budget_bytes is None:
+        return None
     with progress.stage("bound"):
-        prices = _prices(followed)
-        return lower_bound(prices, bound(prices.graph, prices.profile, budget_bytes).time_ns)
+        return lower_bound(_prices(traced, profile), bound(traced.graph, profile, budget_bytes).time_ns)
 
 
 def _rows(followed: Followed) -> tuple[tuple[str, int], ...]:
-    """The modules of a table's entries, each with its line."""
-    traced = followed.case.traced
-    said = read(followed.case.text, second.carried_sources(traced), second.library_file).said
+    """The modules of the entries of the table that is shown, each with its line."""
+    traced = followed.traced
+    said = read(followed.case.text, second.carried_sources(traced), second.library_file).tables[followed.case.table]
     modules = {name for name, _ in traced.target.module.named_modules()}
     return tuple(dict.fromkeys((e.name if e.name in modules else e.name.rpartition(".")[0], e.line) for e in said))
 
@@ -123,19 +139,24 @@ def outside(module: torch.nn.Module, inputs: Any) -> Outside:
 # ---------------------------------------------------------------------------------------------- other budgets
 
 
-def _prices(followed: Followed) -> Priced:
-    traced = followed.case.traced
-    plain: Timeline = simulate(traced.graph, followed.profile, without_recomputation(traced.graph))
+def _prices(traced: pipeline.Traced, profile: Profile) -> Priced:
+    plain: Timeline = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = pipeline.reserve_of(traced)
-    return Priced(traced.target.label, traced.graph, followed.profile, plain.time_ns, plain.peak_bytes, reserve)
+    return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve)
 
 
-def _tradeoff(given: Given, prices: Priced, planners: Sequence[str], progress: Progress) -> Tradeoff:
+def _points(followed: Followed, plans: Sequence[OtherPlan]) -> list[Point]:
+    """The file's other plans in the curve: those of the same graph, since others are for another step."""
+    alike = [plan for other, plan in zip(followed.others, plans, strict=True) if other.traced is followed.traced]
+    return [Point(max(p.planned_peak_bytes, p.budget_bytes or 0), round(p.overhead, 6), THIS_FILE, p.bound) for p in alike]
+
+
+def _tradeoff(given: Given, prices: Priced, planners: Sequence[str], progress: Progress, others: Sequence[Point]) -> Tradeoff:
     timeline = simulate(prices.graph, given.costs, given.schedule)
     needed = timeline.peak_bytes + given.states_bytes
     overhead = round(over(timeline.time_ns, prices.plain_ns), 6)
-    own = Point(max(needed, given.budget_bytes or 0), overhead, "this file", given.bound)
-    return tradeoff.tradeoff(prices, own, planners, progress)
+    own = Point(max(needed, given.budget_bytes or 0), overhead, THIS_FILE, given.bound)
+    return tradeoff.tradeoff(prices, own, planners, progress, others)
 
 
 # ---------------------------------------------------------------------------------------------- measured
@@ -157,11 +178,12 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
 
     On a GPU only the peak is known. Raises VerifyError where the file does not run.
     """
-    traced, device = followed.case.traced, followed.request.device
+    traced, device = followed.traced, followed.request.device
     with progress.stage("measure"):
         generated = comparing.load_generated(file)
         try:
-            model = generated.rematerialize(comparing.own_model(pipeline._target(followed.request).module, device))
+            own = comparing.own_model(pipeline._target(followed.request).module, device)
+            model = generated.rematerialize(own, **_named(generated, followed.case.plan_told))
             run = _Marked(model, traced.target.args, traced.target.kwargs, pipeline._autocast(followed.request))
             run.step()
             if torch.device(device).type != "cpu":
@@ -173,6 +195,12 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
             raise VerifyError(f"its step cannot be run: {comparing.said(error)}", where=str(file)) from error
     at, held = _aligned(found, page)
     return replace(_compared(max(0, 0, *found.held_bytes), page), at_ns=at, held_bytes=held)
+
+
+def _named(generated: Any, plan: SavedPlan | None) -> dict[str, int]:
+    """What has a file take the table that is shown, where it has several; for a batch size, it does by itself."""
+    several = plan is not None and plan.batch is None and plan.budget_bytes in getattr(generated, "PLANS", ())
+    return {"budget": plan.budget_bytes} if several and plan is not None else {}
 
 
 def _step(run: _Marked, mark: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Progress
 
 QUICK = ("dtr-msps", "rotor")  # together a second or so for each budget
-BUDGETS = 8  # beside the file's own, and the one that is a tenth larger
+BUDGETS = 8  # beside those of the file's own plans, and the one that is a tenth larger
 MORE = Fraction(11, 10)
 COLUMNS = 2000  # of the programs that bound each budget: a tenth of what a plan's own bound takes, and about as good
 
@@ -26,24 +26,26 @@ def least_bytes(graph: Graph, profile: Profile) -> int:
     return max((a + b for a, b in zip(needed, profile.workspace_bytes, strict=True)), default=0)
 
 
-def tradeoff(found: Priced, own: Point, planners: Sequence[str], progress: Progress) -> Tradeoff:
-    """Points from less than the file's budget up to the step without recomputation; `own` is the file's."""
+def tradeoff(found: Priced, own: Point, planners: Sequence[str], progress: Progress, others: Sequence[Point] = ()) -> Tradeoff:
+    """Points from less than the file's budget up to the step without recomputation; `own` is the file's, `others` are those of
+    its other plans."""
     least = least_bytes(found.graph, found.profile)
-    more = int(own.budget_bytes * MORE)
-    budgets = _budgets(found, own.budget_bytes, least, more)
+    more, files = int(own.budget_bytes * MORE), (own, *others)
+    budgets = _budgets(found, [p.budget_bytes for p in files], least, more)
     points: list[Point] = []
     with progress.stage("budgets"):
         for done, nbytes in enumerate(budgets):
             progress.update(done, len(budgets))
-            points.append(_best(points, _point(found, nbytes, planners, progress), own))
-    return Tradeoff(own, tuple(points), tuple(planners), least, next((p for p in points if p.budget_bytes == more), None))
+            points.append(_best(points, _point(found, nbytes, planners, progress), files))
+    bought = next((p for p in points if p.budget_bytes == more), None)
+    return Tradeoff(own, tuple(others), tuple(points), tuple(planners), least, bought)
 
 
-def _budgets(found: Priced, own: int, least: int, more: int) -> list[int]:
+def _budgets(found: Priced, files: Sequence[int], least: int, more: int) -> list[int]:
     top = found.plain_bytes + found.reserve.slack_bytes
-    low = min(max(least, int(own * Fraction(6, 10))), top)
+    low = min(max(least, int(min(files) * Fraction(6, 10))), top)
     spread = [low + (top - low) * i // (BUDGETS - 1) for i in range(BUDGETS)]
-    return sorted({*spread, *(b for b in (own, more) if b <= top)})
+    return sorted({*spread, *(b for b in (*files, more) if b <= top)})
 
 
 def _point(found: Priced, nbytes: int, planners: Sequence[str], progress: Progress) -> Point:
@@ -62,10 +64,10 @@ def _overhead(found: Priced, outcome: Outcome) -> float:
     return round(outcome.overhead(found.plain_ns) or 0.0, 6)
 
 
-def _best(smaller: Sequence[Point], point: Point, own: Point) -> Point:
+def _best(smaller: Sequence[Point], point: Point, files: Sequence[Point]) -> Point:
     """A point, with a plan for a smaller budget where that is faster: it fits the larger one, too."""
     known = [*(p for p in (*smaller[-1:], point) if p.overhead is not None)]
-    known += [own] if own.budget_bytes <= point.budget_bytes and own.overhead is not None else []
+    known += [own for own in files if own.budget_bytes <= point.budget_bytes and own.overhead is not None]
     if not known:
         return point
     best = min(known, key=lambda p: p.overhead if p.overhead is not None else 0.0)

@@ -21,6 +21,7 @@ from remat_codegen.errors import VerifyError
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planline import call_in, command_in, is_sealed, option_in, plan_in
 from remat_codegen.report import Progress, Row, Verification
+from remat_codegen.several import plan_taken
 from remat_codegen.stepcosts import StepCosts, step_costs
 from remat_codegen.target import Target, TargetKind
 from remat_codegen.torch_seam import has_forward_hooks
@@ -44,6 +45,9 @@ class _Trial:
     device: str
     seed: int
     casts: Autocast  # what the model is called under
+    plan: SavedPlan | None = None  # what the header says of the table that is judged
+    table: int | None = None  # of several budgets: that of the table that is named
+    batch: int | None = None  # of several batch sizes: the one that is trained at, if it is named
 
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""
@@ -74,22 +78,28 @@ def verification(
     steps: int,
     progress: Progress,
     budget_bytes: int | None = None,
+    batch: int | None = None,
 ) -> Verification:
     """Trains the model that `load` gives, then the file. Raises VerifyError where there is nothing to compare.
 
-    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. What the file's own code says of
-    its budget and of autocast is not asked where the header tells.
+    `budget_bytes` is what the peak is judged by; if not given, what the file's header says. Of tables for several budgets, the
+    one is judged that the file takes for so much; all of them if not given. Of those for several batch sizes, all are judged;
+    where `load` gives inputs of another `batch` than the largest, the one that the file takes for these. What the file's own
+    code says of its budget and of autocast is not asked where the header tells.
     """
-    generated = comparing.load_generated(file)
+    generated = comparing.load_generated(file, budget_bytes)
     text = file.read_text(encoding="utf-8")
-    trial = _Trial(generated, _on_host(load(), device), load, device, seed, _casts(text, generated, device))
+    table = None if budget_bytes is None else comparing.table_taken(generated)
+    plan, casts = plan_taken(plan_in(text), table, batch), _casts(text, generated, device)
+    trial = _Trial(generated, _on_host(load(), device), load, device, seed, casts, plan, table, batch)
+    planned, budget = _planned_peak_bytes(trial), budget_bytes or _budget(text, generated)
     try:
-        alone = _what_is_missing(trial, file)
+        alone = _what_is_missing(trial)
         options: dict[str, Any] = {"steps": steps, "advance": progress.update, "traced": True, "alone": alone}
         result = again = trial.compare(trial.generated.rematerialize, **options)
     except comparing.FileFailure as failure:
         _raise_if_refused(failure, file)
-        return _failed(trial, failure)
+        return Verification((Row("training", False, str(failure)),), 0, planned, budget, False)
     exact: comparing.Comparison | None = result
     noise = comparing.Comparison()
     if not result.identical:
@@ -104,13 +114,14 @@ def verification(
     rows += [_at_other_sizes(trial, noise)] if hasattr(trial.generated, "SIZES") and not result.alone else []
     rows += _values_put_back(trial) if not result.alone else []
     rows += [Row("as it was written", False, "it was edited by hand")] if is_sealed(text) is False else []
-    measured, budget = result.measured_peak_bytes, budget_bytes or _budget(text, generated)
+    rows += _table_named(trial)
+    measured = result.measured_peak_bytes
     rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
-    rows += _with_other_plans(trial, text) if not result.alone else []
-    found = Verification(tuple(rows), measured, trial.generated.PLANNED_PEAK_BYTES, budget, all(r.ok for r in rows))
+    rows += _with_other_plans(trial, text, budget_bytes) if not result.alone else []
+    found = Verification(tuple(rows), measured, planned, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
     costs = trial.costs() if not result.alone else StepCosts(None, None)
-    assumed = _assumed_peak_bytes(file)
+    assumed = _assumed_peak_bytes(trial)
     return replace(
         found,
         original_peak_bytes=costs.original_peak_bytes,
@@ -136,13 +147,31 @@ def _budget(text: str, generated: Any) -> int:
     return int(generated.BUDGET_BYTES) if plan is None else plan.budget_bytes
 
 
-def _with_other_plans(trial: _Trial, text: str) -> list[Row]:
-    """The file's other plans, each beside the original, and within its budget."""
+def _planned_peak_bytes(trial: _Trial) -> int | None:
+    """What the table that is judged was planned to take; None where the header does not say."""
+    if trial.plan is None:
+        return int(trial.generated.PLANNED_PEAK_BYTES) if trial.table is None else None
+    return trial.plan.planned_peak_bytes
+
+
+def _table_named(trial: _Trial) -> list[Row]:
+    """Which of several tables is judged, where a budget or a batch was named."""
+    if trial.table is None and trial.batch is None:
+        return []
+    label = format_bytes(trial.table or 0) if trial.plan is None else trial.plan.label
+    return [Row("the table", True, f"the one for {label}")]
+
+
+def _with_other_plans(trial: _Trial, text: str, budget_bytes: int | None) -> list[Row]:
+    """The file's other plans, each beside the original, and within its budget, or the one that is given. None where just one is
+    judged: its budget is named, or inputs are of another batch size than the largest."""
     plan = plan_in(text)
-    return [] if plan is None else [_with_other_plan(trial, text, other) for other in plan.others]
+    if plan is None or trial.table is not None or trial.batch not in (None, plan.batch):
+        return []
+    return [_with_other_plan(trial, text, other, budget_bytes or other.budget_bytes) for other in plan.others]
 
 
-def _with_other_plan(trial: _Trial, text: str, other: SavedPlan) -> Row:
+def _with_other_plan(trial: _Trial, text: str, other: SavedPlan, budget_bytes: int) -> Row:
     """A plan for another budget is named; that for another batch has to be taken for such inputs."""
     key = other.budget_bytes if other.batch is None else other.batch
     what = f"with {other.label}"
@@ -160,9 +189,10 @@ def _with_other_plan(trial: _Trial, text: str, other: SavedPlan) -> Row:
         return Row(what, False, str(failure))
     if (wrong := _wrongly_put_back(trial, make)) is not None:
         return Row(what, False, wrong)
-    peak = f"peak {format_bytes(result.measured_peak_bytes)} of {format_bytes(other.budget_bytes)}"
+    peak = f"peak {format_bytes(result.measured_peak_bytes)}, planned {format_bytes(other.planned_peak_bytes)}"
     same = "everything bit-identical" if result.identical else "not bit-identical"
-    return Row(what, result.identical and result.measured_peak_bytes <= other.budget_bytes, f"{same}, {peak}")
+    within = result.measured_peak_bytes <= budget_bytes
+    return Row(what, result.identical and within, f"{same}, {peak}, budget {format_bytes(budget_bytes)}")
 
 
 def _values_put_back(trial: _Trial) -> list[Row]:
@@ -193,10 +223,10 @@ def _on_host(target: Target, device: str) -> Target:
     return target
 
 
-def _what_is_missing(trial: _Trial, file: Path) -> str:
+def _what_is_missing(trial: _Trial) -> str:
     """Why the original cannot be trained here, where that can be known before: on the CPU, whose system ends processes that
     take too much. Empty where nothing is missing, or nothing is known."""
-    assumed, free = _assumed_peak_bytes(file), comparing.free_bytes()
+    assumed, free = _assumed_peak_bytes(trial), comparing.free_bytes()
     if trial.device != "cpu" or assumed is None or free is None:
         return ""
     held = sum(p.nbytes for p in trial.target.module.parameters())
@@ -226,15 +256,9 @@ def _within(found: comparing.Difference, again: comparing.Difference, noise: com
     return least <= noise.worst and most <= BY_CHANCE * noise.worst
 
 
-def _failed(trial: _Trial, failure: comparing.FileFailure) -> Verification:
-    """What is left to say of a file that raises an error where the original raises none."""
-    generated = trial.generated
-    return Verification((Row("training", False, str(failure)),), 0, generated.PLANNED_PEAK_BYTES, generated.BUDGET_BYTES, False)
-
-
-def _assumed_peak_bytes(file: Path) -> int | None:
+def _assumed_peak_bytes(trial: _Trial) -> int | None:
     """What the file's plan takes the original's step to need, as the model is written; None where its header does not say."""
-    plan = plan_in(file.read_text(encoding="utf-8"))
+    plan = trial.plan
     return None if plan is None else plan.as_written_peak_bytes or plan.unmodified_peak_bytes
 
 
@@ -288,7 +312,7 @@ def _in_a_process_of_its_own(trial: _Trial, steps: int, here: comparing.Comparis
     what = "in a process of its own"
     target = _on_host(trial.load(), trial.device)  # anew: comparisons may have left something in the other
     given = trial.generated, target, trial.casts, trial.device, trial.seed, steps, len(here.traces) > steps
-    found = fresh.trained_alone(*given)
+    found = fresh.trained_alone(*given, table=trial.table)
     if found.incomparable:
         return Row(what, True, f"not compared: {found.said}")
     if found.stage == "make" and fresh.trained_alone(*given, without_file=True).said == found.said:

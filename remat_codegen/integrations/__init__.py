@@ -65,7 +65,8 @@ class _First:
             attributes["forward"] = self.before
         try:
             if self.file is not None and self.file.exists():
-                rematerialize = load_generated(self.file).rematerialize
+                loaded = load_generated(self.file).rematerialize
+                rematerialize = getattr(loaded, "func", loaded)  # of several tables, the step takes what there is room for
             else:
                 found = plan(self.model, self._inputs(args, kwargs), budget=self.budget, **self._options())
                 if self.file is not None and _is_first():

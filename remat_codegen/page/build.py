@@ -10,7 +10,20 @@ from pathlib import Path
 
 from remat_codegen.graph.simplify import Model
 from remat_codegen.page.curves import curve_of, runs_of
-from remat_codegen.page.data import BlockRow, Curve, Figures, Measured, NodeRow, Outside, Page, Place, Run, Text, Tradeoff
+from remat_codegen.page.data import (
+    BlockRow,
+    Curve,
+    Figures,
+    Measured,
+    NodeRow,
+    OtherPlan,
+    Outside,
+    Page,
+    Place,
+    Run,
+    Text,
+    Tradeoff,
+)
 from remat_codegen.page.lives import values_of
 from remat_codegen.page.modules import modules_of, nodes_of
 from remat_codegen.profile.costs import Profile
@@ -48,6 +61,8 @@ class Given:
     bound: float | None = None
     problems: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    others: tuple[OtherPlan, ...] = ()
+    batch: int | None = None
 
 
 def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | None = None) -> Page:
@@ -68,6 +83,7 @@ def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | N
         edition=given.edition,
         generator=given.generator,
         figures=_figures(given, planned, unmodified, runs),
+        others=given.others,
         measured=measured,
         outside=given.outside,
         planned=planned,
@@ -94,6 +110,7 @@ def _figures(given: Given, planned: Curve, unmodified: Curve, runs: Sequence[Run
         overhead=planned.end_ns / max(1, unmodified.end_ns) - 1,
         bound=given.bound,
         recomputed=sum(r.again for r in runs),
+        batch=given.batch,
     )
 
 

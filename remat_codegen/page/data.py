@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from remat_codegen.budget import plan_label
+
 FORMAT, VERSION = "remat-codegen report", 1
 
 
@@ -51,7 +53,8 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The plan in a few numbers. `bound` is an overhead that no plan within the budget can beat."""
+    """The plan in a few numbers. `bound` is an overhead that no plan within the budget can beat; `batch` is the batch size that
+    the plan is for, where the file has plans for several."""
 
     budget_bytes: int | None
     planned_peak_bytes: int
@@ -61,6 +64,24 @@ class Figures:
     overhead: float
     bound: float | None
     recomputed: int
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPlan:
+    """What another of the file's plans takes, for another budget, None where no plan of the header says which, or for another
+    batch size; figures as those of the plan that the page shows, by the costs at that batch size."""
+
+    budget_bytes: int | None
+    planned_peak_bytes: int
+    overhead: float
+    bound: float | None
+    batch: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others; empty where no plan says."""
+        return "" if self.budget_bytes is None else plan_label(self.budget_bytes, self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +186,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """Overhead against budget. `own` is the file's point, at its budget, or at what it needs where that is more. `least_bytes`
-    is what every schedule needs; `more` is what a tenth more memory would buy."""
+    """Overhead against budget. `own` is the file's point, at its budget, or at what it needs where that is more; `others` are
+    those of the file's other plans, where these are for the same batch size. `least_bytes` is what every schedule needs; `more`
+    is what a tenth more memory would buy."""
 
     own: Point
+    others: tuple[Point, ...]
     points: tuple[Point, ...]
     planners: tuple[str, ...]
     least_bytes: int
@@ -186,7 +209,7 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Page:
     """All that the page shows. `generator` is the version that wrote the file, `problems` are lines of that and what is wrong
-    there."""
+    there, `others` what the file's other plans take."""
 
     title: str
     file: str
@@ -196,6 +219,7 @@ class Page:
     edition: int
     generator: str
     figures: Figures
+    others: tuple[OtherPlan, ...]
     measured: Measured | None
     outside: Outside
     planned: Curve

@@ -354,11 +354,12 @@
   function drawTradeoff() {
     if (!tradeoff) return;
     if (chart) chart.destroy();
-    const { points, own } = tradeoff, dashed = { dash: [5, 4] };
-    const x = points.map(p => p.budget_bytes);
-    const reached = points.filter(p => p.overhead !== null), low = Math.min(...x), high = Math.max(...x);
+    const { points, own, others } = tradeoff, dashed = { dash: [5, 4] };
+    const x = points.map(p => p.budget_bytes), all = [...x, ...others.map(p => p.budget_bytes)];
+    const reached = points.filter(p => p.overhead !== null), low = Math.min(...all), high = Math.max(...all);
     const worth = Math.max(0, ...reached.map(p => p.bound ?? 0)), most = Math.max(own.overhead, ...reached.map(p => p.overhead));
-    const top = 1.25 * Math.max(0.01, Math.min(most, Math.max(own.overhead, 3 * worth + 0.2)));
+    const files = Math.max(own.overhead, ...others.map(p => p.overhead));
+    const top = 1.25 * Math.max(0.01, files, Math.min(most, 3 * worth + 0.2));
     const soft = colour("unmodified");
     chart = new uPlot({
       width: $("tradeoff").clientWidth, height: innerWidth < 560 ? 250 : 320, legend: { show: false }, padding: [10, 16, 0, 0],
@@ -370,19 +371,25 @@
         { label: "bound", stroke: soft, width: 1, fill: soft + "38", paths: uPlot.paths.stepped({ align: -1 }), points: { show: false } },
         { label: "plans", stroke: colour("planned"), width: 1.5, ...dashed, paths: uPlot.paths.stepped({ align: 1 }), points: { show: true, size: 6, stroke: colour("planned"), fill: colour("paper") } },
       ],
-      hooks: { draw: [u => drawOwn(u, own)] },
+      hooks: { draw: [u => drawImpossible(u), ...others.map(p => u => drawOwn(u, p, true)), u => drawOwn(u, own, false)] },
     }, [x, points.map(p => p.bound), points.map(p => p.overhead)], $("tradeoff"));
     legend("budget-legend", [["this file", "measured", "dot"], [`best plan found by ${tradeoff.planners.join(", ")}`, "planned", "dash"], ["proved impossible", "unmodified", "area"]]);
   }
 
-  function drawOwn(u, own) {
-    const { ctx } = u, ratio = devicePixelRatio, x = u.valToPos(own.budget_bytes, "x", true), y = u.valToPos(own.overhead, "y", true);
+  function drawImpossible(u) {
+    const { ctx } = u, edge = Math.max(u.bbox.left, Math.min(u.bbox.left + u.bbox.width, u.valToPos(tradeoff.least_bytes, "x", true)));
     ctx.save();
-    const edge = Math.max(u.bbox.left, Math.min(u.bbox.left + u.bbox.width, u.valToPos(tradeoff.least_bytes, "x", true)));
     ctx.fillStyle = colour("unmodified") + "38";
     ctx.fillRect(u.bbox.left, u.bbox.top, edge - u.bbox.left, u.bbox.height);
-    ctx.fillStyle = colour("measured"); ctx.strokeStyle = colour("paper"); ctx.lineWidth = 2 * ratio;
-    ctx.beginPath(); ctx.arc(x, y, 6 * ratio, 0, 2 * Math.PI); ctx.fill(); ctx.stroke();
+    ctx.restore();
+  }
+
+  /* A plan of the file: as a disc the one that the page shows, as a ring one for another budget. */
+  function drawOwn(u, own, isOther) {
+    const { ctx } = u, ratio = devicePixelRatio, x = u.valToPos(own.budget_bytes, "x", true), y = u.valToPos(own.overhead, "y", true);
+    ctx.save();
+    ctx.fillStyle = colour(isOther ? "paper" : "measured"); ctx.strokeStyle = colour(isOther ? "measured" : "paper"); ctx.lineWidth = 2 * ratio;
+    ctx.beginPath(); ctx.arc(x, y, (isOther ? 5 : 6) * ratio, 0, 2 * Math.PI); ctx.fill(); ctx.stroke();
     ctx.fillStyle = colour("ink"); ctx.font = `${12 * ratio}px system-ui, sans-serif`; ctx.textAlign = "left"; ctx.textBaseline = "bottom";
     ctx.fillText(percent(own.overhead), x + 9 * ratio, y - 4 * ratio);
     ctx.restore();

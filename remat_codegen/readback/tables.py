@@ -72,6 +72,7 @@ def closing_lines(found: Any) -> Iterator[str]:
     """The totals, and whether this is what was planned."""
     if found.unmodified_peak_bytes:
         budget = "" if found.budget_bytes is None else f", budget {format_bytes(found.budget_bytes)}"
+        budget += "" if found.batch is None else f", batch {found.batch}"
         line = f", line {found.peak_line}" if found.peak_line else ""
         yield ""
         block = "" if found.peak_block is None else f" in block {found.peak_block}"
@@ -80,8 +81,15 @@ def closing_lines(found: Any) -> Iterator[str]:
             f"PyTorch {format_bytes(found.unmodified_peak_bytes)}{budget}"
         )
         yield f"overhead {percent(found.overhead)} of the step without recomputation"
+        yield from map(_other_line, found.others)
     if found.as_planned is not None and found.unmodified_peak_bytes:
         same = "the schedule is the plan's" if found.ok else "it computes what was planned, in its order, but is wrong"
         yield same if found.as_planned else "the schedule is not the plan's"
     for note in found.notes:
         yield f"note: {note}"
+
+
+def _other_line(table: Any) -> str:
+    """What a table for another budget, or another batch size, takes."""
+    of = f" for {table.label}" if table.label else ""
+    return f"another table{of}: peak {format_bytes(table.peak_bytes)}, overhead {percent(table.overhead)}"

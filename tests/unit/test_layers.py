@@ -50,6 +50,7 @@ ALLOWED = {
     "aswritten": ("graph", "planners", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
     "planfile": ("budget", "errors", "graph", "schedule"),
     "planline": ("errors", "planfile"),
+    "several": ("budget", "errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
     "marked": (
         "emit",
@@ -67,8 +68,8 @@ ALLOWED = {
     ),
     "verify": ("attributes", "errors", "trace", "training", "profile", "torch_seam"),
     "verification": (
-        *("batch", "budget", "errors", "fresh", "planfile", "planline", "report", "stepcosts", "target", "trace", "training"),
-        *("torch_seam", "verify"),
+        *("batch", "budget", "errors", "fresh", "planfile", "planline", "report", "several", "stepcosts"),
+        *("target", "torch_seam", "trace", "training", "verify"),
     ),
 }
 SEES_EVERYTHING = set(

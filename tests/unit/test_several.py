@@ -11,18 +11,24 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen
-from remat_codegen import explain, lifecycle, pipeline, planfile, second
+from remat_codegen import explain, lifecycle, pipeline, planfile, reporting, second
 from remat_codegen import verify as comparing
+from remat_codegen.budget import format_bytes
 from remat_codegen.cli import cli
-from remat_codegen.errors import BudgetError, RematError
+from remat_codegen.errors import BudgetError, RematError, VerifyError
+from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
+from remat_codegen.page.render import render
 from remat_codegen.planline import plan_in
-from remat_codegen.report import Progress
+from remat_codegen.readback.tables import closing_lines
+from remat_codegen.report import Progress, percent
 from remat_codegen.request import Request
+from remat_codegen.several import plan_for
 from remat_codegen.target import load_target
 
 QUIET = Progress(None)
 BUDGETS = "80%,55%,100%"
+PLANNERS = {"55%": (), "80%": ("chen",), "100%": ()}  # of the page for each: one with a curve is enough
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,49 @@ def file(written, tmp_path):
 def test_each_is_exact_and_within_its_budget(file):
     found = pipeline.verify(file, f"{file.with_name('net.py')}:Net", steps=2, progress=QUIET)
     assert found.ok, found.failures()
-    assert sum(row.what.startswith("with ") for row in found.rows) == 2
+    others = [row.detail for row in found.rows if row.what.startswith("with ")]
+    plans = plan_in(file.read_text()).others
+    told = [f"planned {format_bytes(p.planned_peak_bytes)}, budget {format_bytes(p.budget_bytes)}" for p in plans]
+    assert [detail.partition(" KiB, ")[2] for detail in others] == told
+
+
+def test_verify_judges_the_table_that_a_budget_takes(file):
+    target, plans = f"{file.with_name('net.py')}:Net", plan_in(file.read_text()).all()
+    given = [
+        ("80%", 1, plans[1].budget_bytes),
+        (str(plans[2].budget_bytes - 1), 1, plans[2].budget_bytes - 1),
+        ("1GiB", 2, 2**30),
+    ]
+    for budget, table, judged_by in given:
+        found = pipeline.verify(file, target, steps=1, budget=budget, progress=QUIET)
+        assert found.ok, found.failures()
+        assert (found.planned_peak_bytes, found.budget_bytes) == (plans[table].planned_peak_bytes, judged_by)
+        assert abs(found.measured_peak_bytes - found.planned_peak_bytes) < 64
+        told = {row.what: row.detail for row in found.rows}
+        assert told["the table"] == f"the one for {format_bytes(plans[table].budget_bytes)}"
+        assert told["in a process of its own"] == "1 step bit-identical" and not any(w.startswith("with ") for w in told)
+
+
+def test_a_table_that_fails_is_judged_by_its_own_budget(file):
+    """Where the named table is wrong and the least is right, only the first is found to be."""
+    target, (least, other, most) = f"{file.with_name('net.py')}:Net", plan_in(file.read_text()).all()
+    text = file.read_text()
+    start, end = (text.index(f"    {plan.budget_bytes}: {{") for plan in (other, most))
+    file.write_text(f"{text[:start]}    {other.budget_bytes}: {{\n    }},\n{text[end:]}")  # which rebuilds nothing
+    found = pipeline.verify(file, target, steps=1, budget="80%", progress=QUIET)
+    assert [row.what for row in found.rows if not row.ok] == ["as it was written", "peak within budget"]
+    assert found.measured_peak_bytes > found.budget_bytes == other.budget_bytes
+    found = pipeline.verify(file, target, steps=1, budget=str(least.budget_bytes), progress=QUIET)
+    assert [row.what for row in found.rows if not row.ok] == ["as it was written"]
+
+
+def test_a_budget_below_the_least_is_told_in_one_line(file, capsys):
+    least = plan_in(file.read_text()).budget_bytes
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", str(file), f"{file.with_name('net.py')}:Net", "--budget", str(least - 1), "-q"])
+    error = capsys.readouterr().err.strip()
+    assert caught.value.code == 2 and error.count("\n") == 0
+    assert f"is {least:,} bytes, more than {least - 1:,}; name that or more, --budget {least}" in error
 
 
 def test_the_least_is_first_and_the_others_are_said(written):
@@ -56,7 +104,7 @@ def test_the_least_is_first_and_the_others_are_said(written):
     bytes_ = [p.budget_bytes for p in plan.all()]
     assert bytes_ == sorted(bytes_) and all(p.planned_peak_bytes <= p.budget_bytes for p in plan.all())
     assert [p.overhead for p in plan.all()] == sorted((p.overhead for p in plan.all()), reverse=True)
-    assert report.budget_bytes == bytes_[0] and sum(note.startswith("also for ") for note in report.notes) == 2
+    assert report.budget_bytes == bytes_[0] and [o.budget_bytes for o in report.others] == bytes_[1:]
     assert max(map(len, file.read_text().splitlines())) <= 120
 
 
@@ -79,6 +127,12 @@ def test_on_a_cpu_the_least_is_taken(file):
     assert generated.CHOSEN[model] == generated.PLANS[generated.BUDGET_BYTES] and min(generated.PLANS) == generated.BUDGET_BYTES
 
 
+def test_a_training_loop_leaves_the_choice_to_the_device(file):
+    model = load_target(f"{file.with_name('net.py')}:Net").module.train()
+    at_first_step(model, "1%", file)(torch.randn(64, 32)).sum().backward()
+    assert list(model.forward.plan) == [plan.budget_bytes for plan in plan_in(file.read_text()).all()]
+
+
 def test_a_budget_that_is_named(file):
     generated = comparing.load_generated(file)
     rematerialize = generated.rematerialize.func  # which takes the least in tests, as `verify` does
@@ -93,12 +147,102 @@ def test_a_budget_that_is_named(file):
 def test_verbs_read_all_tables(file):
     assert not lifecycle.check(file, QUIET).reasons
     found = explain.explain(file, QUIET)
-    assert found.ok and found.as_planned and sum(note.startswith("the table for ") for note in found.notes) == 2
+    assert found.ok and found.as_planned and len(found.others) == 2
     assert not lifecycle.update(file, QUIET).changed
     text = file.read_text()
     file.write_text(text.replace("80%", "70%", 1))
     assert lifecycle.update(file, QUIET).planned
     assert [p.budget for p in plan_in(file.read_text()).all()[1:]] == ["70%", "100%"]
+
+
+@pytest.fixture(scope="module")
+def pages(written):
+    """The page of each of the file's plans, by its budget as the command has it."""
+    file, words = written[0], {"measure": True}
+    return {budget: reporting.report(file, QUIET, budget=budget, planners=PLANNERS[budget], **words) for budget in PLANNERS}
+
+
+def test_explain_tells_the_table_that_is_named(written):
+    plans = plan_in(written[0].read_text()).all()
+    found = [explain.explain(written[0], QUIET, budget=str(plan.budget_bytes)) for plan in plans]
+    for one, plan in zip(found, plans, strict=True):
+        assert one.ok and one.as_planned and (one.budget_bytes, one.peak_bytes) == (plan.budget_bytes, plan.planned_peak_bytes)
+        others = [other for other in plans if other is not plan]
+        assert [(o.budget_bytes, o.peak_bytes) for o in one.others] == [(o.budget_bytes, o.planned_peak_bytes) for o in others]
+        assert [row["budget_bytes"] for row in one.to_json()["others"]] == [other.budget_bytes for other in others]
+        lines = [line for line in closing_lines(one) if line.startswith("another table for ")]
+        assert len(lines) == 2 and format_bytes(others[0].planned_peak_bytes) in lines[0]
+    assert found[0].rows and len(found[0].rows) >= len(found[1].rows) and not found[2].rows
+    assert explain.explain(written[0], QUIET, budget="80%") == found[1] and explain.explain(written[0], QUIET) == found[0]
+
+
+def test_a_page_shows_the_plan_that_is_named_and_lists_the_others(written, pages):
+    plans = {"55%": 0, "80%": 1, "100%": 2}
+    budgets = [plan.budget_bytes for plan in plan_in(written[0].read_text()).all()]
+    for budget, page in pages.items():
+        own = budgets[plans[budget]]
+        assert page.figures.budget_bytes == own and [o.budget_bytes for o in page.others] == [b for b in budgets if b != own]
+        assert abs(page.measured.peak_bytes - page.figures.planned_peak_bytes) < 64
+        again = [run for run in page.runs if run.again]
+        assert bool(again) is (budget != "100%") and all(run.line for run in again)
+        for other, told in ((o, p.figures) for o in page.others for p in pages.values()):
+            same = other.budget_bytes == told.budget_bytes
+            assert not same or (other.planned_peak_bytes, other.bound) == (told.planned_peak_bytes, told.bound)
+            assert not same or other.overhead == pytest.approx(told.overhead, abs=1e-4)
+    lines = [{run.line for run in pages[budget].runs if run.again} for budget in ("55%", "80%")]
+    assert max(lines[0]) < min(lines[1]), "each plan's rows are those of its own table"
+
+
+def test_the_plans_of_a_page_are_points_of_its_curve(pages):
+    trade, page = pages["80%"].tradeoff, pages["80%"]
+    assert [p.budget_bytes for p in trade.others] == [o.budget_bytes for o in page.others]
+    least = trade.others[0]
+    at = {p.budget_bytes: p for p in trade.points}
+    assert min(at) < least.budget_bytes and at[least.budget_bytes].overhead <= least.overhead
+    assert at[trade.own.budget_bytes].overhead <= trade.own.overhead and pages["55%"].tradeoff is None
+    text = render(page)
+    assert text.count('<tr class="own">') == 3 and 'id="plans"' in text
+    assert all(f">{format_bytes(o.planned_peak_bytes)}<" in text for o in page.others)
+    assert 'id="plans"' not in render(replace(page, others=()))
+
+
+@pytest.mark.parametrize("verb", ["report", "explain"])
+def test_a_budget_that_the_file_has_no_plan_for_is_told_in_one_line(written, capsys, verb):
+    for budget, said in [("1GiB", "has no plan for a budget of 1GiB; it has those for "), ("x", "cannot read the budget")]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([verb, str(written[0]), "--budget", budget, "-q"])
+        error = capsys.readouterr().err.strip()
+        assert caught.value.code == 2 and said in error and error.count("\n") == 0
+        assert budget == "x" or all(str(p.budget_bytes) in error for p in plan_in(written[0].read_text()).all())
+    assert not written[0].with_suffix(".html").exists()
+
+
+def test_shares_are_those_of_the_command(written):
+    plan = plan_in(written[0].read_text())
+    for text, budget in [
+        ("55%", plan),
+        ("55.0 %", plan),
+        ("80%", plan.others[0]),
+        (str(plan.others[1].budget_bytes), plan.others[1]),
+    ]:
+        assert plan_for(plan, text, Path("net_remat.py")) is budget
+    ranged = replace(
+        plan,
+        budget="20%..100%/3",
+        others=tuple(replace(p, budget=b) for p, b in zip(plan.others, ("60%", "100%"), strict=True)),
+    )
+    assert plan_for(ranged, "20%", Path("f")) is ranged and plan_for(ranged, "60%", Path("f")) is ranged.others[0]
+    with pytest.raises(BudgetError, match="has no plan for a budget of 55%; its header has no plan"):
+        plan_for(None, "55%", Path("f"))
+
+
+def test_a_table_that_is_gone_is_told(file):
+    text, last = file.read_text(), plan_in(file.read_text()).others[-1].budget_bytes
+    file.write_text(text[: text.rindex(f"    {last}: {{")] + text[text.index("}\nBUDGET_BYTES") :])
+    with pytest.raises(VerifyError, match="the file has no such table"):
+        explain.explain(file, QUIET, budget=str(last))
+    found = explain.explain(file, QUIET)
+    assert not found.ok and [other.budget_bytes for other in found.others] == [None]
 
 
 def test_every_table_is_guarded(file):
@@ -141,6 +285,14 @@ def test_from_python(written, monkeypatch, tmp_path):
     model = load_target(f"{written[0].with_name('net.py')}:Net").module
     plan = remat_codegen.plan(model, (torch.randn(64, 32),), budget=["55%", "80%"], progress=False)
     assert "PLANS = {" in plan.source and plan.budget_bytes < plan.unmodified_peak_bytes
+    (other,), least = plan.others, plan_in(plan.source)
+    saved = least.others[0]
+    assert other == remat_codegen.OtherPlan(saved.budget_bytes, saved.planned_peak_bytes, saved.overhead, saved.bound)
+    figures = format_bytes(other.budget_bytes), percent(other.overhead)
+    assert all(
+        figure in text for figure in figures for text in (repr(plan), str(plan), plan._repr_html_(), str(plan.explain()))
+    )
+    assert "another budget" in str(plan) and "another table for " in str(plan.explain()) and "\n" not in repr(plan)
     with pytest.raises(RematError, match="there is no budget"):
         remat_codegen.plan(model, (torch.randn(64, 32),), budget=[], progress=False)
 
@@ -170,7 +322,7 @@ def test_an_empty_table_is_a_plan_too(file):
 def test_the_same_budget_twice_is_one(written, tmp_path):
     file, _ = written
     report = second.generate(Request(f"{file.with_name('net.py')}:Net", "55%,55%", tmp_path / "out.py"), QUIET)
-    assert "PLAN = {" in (tmp_path / "out.py").read_text() and report.notes == tuple(n for n in report.notes if "also" not in n)
+    assert "PLAN = {" in (tmp_path / "out.py").read_text() and report.others == () and "others" not in report.to_json()
 
 
 def test_names_of_helpers_are_renamed():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,19 +12,27 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen
-from remat_codegen import explain, lifecycle, pipeline, planfile, second
+from remat_codegen import explain, lifecycle, pipeline, planfile, reporting, second
 from remat_codegen import verify as comparing
 from remat_codegen.batch import parse_batches
+from remat_codegen.budget import format_bytes
 from remat_codegen.cli import cli
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, TargetError, UnsupportedError
+from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
+from remat_codegen.page.render import render
 from remat_codegen.planline import plan_in
+from remat_codegen.readback.tables import closing_lines
 from remat_codegen.report import Progress
+from remat_codegen.report_pages import page_table
 from remat_codegen.request import Request
+from remat_codegen.several import plan_for
+from remat_codegen.tables import Shown
 from remat_codegen.target import load_target
 
 QUIET = Progress(None)
 BATCHES = "16,64,32"
+NEAR_BYTES = 4096 + 5056  # what a step may hold beside its tensors, with a generator's state
 
 WITH_A_TABLE = """
 import torch
@@ -65,7 +75,32 @@ def test_each_is_exact_and_within_the_budget(file):
     assert found.ok, found.failures()
     plan = plan_in(file.read_text())
     assert found.measured_peak_bytes > plan.others[1].planned_peak_bytes  # the largest batch's, though nobody named it
-    assert [row.what for row in found.rows if row.what.startswith("with ")] == ["with a batch of 32", "with a batch of 16"]
+    others = {row.what: row.detail for row in found.rows if row.what.startswith("with ")}
+    assert [*others] == ["with a batch of 32", "with a batch of 16"] and "the table" not in [row.what for row in found.rows]
+    for told, saved in zip(others.values(), plan.others, strict=True):
+        assert f"planned {format_bytes(saved.planned_peak_bytes)}, budget {format_bytes(plan.budget_bytes)}" in told
+
+
+def test_a_budget_judges_every_batch(file):
+    target, plans = f"{file.with_name('net.py')}:Net", plan_in(file.read_text()).all()
+    between = (plans[1].planned_peak_bytes + plans[2].planned_peak_bytes) // 2
+    for budget, failing in [("1GiB", []), (str(between), ["peak within budget", "with a batch of 32"])]:
+        found = pipeline.verify(file, target, steps=1, budget=budget, progress=QUIET)
+        assert [row.what for row in found.rows if not row.ok] == failing
+        assert found.planned_peak_bytes == plans[0].planned_peak_bytes
+        assert sum(f"budget {format_bytes(found.budget_bytes)}" in row.detail for row in found.rows) == 2
+
+
+@pytest.mark.parametrize(("rows", "table"), [(64, 64), (48, 64), (32, 32), (20, 32), (16, 16)])
+def test_a_batch_that_is_named_is_judged_by_its_own_plan(file, rows, table):
+    plans = {plan.batch: plan for plan in plan_in(file.read_text()).all()}
+    found = pipeline.verify(file, f"{file.with_name('net.py')}:Net", steps=1, batch=str(rows), progress=QUIET)
+    told = {row.what: row.detail for row in found.rows}
+    assert found.ok and told["the table"] == f"the one for a batch of {table}", found.failures()
+    assert found.planned_peak_bytes == plans[table].planned_peak_bytes >= found.measured_peak_bytes - NEAR_BYTES
+    assert found.assumed_peak_bytes == plans[table].unmodified_peak_bytes and found.budget_bytes == plans[64].budget_bytes
+    assert rows != table or abs(found.original_peak_bytes - found.assumed_peak_bytes) <= 64
+    assert any(what.startswith("with ") for what in told) is (rows == 64)
 
 
 def test_the_largest_is_first_and_the_others_are_said(written):
@@ -76,10 +111,8 @@ def test_the_largest_is_first_and_the_others_are_said(written):
     assert all(p.planned_peak_bytes <= p.budget_bytes for p in plan.all())
     peaks = [p.unmodified_peak_bytes for p in plan.all()]
     assert peaks == sorted(peaks, reverse=True) and plan.overhead > 0 == plan.others[-1].overhead
-    assert [note[:24] for note in report.notes if note.startswith("also for")] == [
-        "also for a batch of 32: ",
-        "also for a batch of 16: ",
-    ]
+    assert [other.label for other in report.others] == ["a batch of 32", "a batch of 16"]
+    assert report.to_json()["batch"] == 64 and [other["batch"] for other in report.to_json()["others"]] == [32, 16]
     assert f"--batch {BATCHES}" in text and max(map(len, text.splitlines())) <= 120
 
 
@@ -127,7 +160,7 @@ def test_a_batch_that_is_named(file):
 def test_verbs_read_all_tables(file):
     assert not lifecycle.check(file, QUIET).reasons
     found = explain.explain(file, QUIET)
-    assert found.ok and found.as_planned and sum(note.startswith("the table for a batch of ") for note in found.notes) == 2
+    assert found.ok and found.as_planned and [other.batch for other in found.others] == [32, 16]
     assert not lifecycle.update(file, QUIET).changed
     text = file.read_text()
     file.write_text(text.replace(f"--batch {BATCHES}", "--batch 16,64", 1))
@@ -137,6 +170,81 @@ def test_verbs_read_all_tables(file):
     file.write_text(file.read_text().replace("--batch 16,64", "--batch 16,48,64", 1))
     assert lifecycle.check(file, QUIET).reasons and not explain.explain(file, QUIET).ok
     assert lifecycle.update(file, QUIET).planned and not lifecycle.check(file, QUIET).reasons
+
+
+def test_explain_tells_the_table_that_is_named_by_the_graph_of_its_batch(written):
+    file, _ = written
+    plans = plan_in(file.read_text()).all()
+    found = [explain.explain(file, QUIET, batch=plan.batch) for plan in plans]
+    for one, plan in zip(found, plans, strict=True):
+        assert one.ok and one.as_planned and (one.batch, one.budget_bytes) == (plan.batch, plan.budget_bytes)
+        assert (one.peak_bytes, one.unmodified_peak_bytes) == (plan.planned_peak_bytes, plan.unmodified_peak_bytes)
+        assert one.overhead == pytest.approx(plan.overhead, abs=1e-4)
+        beside = [other for other in plans if other is not plan]
+        assert [(o.batch, o.peak_bytes) for o in one.others] == [(o.batch, o.planned_peak_bytes) for o in beside]
+        assert [o.overhead for o in one.others] == pytest.approx([o.overhead for o in beside], abs=1e-4)
+        said = one.to_json()
+        assert said["batch"] == plan.batch and [row["batch"] for row in said["others"]] == [o.batch for o in beside]
+        lines = [*closing_lines(one)]
+        assert any(line.endswith(f", batch {plan.batch}") for line in lines)
+        assert sum(line.startswith("another table for a batch of ") for line in lines) == 2
+    entries = [{(row.key, entry) for row in one.rows for entry in row.entries} for one in found]
+    assert entries[0] > entries[1] and not entries[2]
+    assert explain.explain(file, QUIET) == found[0] and explain.explain(file, QUIET, budget="50%", batch=32) == found[1]
+
+
+def test_a_page_shows_the_plan_of_the_batch_that_is_named(written):
+    file, _ = written
+    plans = {plan.batch: plan for plan in plan_in(file.read_text()).all()}
+    planners: dict[int, tuple[str, ...]] = {64: (), 32: ("chen",), 16: ()}  # one with a curve is enough
+    pages = {batch: reporting.report(file, QUIET, batch=batch, planners=planners[batch], measure=True) for batch in plans}
+    for batch, page in pages.items():
+        figures, beside = page.figures, [plan for plan in plans.values() if plan.batch != batch]
+        assert (figures.batch, figures.budget_bytes) == (batch, plans[batch].budget_bytes)
+        assert figures.planned_peak_bytes == plans[batch].planned_peak_bytes
+        assert figures.unmodified_peak_bytes == plans[batch].unmodified_peak_bytes
+        assert abs(page.measured.peak_bytes - figures.planned_peak_bytes) < NEAR_BYTES
+        assert page.outside.inputs_bytes == 4 * 32 * batch and bool(figures.recomputed) is (plans[batch].overhead > 0)
+        assert [(o.batch, o.planned_peak_bytes) for o in page.others] == [(o.batch, o.planned_peak_bytes) for o in beside]
+        for other in page.others:
+            own = pages[other.batch].figures
+            assert other.bound == own.bound and other.overhead == pytest.approx(own.overhead, abs=1e-4)
+        text = render(page)
+        assert f"the one for a batch of {batch}; <code>--batch</code>" in text and text.count('<tr class="own">') <= 1
+        assert [row["batch"] for row in page.to_json()["others"]] == [o.batch for o in beside]
+    assert pages[32].tradeoff.others == () and pages[32].tradeoff.own.budget_bytes == plans[32].budget_bytes
+    shown = str(Shown((page_table(pages[32], None),)))
+    assert "for a batch of 16: peak " in shown and "for a batch of 64: peak " in shown
+
+
+@pytest.mark.parametrize("verb", ["report", "explain"])
+def test_a_batch_that_the_file_has_no_plan_for_is_told_in_one_line(written, capsys, tmp_path, verb):
+    listed = "at each batch of 64, 32, 16"
+    for words, said in [(["--batch", "8"], "has no plan for a batch of 8"), (["--budget", "1GiB"], "for a budget of 1GiB")]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([verb, str(written[0]), *words, "-q"])
+        error = capsys.readouterr().err.strip()
+        assert caught.value.code == 2 and said in error and listed in error and "\n" not in error
+    one = replace(plan_in(written[0].read_text()), batch=None, others=())
+    with pytest.raises(BudgetError, match="has no plan for a batch of 8; it has one for "):
+        plan_for(one, None, tmp_path / "f", 8)
+
+
+def test_training_loops_take_such_files(file, tmp_path):
+    net = load_target(f"{file.with_name('net.py')}:Net").module.train()
+    made = tmp_path / "made.py"
+    at_first_step(net, "60%", made, batch=[32, 8])(torch.randn(8, 32)).sum().backward()
+    assert [plan.batch for plan in plan_in(made.read_text()).all()] == [32, 8]
+    text = file.read_text()
+    original = load_target(f"{file.with_name('net.py')}:Net").module.train()
+    model = at_first_step(copy.deepcopy(original), "1%", file)
+    inputs = [torch.randn(rows, 32) for rows in (16, 64, 40)]
+    for module in (model, original):
+        for x in inputs:
+            module(x).square().sum().backward()
+    assert list(model.forward.plan) == [64, 32, 16] and file.read_text() == text
+    for ours, theirs in zip(model.parameters(), original.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_every_table_is_guarded(file):
@@ -188,6 +296,12 @@ def test_from_python(written, monkeypatch, tmp_path):
     model = load_target(f"{written[0].with_name('net.py')}:Net").module
     plan = remat_codegen.plan(model, (torch.randn(8, 32),), budget="60%", batch=[32, 8], progress=False)
     assert "NUMBERS.update({32: 1024, 8: 256})" in plan.source and "batch='32,8'" in plan.source
+    (other,), (largest, saved) = plan.others, plan_in(plan.source).all()
+    assert (plan.peak_bytes, plan.unmodified_peak_bytes) == (largest.planned_peak_bytes, largest.unmodified_peak_bytes)
+    figures = saved.budget_bytes, saved.planned_peak_bytes, saved.overhead, saved.bound
+    assert other == remat_codegen.OtherPlan(*figures, batch=8) and other.budget_bytes == plan.budget_bytes
+    shown = repr(plan), str(plan), plan._repr_html_(), str(plan.explain())
+    assert all("a batch of 8" in text for text in shown) and "another batch" in str(plan) and "\n" not in repr(plan)
     with pytest.raises(RematError, match=r"a batch is a number of rows, like 16, or several, like \[32, 16, 8\], not \[\]"):
         remat_codegen.plan(model, (torch.randn(64, 32),), budget="60%", batch=[], progress=False)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import graphs
 import pytest
+from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen.profile.measure as measuring
-from remat_codegen import pipeline, second
+from remat_codegen import lifecycle, pipeline, second
 from remat_codegen.batching import largest_size
 from remat_codegen.choosing import smallest_good
+from remat_codegen.cli import cli
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.planners.bound import bound
 from remat_codegen.profile import clock
@@ -100,3 +103,24 @@ def test_a_file_made_when_the_time_was_up_is_exact_and_within_its_budget(asked):
     report = second.generate(asked, QUIET)
     assert report.verify.ok, report.verify.failures()
     assert report.verify.measured_peak_bytes <= report.budget_bytes
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+def test_an_update_keeps_to_its_limit_and_writes_none_of_it(asked, monkeypatch, edition):
+    made = replace(asked, time_limit=None, verify=False, edition=edition)
+    (pipeline if edition == 1 else second).generate(made, QUIET)
+    file = made.output
+    file.write_text(file.read_text().replace("--budget 60%", "--budget 70%", 1))
+    planned = []
+
+    def make_plan(request, *given, own=pipeline.make_plan, **options):
+        planned.append(request)
+        return own(request, *given, **options)
+
+    monkeypatch.setattr(pipeline, "make_plan", make_plan)
+    before = time.monotonic()
+    done = CliRunner().invoke(cli, ["update", str(file), "--time-limit", "3", "--no-cache"], standalone_mode=False)
+    assert done.exit_code == 0 and "planned again" in done.output
+    assert [request.time_limit for request in planned] == [3.0] and planned[0].asked_at >= before
+    assert "--budget 70%" in file.read_text() and "time-limit" not in file.read_text()
+    assert not lifecycle.update(file, QUIET).changed
