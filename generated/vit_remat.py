@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"04e5bfa9ce037121"}
+#: "seal":"984417c0c6a75784"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -314,7 +314,7 @@ class Place:
 
     def __init__(self, part, tensor, look):
         self.part, self.look, self.like, self.value, self.gone = part, look, look(tensor), None, None
-        self.late = part.entry.late  # it has its first value until autograd has read that
+        self.late = part.late  # it has its first value until autograd has read that
         self.shared = []  # while it has a value for parts alone: those that did not run again yet
         self.truth = None
         if (CHECK or part.step.hooks) and tensor.dtype is not torch.uint8:  # of a library's own, not all is written
@@ -347,12 +347,13 @@ class Place:
                 self.gone = weakref.ref(value)
             return value
 
-    def keep(self, tensor):
+    def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version
-            self.value = seen if self.look is _shape else _view(seen, self.like[:4])
+            how = how or (None if self.look is _shape else self.like[:4])
+            self.value = _view(seen, how) if how else seen
         self.watched.append(seen)
 
     def drop(self):
@@ -401,10 +402,12 @@ class Part:
 
     def __init__(self, step, entry):
         self.step, self.entry, self.inputs, self.places, self.results = step, entry, None, [], []
+        self.keeps, self.saved = entry.inside and step.part is None, []  # (place, storage, which view of it, version)
         self.outer, self.inners = step.part, []
         if self.outer is not None:
             self.outer.inners.append((entry, weakref.ref(self)))
         self.spares = entry.spares if step.part is None else 0  # within an outer one it runs twice anyway
+        self.late = entry.late and step.part is None
         self.ran, self.given_to, self.lent_by = False, [], []
 
     def error(self, what):
@@ -424,9 +427,11 @@ class Part:
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
-        for place in self.sources():
-            place.part.given_to.append(weakref.ref(self))
-            self.lent_by.append(weakref.ref(place))  # within another part, it gets its inputs by that one later
+        own = [h.source for h in self.held if not h.view and _plain(h.source)] if step.part is None else ()
+        self.given = {tensor.untyped_storage()._cdata for tensor in own}  # which it holds, so that autograd may, too
+        for lender in map(weakref.ref, self.sources()):
+            self.lent_by.append(lender)  # within another part, it gets its inputs by that one later
+            lender().part.given_to.append(weakref.ref(self, lambda _, lender=lender: _passed_on([lender])))
         return [*given.values()]
 
     def sources(self):
@@ -446,12 +451,27 @@ class Part:
             self.learn(given)
             if not self.entry.inside:
                 self.lend(_all(result, torch.Tensor), given)
+            elif self.keeps:
+                self.keep(_all(result, torch.Tensor))
         finally:
             step.part = outer
             step.rest()
         if outer is not None:  # it gets them when that runs again; places are held, for nothing
             self.let_go([held for held in self.held if held.view])
         return result
+
+    def keep(self, results):
+        """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
+        given = {tensor.untyped_storage()._cdata: tensor for tensor in results if _plain(tensor)}
+        for ref, storage, how, version in self.saved:
+            place, found = ref(), storage() and given.get(storage()._cdata)
+            if place and found is not None and found._version == version:
+                place.keep(found, how)
+        self.saved = ()
+        empty = any(ref and (place := ref()) and place.value is None for ref in self.places)
+        if not (empty or self.inners):
+            self.let_go()
+            self.ran = True
 
     def learn(self, given):
         """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
@@ -513,8 +533,7 @@ class Part:
             for place, tensor in self.wanted(result):
                 place.put(tensor)
         self.ran = True
-        for place in filter(None, (ref() for ref in self.lent_by)):
-            place.pass_on()
+        _passed_on(self.lent_by)
         self.let_go()
 
     def result_for(self, place):
@@ -593,6 +612,12 @@ class Part:
             step.set_states(states)
             step.counts = counts
             replay.lent.clear()
+
+
+def _passed_on(lenders):
+    """A part that was given results, by these references to their places, does not need them any more."""
+    for place in filter(None, (ref() for ref in lenders)):
+        place.pass_on()
 
 
 class Enough(BaseException):
@@ -789,10 +814,13 @@ class Step:
         part, place = self.part, None if leaf else self.place_of(saved)
         if part is not None and not part.entry.result:
             mine = not leaf and place is None and _plain(saved) and not self.is_kept(saved)
+            mine = mine and saved.untyped_storage()._cdata not in part.given
             own = Place(part, saved, _shape) if mine else None
             part.places.append(own and weakref.ref(own))
             if own and own.late:
                 own.keep(saved)
+            elif own and part.keeps:
+                part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)

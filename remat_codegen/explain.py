@@ -142,14 +142,16 @@ class Beside:
 @dataclass(frozen=True, slots=True)
 class Followed:
     """The schedule that a file was found to run, with the `costs` that it was simulated by; `profile` are those of the step
-    without recomputation. `lines` are those of the file that cause each of its steps, `calls` the functions that it calls; a
-    file of the second edition has neither. `others` are the file's other tables."""
+    without recomputation. `states_bytes` are the generator states that it holds beside that. `lines` are those of the file that
+    cause each of its steps, `calls` the functions that it calls; a file of the second edition has neither. `others` are the
+    file's other tables."""
 
     case: Case
     request: Request
     schedule: Schedule
     profile: Profile
     costs: Profile
+    states_bytes: int
     lines: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
     others: tuple[Beside, ...] = ()
@@ -386,7 +388,7 @@ def _priced(
         budget_bytes=None if case.plan is None else case.plan.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
     )
-    return priced, Followed(case, request, reading.schedule, profile, profile, reading.lines, reading.calls)
+    return priced, Followed(case, request, reading.schedule, profile, profile, again, reading.lines, reading.calls)
 
 
 def _priced_by_table(
@@ -397,18 +399,18 @@ def _priced_by_table(
     costs = told.found.with_held(profile)
     timeline = simulate(traced.graph, costs, told.schedule)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    beside = _beside(case, brought, profiles)
+    beside, states = _beside(case, brought, profiles), second.states_bytes(traced, told)
     priced = replace(
         found,
         rows=second.summary(traced, profile, told),
-        peak_bytes=timeline.peak_bytes + pipeline.generator_states(traced, told.schedule),
+        peak_bytes=timeline.peak_bytes + states,
         unmodified_peak_bytes=plain.peak_bytes,
         budget_bytes=None if case.plan_told is None else case.plan_told.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
         others=tuple(other.table for other in beside),
         batch=None if case.plan_told is None else case.plan_told.batch,
     )
-    return priced, Followed(case, request, told.schedule, profile, costs, others=beside)
+    return priced, Followed(case, request, told.schedule, profile, costs, states, others=beside)
 
 
 def _beside(case: Case, brought: second.Brought, profiles: Profile) -> tuple[Beside, ...]:

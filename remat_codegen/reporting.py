@@ -68,7 +68,6 @@ def _not_followed(explanation: Explanation) -> str:
 def _given(file: Path, explanation: Explanation, followed: Followed, progress: Progress) -> Given:
     case, schedule = followed.case, followed.schedule
     traced, request = followed.traced, case.header.request
-    states = pipeline.generator_states(traced, schedule)
     budget = explanation.budget_bytes
     return Given(
         title=traced.target.class_name,
@@ -84,7 +83,7 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         profile=followed.profile,
         costs=followed.costs,
         budget_bytes=budget,
-        states_bytes=states,
+        states_bytes=followed.states_bytes,
         outside=outside(traced.target.module, (traced.target.args, traced.target.kwargs)),
         lines=followed.lines,
         calls=followed.calls,

@@ -71,11 +71,11 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
     marks = {mark for candidate in by_candidate for mark in candidate.marks}
     if len({place for place, _ in marks}) < len(marks):
         raise ValueError("one expression is marked in two ways")
-    found = []
+    found: list[tuple[Row[V], Part]] = []
     for candidate, outer in nested(list(by_candidate)):
         row = by_candidate[candidate]
-        if outer is not None and (row.late or row.keeps is Keeps.SAVED):
-            raise ValueError(f"a part that is {'late' if row.late else 'kept but for its result'} stands in another one")
+        if outer is not None and any(r.late or r.keeps is Keeps.SAVED for r in (row, found[outer][0])):
+            raise ValueError("a part with /late or /result stands in another one, or around one")
         found.append((row, Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late)))
     return found
 

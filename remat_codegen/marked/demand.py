@@ -129,7 +129,7 @@ class _Step:
                 self.given_to.setdefault(data, []).append(index)
         self.until = [max((self.last_read[d] for d in own), default=-1) for own in self.own]
         self.done = [False] * len(parts)
-        self.spares = [p.again.spares for p in parts]
+        self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
         self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
         self.kept = {d for d, part in self.owner.items() if parts[part].late}  # until it is read
         self.made: set[int] = set(self.kept)
@@ -137,6 +137,7 @@ class _Step:
         self.held_at: dict[int, Collection[int]] = {}  # by position in the order
         self.beside: dict[int, int] = {}  # by position in the order: bytes of what a run finds beside the data that are alive
         self.now = 0
+        self.taken: list[int] = []  # what parts were given that ran again for others' sake, until the next node runs
         self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
 
     # ------------------------------------------------------------------ what is kept
@@ -198,7 +199,8 @@ class _Step:
     def _ready_to_run(self, data: Iterable[int]) -> list[int]:
         """What parts are given that have made these values and may have to run again yet: as long as a place waits for them."""
         parts = {self.owner[d] for d in data}
-        return [d for part in parts if not self.done[part] for d in self.inputs[part] if d not in self.owner]
+        given = (d for part in parts if not self.done[part] for d in self.inputs[part])
+        return [d for d in given if d not in self.owner or d in self.kept]
 
     def _part_of(self, data: int) -> Part | range:
         """The part that brings a value back; nothing where it is kept."""
@@ -248,13 +250,16 @@ class _Step:
         running = [n for n in nodes if self.graph.nodes[n].recomputable]
         last_use = {d: n for n in running for d in self.graph.nodes[n].reads}
         here, twins = set(self.inputs[index]), set[int]()
+        if not running:  # it only hands something on to a part within it
+            self.taken += self.inputs[index]
         for node in running:
             variables = [d for d in self.held.get(node, ()) if d in here]
             there = self._still_there(index, node)
             twins = {d for d in twins if last_use.get(d, -1) >= node or d in variables}
             if twins or self.begun:
                 self.beside[len(self.order)] = self.begun + total_bytes(self.graph, twins)
-            self.held_at[len(self.order)] = [*self.inputs[index], *variables, *there]
+            self.held_at[len(self.order)] = [*self.inputs[index], *variables, *there, *self.taken]
+            self.taken = []
             self.order.append(node)
             here.update(self.graph.nodes[node].writes)
             twins.update(there)

@@ -33,10 +33,10 @@ def during(timeline: Timeline, schedule: Schedule) -> tuple[int, ...]:
 def curve_of(graph: Graph, profile: Profile, schedule: Schedule, states_bytes: int = 0) -> Curve:
     """The curve of a step that holds `states_bytes` of generator states. A category's part is what a simulation says of a graph
     in which nothing else has a size."""
-    no_workspace = replace(profile, workspace_bytes=(0,) * len(graph.nodes))
+    no_workspace, alone = replace(profile, workspace_bytes=(0,) * len(graph.nodes)), replace(schedule, beside_bytes={})
 
-    def of(kinds: Collection[Kind], costs: Profile) -> tuple[int, ...]:
-        return during(simulate(_sized(graph, kinds), costs, schedule), schedule)
+    def of(kinds: Collection[Kind], costs: Profile, of_what: Schedule = alone) -> tuple[int, ...]:
+        return during(simulate(_sized(graph, kinds), costs, of_what), schedule)
 
     runs = runs_of(profile, schedule)
     return Curve(
@@ -47,7 +47,7 @@ def curve_of(graph: Graph, profile: Profile, schedule: Schedule, states_bytes: i
         total_bytes=tuple(states_bytes + b for b in during(simulate(graph, profile, schedule), schedule)),
         activations_bytes=of(ACTIVATIONS, no_workspace),
         gradients_bytes=of((Kind.GRADIENT,), no_workspace),
-        workspace_bytes=of((), profile),
+        workspace_bytes=of((), profile, schedule),
     )
 
 

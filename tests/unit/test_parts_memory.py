@@ -60,7 +60,7 @@ def test_forward_leaves_only_what_is_not_rebuilt():
     net = chain(8)
     assert held(net, X) > 9 * SIZE
     assert held(planned(net, "a"), X) < 1.1 * SIZE  # the chain runs again from the input of the first
-    assert 9 * SIZE < held(planned(net, "a/inside"), X) < 9.2 * SIZE  # the last one's result, too, which autograd has saved in it
+    assert 9 * SIZE < held(planned(net, "a/inside"), X) < 9.2 * SIZE  # the last one's result, too: exp saves it
     assert 8 * SIZE < held(planned(net, "a/result"), X) < 10 * SIZE
 
 

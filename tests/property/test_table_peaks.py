@@ -1,0 +1,107 @@
+"""Any table: its step takes at most what the simulator says of it, and computes what the model does. Tables are drawn from all
+that could be rebuilt, with every option, so that no search has to come to them first."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from remat_codegen import pipeline, planfile, second
+from remat_codegen.marked.choose import OPTIONS, Row, parts_of
+from remat_codegen.marked.demand import check, schedule_of
+from remat_codegen.marked.found import Found
+from remat_codegen.planfile import SavedPlan
+from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.reserve import SLACK_BYTES
+from remat_codegen.training import Run
+from remat_codegen.verify import load_generated, own_model
+
+QUIET = Progress(None)
+MODELS = {
+    "gpt2": ("GPT2", "layers=2, width=64, heads=2, vocabulary=256, context=64", "int64[2,64]<256"),
+    "vit": ("ViT", "image=32, patch=8, width=48, layers=2, heads=3", "image=float32[8,3,32,32]"),
+    "resnet": ("ResNet", "depths=(1,1), width=16", "image=float32[8,3,16,16]"),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A traced model, what can be rebuilt of it, and the gradients of a step."""
+
+    request: Request
+    traced: pipeline.Traced
+    found: Found
+    gradients: list[torch.Tensor]
+
+
+@cache
+def subject(name: str) -> Subject:
+    kind, init, inputs = MODELS[name]
+    request = Request(f"{ROOT}/examples/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
+    traced = pipeline.trace_target(request, QUIET)
+    return Subject(request, traced, second.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
+
+
+def _step(traced: pipeline.Traced, model: torch.nn.Module) -> tuple[int, list[torch.Tensor]]:
+    """The peak of a step and its gradients, after another one."""
+    torch.manual_seed(0)
+    run = Run(model, traced.target.args, traced.target.kwargs, ())
+    run.step()
+    run.update()
+    run.outputs = None
+    peak = peak_bytes(run.step)
+    return peak, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def drawn(found: Found, graph, seed: int) -> list[Row]:
+    """Some rows that can stand together."""
+    draw = random.Random(seed)
+    most = draw.choice([2, 4, 8, 16])
+    rows: list[Row] = []
+    for candidate in draw.sample(found.candidates.all, draw.randint(1, most)):
+        row = Row(candidate, *draw.choice(OPTIONS))
+        try:
+            check(graph, [part for _, part in parts_of([*rows, row])])
+            rows.append(row)
+        except ValueError:
+            continue
+    return rows
+
+
+def holds(name: str, seed: int, folder: Path) -> None:
+    of = subject(name)
+    graph, rows = of.traced.graph, drawn(of.found, of.traced.graph, seed)
+    brought = second.Brought(of.found, tuple(rows), schedule_of(graph, [p for _, p in parts_of(rows)], of.found.held), 0)
+    plan = SavedPlan(graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
+    profile = pipeline.measured_costs(of.request, of.traced, QUIET)
+    plan = second.as_planned(plan, of.traced, profile, brought)
+    text = second.emit(of.traced, plan, of.request, brought)
+    back, problems = second.read_back(text, of.traced)
+    assert not problems and planfile.order_of(back.schedule) == planfile.order_of(brought.schedule)
+    file = folder / f"{name}_{seed}.py"
+    file.write_text(text)
+    model = load_generated(file).rematerialize(own_model(of.traced.target.module, "cpu"))
+    peak, gradients = _step(of.traced, model)
+    assert all(map(torch.equal, gradients, of.gradients))
+    assert peak <= plan.planned_peak_bytes + SLACK_BYTES, [f"{r.candidate.first}-{r.candidate.last} {r.keeps}" for r in rows]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", MODELS)
+def test_tables_keep_to_what_is_said_of_them(name, seed, tmp_path):
+    holds(name, seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5, 150))
+@pytest.mark.parametrize("name", MODELS)
+def test_many_tables_keep_to_what_is_said_of_them(name, seed, tmp_path):
+    holds(name, seed, tmp_path)
