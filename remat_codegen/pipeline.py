@@ -26,7 +26,7 @@ from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
-from remat_codegen.graph.unplannable import check_place
+from remat_codegen.graph.unplannable import check_indices, check_place
 from remat_codegen.losses import loss_note
 from remat_codegen.patched import is_patched
 from remat_codegen.planfile import SavedPlan
@@ -46,6 +46,7 @@ from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, w
 from remat_codegen.several import budget_bytes
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
+from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verification import STEPS, verification
@@ -188,6 +189,7 @@ def _trace_loaded(target: Target, request: Request, progress: Progress) -> Trace
         try:
             recorded = record(traced)
             check_place(traced, request.device)
+            check_indices(traced, pytree.tree_leaves((target.args, target.kwargs)))
             traced = with_least(target.module, target.args, target.kwargs, traced, recorded, asked) if asked else traced
             model = simplify(traced, recorded)
         except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.trace import Operation, Trace, called, function_call, location
+from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location
 
 KINDS = ("cpu", "cuda")  # of devices
 
@@ -42,6 +42,23 @@ def check_place(trace: Trace, asked: str) -> None:
     if (device.type, device.index or 0) != (found.type, found.index or 0):
         what = f"the model computes on {found}, and --device is {asked}"
         raise UnsupportedError(what, hint=f"plan it with --device {found}")
+
+
+def check_indices(trace: Trace, given: Sequence[Any]) -> None:
+    """Inputs that look up more rows than an embedding has are found before anything is measured. `given` are the leaves of what
+    forward is called with."""
+    known = {v: leaf for v, leaf in zip(trace.inputs, given, strict=False) if isinstance(leaf, torch.Tensor)}
+    for op in trace.operations:
+        if op.target is not torch.ops.aten.embedding.default or not all(isinstance(a, Ref) for a in op.args[:2]):
+            continue
+        weight, indices = trace.variables[op.args[0].variable], known.get(op.args[1].variable)
+        if indices is None or not indices.numel() or indices.is_meta:
+            continue
+        least, most = int(indices.min()), int(indices.max())
+        if least < 0 or most >= weight.shape[0]:
+            name, path = trace.variables[op.args[1].variable].path, weight.path
+            what = f"{name} looks up row {least if least < 0 else most} of {path}, which has {weight.shape[0]}"
+            raise UnsupportedError(what, where=location(op.source), hint="give other --inputs, or a larger embedding")
 
 
 @contextlib.contextmanager

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_codegen.errors import TargetError
+from remat_codegen.errors import TargetError, UnsupportedError
 from remat_codegen.inputs import Inputs, TensorSpec, as_inputs, make_inputs, parse_init, parse_inputs
+from remat_codegen.pipeline import trace_target
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
 
 
 def test_one_positional_tensor():
@@ -161,3 +164,18 @@ def test_init_errors(text, named):
     with pytest.raises(TargetError) as caught:
         parse_init(text)
     assert caught.value.line().startswith("--init: ") and named in caught.value.line()
+
+
+@pytest.mark.parametrize(("inputs", "said"), [("idx=int64[2,8]<40", "idx looks up row"), ("idx=int64[2,8]<20", "")])
+def test_rows_that_an_embedding_does_not_have(inputs, said, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.wte = torch.nn.Embedding(20, 4)\n\n    def forward(self, idx):\n        return self.wte(idx).sin()\n"
+    )
+    asked = Request(f"{tmp_path / 'net.py'}:Net", "90%", inputs=inputs)
+    if not said:
+        trace_target(asked, Progress(None))
+        return
+    with pytest.raises(UnsupportedError, match="of wte.weight, which has 20") as refused:
+        trace_target(asked, Progress(None))
+    assert refused.value.what.startswith(said) and refused.value.where.endswith("net.py:10")
