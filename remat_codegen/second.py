@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from remat_codegen import pipeline, planfile, planline
@@ -138,7 +138,7 @@ def _tabled(
 ) -> tuple[SavedPlan, Brought]:
     """`several` says that there are others, which one file has only by tables, whatever these take."""
     with progress.stage("table"):
-        brought = _within_budget(request, traced, profile, made)
+        brought = _within_budget(request, traced, profile, made, progress)
         plan = as_planned(made, traced, profile, brought)
     if request.edition is None and not several and plan.overhead > made.overhead + MOST_LOST:
         raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
@@ -205,12 +205,13 @@ def library_file(module: str) -> str:
     return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
-def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Brought:
+def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan, progress: Progress) -> Brought:
     """The plan brought to parts. Where that leads to more than the budget, or to more time, other plans are tried, too.
     Raises BudgetError where no table fits."""
     best: Brought | None = None
     for schedule in _schedules(request, traced, profile, plan):
-        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule, request.seconds_left())
+        seconds = request.seconds_left()
+        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule, seconds, progress.update)
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
         if best is not None and best.overhead <= plan.overhead + MOST_LOST:
@@ -237,12 +238,20 @@ def _schedules(request: Request, traced: Traced, profile: Profile, plan: SavedPl
         yield schedule
 
 
-def brought_to_parts(traced: Traced, profile: Profile, limit: int, schedule: Schedule, seconds: float | None = None) -> Brought:
-    """The best table that the search finds from a schedule, in so many seconds if they are given. It may be above the limit."""
+def brought_to_parts(
+    traced: Traced,
+    profile: Profile,
+    limit: int,
+    schedule: Schedule,
+    seconds: float | None = None,
+    told: Callable[[int, int], object] = lambda tried, most: None,
+) -> Brought:
+    """The best table that the search finds from a schedule, in so many seconds if they are given. It may be above the limit.
+    `told` hears how far the search has come."""
     reserve, graph = reserve_of(traced), traced.graph
     found = found_of(traced)
     costs = found.with_held(profile)
-    chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held)
+    chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held, told)
     best = chooser.search(schedule, math.inf if seconds is None else time.monotonic() + seconds)
     parts = [part for _, part in parts_of(best.rows)]
     overhead = best.time_ns / max(1, sum(profile.time_ns)) - 1

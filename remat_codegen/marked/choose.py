@@ -25,6 +25,7 @@ A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
 MOST_TRIED = 4000  # tables that are priced from the first start
+STARTS, OFTEN = 4, 50  # rows that the search starts from; tables after which it tells how far it has come
 MOST_NODES = 200_000  # nodes in the tables that are priced from each further start
 ROUNDS = 3
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
@@ -90,11 +91,14 @@ class Chooser(Generic[V]):
         candidates: Candidates[V],
         limit: Callable[[Sequence[int]], int],
         held: Held | None = None,
+        told: Callable[[int, int], object] = lambda tried, most: None,
     ) -> None:
-        """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`."""
+        """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`. `told`
+        is called now and then with how many tables were priced, and the most that will be."""
         self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
         self.step_ns = sum(profile.time_ns)
-        self.tried, self.until = 0, math.inf
+        self.tried, self.until, self.told = 0, math.inf, told
+        self.further_tables = MOST_NODES // len(graph.nodes)
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
 
     def price(self, rows: Rows[V]) -> Priced[V] | None:
@@ -105,6 +109,8 @@ class Chooser(Generic[V]):
             return None
         if parts not in self.known:
             self.tried += 1
+            if self.tried % OFTEN == 0:
+                self.told(self.tried, MOST_TRIED + (STARTS - 1) * self.further_tables)
             self.known[parts] = self._priced(rows, parts)
         return self.known[parts]
 
@@ -121,8 +127,8 @@ class Chooser(Generic[V]):
         """The best rows found, from several that a schedule leads to. They may be over the limit. `until` is a moment of
         time.monotonic(); without one, no clock is looked at."""
         self.until = until
-        further = MOST_NODES // len(self.graph.nodes)
-        found = [self.searched(rows, further if i else MOST_TRIED) for i, rows in enumerate(self.starts(schedule))]
+        starts = enumerate(self.starts(schedule))
+        found = [self.searched(rows, self.further_tables if i else MOST_TRIED) for i, rows in starts]
         return min(found, key=lambda p: p.rank(math.inf))  # the first of equal ones
 
     def searched(self, rows: Rows[V], tables: int) -> Priced[V]:
