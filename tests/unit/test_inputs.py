@@ -176,6 +176,6 @@ def test_rows_that_an_embedding_does_not_have(inputs, said, tmp_path):
     if not said:
         trace_target(asked, Progress(None))
         return
-    with pytest.raises(UnsupportedError, match="of wte.weight, which has 20") as refused:
+    with pytest.raises(UnsupportedError, match=r"of wte\.weight, which has 20") as refused:
         trace_target(asked, Progress(None))
     assert refused.value.what.startswith(said) and refused.value.where.endswith("net.py:10")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from parted import Net, exact, planned, same, step
+from parted import Net, exact, loud, planned, same, step
 from torch import nn
 
 from remat_codegen import parts as helpers
@@ -392,3 +392,31 @@ def test_late_values_that_are_changed_meanwhile_are_noticed():
     net = planned(Net(run, one=linear(), two=linear()).train(), "a/late")
     with pytest.raises(RuntimeError, match="changed in place"):
         net(X).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("f", "options", "again"),
+    [
+        (lambda x: F.softmax(x, -1), "inside", False),  # saves what it gives, which is kept
+        (lambda x: F.softmax(x * 2, -1), "inside", False),
+        (lambda x: F.softmax(x, -1).exp(), "inside", True),  # saves two, of which one is given
+        (lambda x: F.softmax(x, -1).t().contiguous().t(), "inside", True),  # gives another memory
+        (lambda x: F.softmax(x, -1).t(), "inside", False),  # gives a view of it
+        (F.silu, "inside", False),  # saves what it is given, which it holds
+        (lambda x: F.silu(x).sin(), "inside", True),
+        (F.silu, "", True),
+    ],
+)
+def test_what_is_kept_anyway_is_not_rebuilt(f, options, again):
+    net = Net(lambda self, kept, x: kept.part("a", f, self.one(x)).sin(), one=linear())
+    assert ("a" in exact(net, f"a/{options}".strip("/"), X)) == again
+
+
+def test_what_is_kept_may_not_change():
+    def run(self, kept, x):
+        y = kept.part("a", lambda x: F.softmax(x, -1), self.one(x))
+        z = y + 1
+        y.mul_(2)
+        return z + y
+
+    loud("a cannot run again: what it gave was changed in place", Net(run, one=linear()).train(), "a/inside")

@@ -316,3 +316,23 @@ def test_a_marked_root():
     root = Root().train()
     root.load_state_dict(net.state_dict())
     same(step(root, [TOKENS]), step(net, [TOKENS]))
+
+
+def test_a_value_for_parts_goes_after_those_within_others(monkeypatch):
+    """What f1 gives is given to `outer` and to `inner`, which stands in that one; then autograd has f1 run once more."""
+
+    def run(self, kept, x):
+        def outer(x):
+            return kept.part("inner", torch.sin, x).cos()
+
+        return kept.part("outer", outer, kept.part("f1", torch.exp, self.one(x))).sum()
+
+    there, again = [], helpers.Part.again
+
+    def watched(part):
+        there.extend(place().value is not None for place in part.results if place and place() and part.entry.name == "f1")
+        again(part)
+
+    monkeypatch.setattr(helpers.Part, "again", watched)
+    step(planned(Net(run, one=nn.Linear(256, 256)).train(), "f1/shared outer inner"), [X])
+    assert there == [False]
