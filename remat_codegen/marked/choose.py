@@ -17,9 +17,9 @@ from typing import Generic
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
-from remat_codegen.marked.demand import Again, Held, Keeps, Part, ready_to_run, schedule_of
+from remat_codegen.marked.demand import Again, Held, Keeps, Part, ready_to_run, run_of
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute, Schedule, simulate
+from remat_codegen.schedule import Compute, Pricing, Schedule
 
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
@@ -96,7 +96,7 @@ class Chooser(Generic[V]):
         """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`. `told`
         is called now and then with how many tables were priced, and the most that will be."""
         self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
-        self.step_ns = sum(profile.time_ns)
+        self.step_ns, self.pricing = sum(profile.time_ns), Pricing(graph, profile)
         self.tried, self.until, self.told = 0, math.inf, told
         self.further_tables = MOST_NODES // len(graph.nodes)
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
@@ -115,13 +115,13 @@ class Chooser(Generic[V]):
         return self.known[parts]
 
     def _priced(self, rows: Rows[V], parts: Sequence[Part]) -> Priced[V]:
-        schedule = schedule_of(self.graph, parts, self.held)
-        order = [*(s.node for s in schedule.steps if isinstance(s, Compute)), *ready_to_run(parts)]
-        timeline = simulate(self.graph, self.profile, schedule)
+        ran = run_of(self.graph, parts, self.held)
+        peak_bytes, time_ns = self.pricing.price(ran.order, ran.held_at, ran.beside_bytes)
         keys = {(r.candidate.key, r.keeps, r.again, r.late) for r in rows}
         marks = len({mark for r in rows for mark in r.candidate.marks})
-        cost = timeline.time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
-        return Priced(rows, max(0, timeline.peak_bytes - self.limit(order)), cost, timeline.time_ns, timeline.peak_bytes)
+        cost = time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
+        limit = self.limit((*ran.order, *ready_to_run(parts)))
+        return Priced(rows, max(0, peak_bytes - limit), cost, time_ns, peak_bytes)
 
     def search(self, schedule: Schedule, until: float = math.inf) -> Priced[V]:
         """The best rows found, from several that a schedule leads to. They may be over the limit. `until` is a moment of

@@ -91,9 +91,23 @@ def schedule_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -
     `held` are, by forward node, data that variables of the model's own code hold while it runs. So they do when it runs again,
     as far as they were made in the same run; a part's inputs are held until it ends.
     """
+    ran = run_of(graph, parts, held)
+    return replace(with_forgets(graph, ran.order, ran.held_at), beside_bytes=ran.beside_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An order of nodes; by position in it, data that somebody holds while that node runs, and the bytes beside these."""
+
+    order: tuple[int, ...]
+    held_at: Mapping[int, Collection[int]]
+    beside_bytes: Mapping[int, int]
+
+
+def run_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> Ran:
+    """What runs in a training step with these parts, as `schedule_of` schedules it."""
     step = _Step(graph, parts, held or {})
-    order = step.run()
-    return replace(with_forgets(graph, order, step.held_at), beside_bytes=step.beside)
+    return Ran(step.run(), step.held_at, step.beside)
 
 
 def order_of(graph: Graph, parts: Sequence[Part]) -> tuple[int, ...]:

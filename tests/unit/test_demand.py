@@ -7,8 +7,8 @@ import random
 import pytest
 from graphs import Op, chain_graph, random_graph, training_graph
 
-from remat_codegen.marked.demand import Again, Keeps, Part, check, forgotten, order_of, schedule_of
-from remat_codegen.schedule import simulate, validate, without_recomputation
+from remat_codegen.marked.demand import Again, Keeps, Part, check, forgotten, order_of, run_of, schedule_of
+from remat_codegen.schedule import Pricing, simulate, validate, without_recomputation
 
 
 def line(count, **more):
@@ -161,7 +161,10 @@ def test_any_table_gives_a_valid_step(seed):
     check(graph, parts)
     schedule = schedule_of(graph, parts)
     validate(graph, schedule)
-    assert simulate(graph, profile, schedule).time_ns >= sum(profile.time_ns)
+    timeline, ran = simulate(graph, profile, schedule), run_of(graph, parts)
+    assert timeline.time_ns >= sum(profile.time_ns)
+    priced = Pricing(graph, profile).price(ran.order, ran.held_at, ran.beside_bytes)  # as the search does, without a schedule
+    assert priced == (timeline.peak_bytes, timeline.time_ns)
 
 
 @pytest.mark.parametrize("seed", range(20))
