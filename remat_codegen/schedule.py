@@ -36,7 +36,7 @@ class Schedule:
     that are alive: second copies of these."""
 
     steps: tuple[Step, ...]
-    beside_bytes: Mapping[int, int] = field(default_factory=dict)
+    beside_bytes: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
