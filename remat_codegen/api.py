@@ -35,7 +35,7 @@ from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
 from remat_codegen.report import OtherPlan, Progress, percent, report_table
 from remat_codegen.report_graphs import compare_tables
-from remat_codegen.request import EDITIONS, PLANNERS, Request, default_output
+from remat_codegen.request import EDITIONS, LOSSES, PLANNERS, Request, default_output
 from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
 from remat_codegen.target import find_device
 
@@ -182,6 +182,7 @@ def plan(
     batch: int | str | Sequence[int] | None = None,
     dynamic: str | Sequence[str] = (),
     autocast: str | torch.dtype | None = None,
+    loss: str | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     edition: int | None = None,
@@ -205,6 +206,9 @@ def plan(
             and `others` those of the others.
         dynamic: sizes that may differ from call to call, like "idx.0".
         autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
+        loss: what is computed of the outputs, as `--loss`: "cross-entropy", "none" (the gradient of the outputs comes from
+            elsewhere, and is all that is counted), "sum", or "model": forward returns its loss. If not given, "model" where all
+            that forward returns and takes a gradient goes into a number that it returns, else "cross-entropy".
         seed: seeds inputs that a text describes.
         time_limit: how long measuring and planning may take, in seconds: the best plan so far. Where it is short, operations
             are timed less often than usual; what memory they need is measured all the same.
@@ -227,6 +231,7 @@ def plan(
         batch=_batch(batch),
         dynamic=dynamic if isinstance(dynamic, str) else ",".join(dynamic),
         autocast=_autocast(autocast),
+        loss=_loss(loss),
         time_limit=_seconds(time_limit),
         edition=edition,
     )
@@ -262,6 +267,7 @@ def rematerialize(
     batch: int | str | Sequence[int] | None = None,
     dynamic: str | Sequence[str] = (),
     autocast: str | torch.dtype | None = None,
+    loss: str | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     edition: int | None = None,
@@ -282,6 +288,7 @@ def rematerialize(
         batch=batch,
         dynamic=dynamic,
         autocast=autocast,
+        loss=loss,
         seed=seed,
         time_limit=time_limit,
         edition=edition,
@@ -298,6 +305,7 @@ def compare(
     budgets: str | Iterable[str | int] = "10%..90%/9",
     planners: str | Iterable[str] | None = None,
     device: str | torch.device | None = None,
+    loss: str | None = None,
     seed: int = 0,
     time_limit: float | None = None,
     cache: bool = True,
@@ -317,7 +325,7 @@ def compare(
         raise RematError("there are no budgets to compare", hint='give some, like ["40%", "1GiB"] or "20%..90%/8"')
     given = PLANNERS if planners is None else planners.split(",") if isinstance(planners, str) else planners
     names = tuple(dict.fromkeys(_planner(name.strip()) for name in given))
-    request, limit = _request(model, inputs, device, seed, cache), _seconds(time_limit)
+    request, limit = _request(model, inputs, device, seed, cache, loss=_loss(loss)), _seconds(time_limit)
     shown = progress_for(progress)
     with _as_it_was(request.device):
         found = planning.priced(_traced(model, inputs, request, shown), request, shown)
@@ -394,6 +402,12 @@ def _autocast(value: str | torch.dtype | None) -> str | None:
     name = None if value is None else str(value).removeprefix("torch.")
     if name is not None and name not in AUTOCAST:
         raise RematError(f"autocast is {' or '.join(AUTOCAST)}, not {name}")
+    return name
+
+
+def _loss(name: str | None) -> str | None:
+    if name is not None and name not in LOSSES:
+        raise RematError(f"{name!r} is no loss; they are {', '.join(LOSSES)}")
     return name
 
 

@@ -28,6 +28,7 @@ from remat_codegen.cli_options import (
     NAME,
     captured,
     choosing_options,
+    loss_option,
     model_options,
     output_options,
     question_of,
@@ -210,6 +211,7 @@ DETERMINISTIC = click.option(
     callback=lambda ctx, option, value: ",".join(value).replace(" ", ""),
     help="A size of an input that may differ from call to call, like idx.0. The budget holds up to the traced size.",
 )
+@loss_option
 @time_limit_option
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Write out a saved plan without solving again.")

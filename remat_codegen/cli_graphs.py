@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from remat_codegen.budget import parse_budget, parse_budgets
-from remat_codegen.cli_options import FILE, NAME, captured, model_options, output_options, plan_limit_option
+from remat_codegen.cli_options import FILE, NAME, captured, loss_option, model_options, output_options, plan_limit_option
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
 
@@ -23,6 +23,7 @@ _backward = click.option(
 @click.argument("target")
 @click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="The file to write, like graph.json.")
 @model_options
+@loss_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
 @output_options
 def trace(target: str, output: Path, no_cache: bool, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
@@ -72,6 +73,7 @@ def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, tra
 @click.option("--measure", is_flag=True, help="Run each plan beside PyTorch, torch.utils.checkpoint and torch.compile.")
 @click.option("--runs", default=5, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Steps to measure.")
 @model_options
+@loss_option
 @_backward
 @plan_limit_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")

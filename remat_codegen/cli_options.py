@@ -13,7 +13,7 @@ import click
 
 from remat_codegen.budget import check_units, parse_budget, parse_budgets, parse_overhead
 from remat_codegen.optimizers import OPTIMIZERS
-from remat_codegen.request import FREE, Question
+from remat_codegen.request import FREE, LOSSES, Question
 
 NAME = "remat-codegen"
 FILE = click.Path(path_type=Path)
@@ -82,6 +82,15 @@ def shown_plan_options(command: Callable) -> Callable:
         ),
     )
     return with_options(command, options)
+
+
+loss_option = click.option(
+    "--loss",
+    type=click.Choice(LOSSES),
+    help="What is computed of the outputs: cross-entropy needs one more tensor of their size, none just their gradient, sum "
+    "not even that; model: forward returns the loss.  [default: model where all that forward returns goes into a number, "
+    "else cross-entropy]",
+)
 
 
 def choosing_options(command: Callable) -> Callable:

@@ -62,16 +62,18 @@ def trained_alone(
     evaluates: bool,
     without_file: bool = False,
     table: int | None = None,
+    loss: str = "cross-entropy",
 ) -> Found:
     """Several steps in a fresh process. `generated` is the file as it was imported here; nothing has trained `target`.
 
     `without_file`, the original trains there: processes may round otherwise than this one, by what was set in this one.
     `table` names one of the file's tables by its budget; if not given, the file takes one by itself.
+    `loss` is what the steps go back from.
     """
     with tempfile.TemporaryDirectory() as name:
         folder, carried = Path(name), carries(generated, target) and not without_file
         task = _task(generated, target, carried) | {"device": device, "seed": seed, "steps": steps, "evaluates": evaluates}
-        task |= {"without_file": without_file, "table": table}
+        task |= {"without_file": without_file, "table": table, "loss": loss}
         task["autocast"] = [(kind, str(dtype).removeprefix("torch.")) for kind, dtype in autocast]
         try:
             _hand_over(folder, target, carried and target.kind is not TargetKind.CLASS)

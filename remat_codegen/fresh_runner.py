@@ -139,7 +139,8 @@ def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, s
     with doing("unpickle"):
         args, kwargs = torch.load(folder / "inputs.pt", pickle_module=pickling(generated, task), weights_only=False)
         training.know_dataclasses((args, kwargs))
-    run = training.Run(model, args, kwargs, [(device, getattr(torch, dtype)) for device, dtype in task.autocast])
+    casts = [(device, getattr(torch, dtype)) for device, dtype in task.autocast]
+    run = training.Run(model, args, kwargs, casts, task.loss)
     for index in range(task.steps):
         torch.manual_seed(task.seed + index)
         with doing(f"step {index + 1}"):

@@ -31,6 +31,8 @@ def loss_note(model: Model, profile: Profile, order: Sequence[int]) -> str | Non
     timeline = simulate(graph, profile, schedule)
     step = schedule.steps[timeline.peak_step] if schedule.steps else None
     node = graph.nodes[step.node] if isinstance(step, Compute) else None
+    if model.record.loss == "model" and node is not None and node.phase is Phase.LOSS:
+        return None
     if node is None or _own_bytes(model, profile, node) < MOST * timeline.peak_bytes:
         return None
     needs = f"of the peak, {format_bytes(timeline.peak_bytes)}, {format_bytes(_own_bytes(model, profile, node))} are what"

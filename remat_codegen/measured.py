@@ -16,7 +16,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from remat_codegen.pipeline import emit
 from remat_codegen.planning import Outcome, Priced, saved_plan
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.report import AS_WRITTEN, Progress
-from remat_codegen.request import Request
+from remat_codegen.request import LOSSES, Request
 from remat_codegen.target import Target
 from remat_codegen.torch_seam import compiling_with
 from remat_codegen.verify import load_generated
@@ -53,15 +53,17 @@ class Runner:
     budget: str | None = None
     planned_ratio: float | None = None
     planned_peak_bytes: int | None = None
+    loss: str = LOSSES[0]
 
 
 def measure(compared: Compared, request: Request, runs: int, progress: Progress) -> list[dict[str, Any]]:
     """One row for each: `ratio` of the step to eager PyTorch's (median of `runs` interleaved steps), `peak_bytes`, `difference`
     of the gradients (relative to the largest element, 0 where bit-identical), or the `reason` why it could not be run."""
     assert compared.found.traced is not None
-    beside = Beside(compared.found.traced.target, request.device)
+    traced = compared.found.traced
+    beside = Beside(traced.target, request.device, traced.model.record.loss)
     with tempfile.TemporaryDirectory() as folder, progress.stage("measure"):
-        makers = [*library(beside.target), *_plans(compared, request, Path(folder))]
+        makers = [*library(beside.target, beside.loss), *_plans(compared, request, Path(folder))]
         for done, maker in enumerate(makers):
             progress.update(done, len(makers))
             beside.add(*maker)
@@ -71,10 +73,12 @@ def measure(compared: Compared, request: Request, runs: int, progress: Progress)
 
 @dataclass(slots=True)
 class Beside:
-    """Ways to run one model, side by side, the first of which is eager PyTorch. `rows` are as `measure` gives them."""
+    """Ways to run one model, side by side, the first of which is eager PyTorch. `rows` are as `measure` gives them, `loss` is
+    what steps go back from."""
 
     target: Target
     device: str
+    loss: str = LOSSES[0]
     rows: list[dict[str, Any]] = field(default_factory=list)
     _ready: list[tuple[Runner, dict[str, Any]]] = field(default_factory=list)
     _expected: list[torch.Tensor | None] = field(default_factory=list)
@@ -84,7 +88,7 @@ class Beside:
         row: dict[str, Any] = {"name": name, "budget": budget}
         self.rows.append(row)
         try:
-            runner = make()
+            runner = replace(make(), loss=self.loss)
             gradients = _gradients(runner, self.target)
             self._expected = self._expected or gradients
             row |= {"difference": _difference(gradients, self._expected), **_memory(runner, self.target, self.device)}
@@ -112,7 +116,7 @@ Maker = tuple[str, str | None, Callable[[], Runner]]
 
 def _step(runner: Runner, target: Target) -> None:
     torch.manual_seed(0)
-    example_loss(runner.model(*target.args, **target.kwargs)).backward()
+    example_loss(runner.model(*target.args, **target.kwargs), runner.loss).backward()
 
 
 def _gradients(runner: Runner, target: Target) -> list[torch.Tensor | None]:
@@ -195,7 +199,7 @@ def _planned(found: Priced, outcome: Outcome, request: Request, file: Path, name
 # ---------------------------------------------------------------------------------------------- PyTorch's own
 
 
-def library(target: Target) -> list[Maker]:
+def library(target: Target, loss: str = LOSSES[0]) -> list[Maker]:
     """Eager PyTorch, and what comes with it."""
     makers: list[Maker] = [
         ("PyTorch", None, lambda: _eager(target)),
@@ -203,7 +207,7 @@ def library(target: Target) -> list[Maker]:
         ("selective checkpoint", None, lambda: _checkpointed(target, _saves_products)),
     ]
     for share in COMPILED_BUDGETS:
-        makers.append(("torch.compile", f"{share:g}", partial(_compiled, target, share)))
+        makers.append(("torch.compile", f"{share:g}", partial(_compiled, target, share, loss)))
     return makers
 
 
@@ -257,11 +261,11 @@ def _fresh_call(module: torch.nn.Module) -> Callable[..., Any]:
     return types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
 
 
-def _compiled(target: Target, share: float) -> Runner:
+def _compiled(target: Target, share: float, loss: str) -> Runner:
     """Compiled with a memory budget; by inductor where there is a C++ compiler, else by aot_eager, which only partitions."""
     backend = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
     module = own_copy(target.module)
     with compiling_with(recompile_limit=MANY, activation_memory_budget=share):
         model = torch.compile(_fresh_call(module), backend=backend)
-        example_loss(model(*target.args, **target.kwargs)).backward()  # compiles
+        example_loss(model(*target.args, **target.kwargs), loss).backward()  # compiles
     return Runner("torch.compile", model, module)

@@ -54,6 +54,11 @@ from remat_codegen.verification import STEPS, verification
 ANSWER_COLUMNS = 112  # of a header's line
 MOST_NAMES = 3  # of attributes in a note
 NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
+LOSS_TEXTS = {  # of a header, where that is not one like cross entropy
+    "model": ", from the loss that forward returns",
+    "none": ", with nothing counted for a loss but the gradient of the outputs",
+    "sum": ", with nothing counted for a loss",
+}
 MEASURING = 0.4  # of a limited time, for that; for planning, of what is left then: the rest is the bound's and the table's
 PLANNING = 0.6
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
@@ -187,13 +192,17 @@ def _trace_loaded(target: Target, request: Request, progress: Progress) -> Trace
         traced = trace_sizes(target.module, target.args, target.kwargs, _autocast(request), asked)
     with progress.stage("graph"):
         try:
-            recorded = record(traced)
+            recorded = record(traced, request.loss)
             check_place(traced, request.device)
             check_indices(traced, pytree.tree_leaves((target.args, target.kwargs)))
             traced = with_least(target.module, target.args, target.kwargs, traced, recorded, asked) if asked else traced
             model = simplify(traced, recorded)
         except ValueError as error:
             raise TargetError(str(error), where=target.label, hint="nothing here can be trained") from error
+    if recorded.loss == "model" and request.loss is None:
+        progress.note(
+            "note: forward returns its loss, so none outside of the model is counted; --loss cross-entropy counts one"
+        )
     return Traced(target, model)
 
 
@@ -301,6 +310,7 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
         as_written_peak_bytes=None if own is None else own.peak_bytes,
         as_written_overhead=None if own is None else own.overhead,
         capability=capability(request.device),
+        loss=traced.model.record.loss,
     )
 
 
@@ -453,6 +463,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
         batch=plan.batch,
+        loss=LOSS_TEXTS.get(plan.loss, ""),
         others=tuple(
             Figures(p.budget_bytes, p.planned_peak_bytes, p.unmodified_peak_bytes, p.overhead, p.bound, p.batch)
             for p in plan.others
@@ -496,6 +507,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--batch", request.batch] if request.batch else []
     words += ["--dynamic", request.dynamic] if request.dynamic else []
     words += ["--autocast", request.autocast] if request.autocast is not None else []
+    words += ["--loss", request.loss] if request.loss is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["--edition", str(request.edition)] if request.edition == 2 else []
@@ -507,7 +519,7 @@ def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
     default = Request("")
     asked: dict[str, Any] = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
-    asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "autocast", "seed")}
+    asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "autocast", "loss", "seed")}
     asked |= {"edition": 2 if request.edition == 2 else None}
     words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
     inputs = "inputs" if request.inputs is None else repr(request.inputs)

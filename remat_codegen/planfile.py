@@ -20,7 +20,8 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
 # Fields that most plans leave out.
-OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "batch", "others")
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "batch", "loss", "others")
+USUAL_LOSS = "cross-entropy"
 FORMAT, VERSION = "remat-codegen plan", 1
 SAVED = "name a file that --save-plan wrote"
 AGAIN = "plan again with `remat-codegen TARGET --budget BUDGET --save-plan FILE`"
@@ -35,6 +36,7 @@ class SavedPlan:
     `answer` says what the budget is the answer to, where it was found rather than given.
     `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
     Or they are for smaller batch sizes, from the largest on, which `batch` says of each.
+    `loss` is what the step goes back from (training.example_loss).
     """
 
     graph: str
@@ -54,6 +56,7 @@ class SavedPlan:
     capability: str | None = None
     answer: str | None = None
     batch: int | None = None
+    loss: str = USUAL_LOSS
     others: tuple[SavedPlan, ...] = ()
 
     def all(self) -> tuple[SavedPlan, ...]:
@@ -72,7 +75,7 @@ class SavedPlan:
     def rows(self) -> dict[str, Any]:
         """The fields by name, without those that say nothing."""
         found = {f.name: getattr(self, f.name) for f in fields(self)} | {"others": [other.rows() for other in self.others]}
-        return {name: value for name, value in found.items() if name not in OPTIONAL or value not in (None, [])}
+        return {name: value for name, value in found.items() if name not in OPTIONAL or value not in (None, [], USUAL_LOSS)}
 
     def dumps(self) -> str:
         """The file's text."""

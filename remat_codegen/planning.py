@@ -213,6 +213,7 @@ def saved_plan(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
         device=found.profile.device.partition(":")[0],
         order=planfile.order_of(plan.schedule),
         notes=plan.notes,
+        loss=planfile.USUAL_LOSS if found.traced is None else found.traced.model.record.loss,
     )
 
 

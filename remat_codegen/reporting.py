@@ -183,7 +183,9 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
         try:
             own = comparing.own_model(pipeline._target(followed.request).module, device)
             model = generated.rematerialize(own, **_named(generated, followed.case.plan_told))
-            run = _Marked(model, traced.target.args, traced.target.kwargs, pipeline._autocast(followed.request))
+            run = _Marked(
+                model, traced.target.args, traced.target.kwargs, pipeline._autocast(followed.request), traced.model.record.loss
+            )
             run.step()
             if torch.device(device).type != "cpu":
                 return _compared(peak_bytes(run.step, device), page)

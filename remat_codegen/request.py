@@ -16,6 +16,7 @@ PLANNERS = tuple(
 )
 DEFAULT_PLANNER = "rockmate"
 EDITIONS = (1, 2)
+LOSSES = ("cross-entropy", "sum", "none", "model")  # those of training.py, which imports torch; a test holds the two together
 LEAST_SHARE = 0.1  # of a limited time, for each of the things that it is for
 
 
@@ -26,7 +27,8 @@ class Request:
     `budget` is None only where `plan` is given, a saved plan that is written out again without solving. `output` is None where
     the file gets its default name. `edition` is None for the second, marks and a table, where that serves, else the first.
     `given` says that the model is there already, made by the caller's Python: `target` then only names its class. `time_limit`
-    is for all that takes long, in seconds, from `asked_at` on, a moment of time.monotonic().
+    is for all that takes long, in seconds, from `asked_at` on, a moment of time.monotonic(). `loss` is what is computed of the
+    outputs, the usual for such outputs if None (training.usual_loss).
     """
 
     target: str
@@ -48,6 +50,7 @@ class Request:
     given: bool = False
     time_limit: float | None = None
     batch: str = ""
+    loss: str | None = None
     asked_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     def seconds_left(self, share: float = 1.0) -> float | None:

@@ -17,24 +17,71 @@ import torch
 from torch.utils import _pytree as pytree
 
 LEARNING_RATE = 0.01
+LOSSES = ("cross-entropy", "sum", "none", "model")  # what a step may compute of a model's outputs: see `example_loss`
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)  # what is written down as it is
 
 
-def example_loss(outputs: Any) -> torch.Tensor:
-    """The loss that plans and checks are made with: logsumexp over the last dimension, averaged, summed over the outputs.
+def example_loss(outputs: Any, loss: str = "cross-entropy") -> torch.Tensor:
+    """The loss that plans and checks are made with: summed over the outputs, any pytree, of which leaves that take no gradient
+    are left out, as are all but single numbers where `loss` is "model": forward returns it. Of other outputs it is
 
-    Like cross entropy or a mean squared error it needs one more tensor of the output's size in its own backward
-    pass. `outputs` is
-    any pytree; leaves that take no gradient are left out. Returns a scalar; raises ValueError if no leaf takes a gradient.
+    - "cross-entropy": logsumexp over the last dimension, averaged. Like cross entropy or a mean squared error it needs one more
+      tensor of the output's size in its own backward pass.
+    - "none": the mean, which needs the outputs' gradient and nothing else.
+    - "sum": the sum, whose gradient is one number, spread out.
+
+    Returns a scalar; raises ValueError if no such leaf takes a gradient.
     """
-    leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    leaves = taking_gradient(outputs)
     if not leaves:
         raise ValueError("no output depends on a trainable parameter or input")
     total: Any = 0
+    leaves = [leaf for leaf in leaves if not leaf.dim()] if loss == "model" else leaves
     for leaf in leaves:
         real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
-        total = total + (real.logsumexp(-1).mean() if real.dim() else real)
+        total = total + (_of_all(real, loss) if real.dim() else real)
     return total
+
+
+def _of_all(output: torch.Tensor, loss: str) -> torch.Tensor:
+    return output.sum() if loss == "sum" else output.mean() if loss == "none" else output.logsumexp(-1).mean()
+
+
+def taking_gradient(outputs: Any) -> list[torch.Tensor]:
+    """The tensors among a pytree's leaves that take a gradient."""
+    return [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+
+
+def usual_loss(outputs: Any) -> str:
+    """What a step goes back from, where nobody said: "model" where everything that forward returns and takes a gradient is a
+    number, or goes into one, as logits do that are returned with their loss; else "cross-entropy"."""
+    all_numbers = not any(t.dim() for t in taking_gradient(outputs))
+    return "model" if not all_numbers and goes_into_numbers(outputs) else "cross-entropy"
+
+
+def goes_into_numbers(outputs: Any) -> bool:
+    """Whether a pytree has numbers that take a gradient, and all else in it that takes one goes into these."""
+    leaves = taking_gradient(outputs)
+    before = _edges_before([t for t in leaves if not t.dim()])
+    return all(not t.dim() or _edge(t) in before for t in leaves) and any(not t.dim() for t in leaves)
+
+
+def _edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    found = torch.autograd.graph.get_gradient_edge(tensor)
+    return found.node, found.output_nr
+
+
+def _edges_before(tensors: Iterable[torch.Tensor]) -> set[tuple[Any, int]]:
+    """Whatever autograd goes through from these on, as nodes and the number of their result."""
+    waiting = [_edge(tensor)[0] for tensor in tensors]
+    seen, found = set(waiting), set[tuple[Any, int]]()
+    while waiting:
+        for node, number in waiting.pop().next_functions:
+            found.add((node, number))
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return found
 
 
 def know_dataclasses(value: Any) -> Any:
@@ -74,8 +121,8 @@ def deterministic_algorithms(asked: bool) -> Iterator[None]:
 class Run:
     """One of several models that take the same steps, with its optimizer and what its last step gave."""
 
-    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any) -> None:
-        self.model, self.autocast = model, autocast
+    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any, loss: str) -> None:
+        self.model, self.autocast, self.loss = model, autocast, loss
         self.args, self.kwargs = pytree.tree_map(_own_copy, (args, kwargs))
         trainable = [p for p in model.parameters() if p.requires_grad]
         for parameter in trainable:
@@ -91,7 +138,7 @@ class Run:
             for device, dtype in self.autocast:
                 casts.enter_context(torch.autocast(device, dtype=dtype))
             outputs = self._call()
-        example_loss(outputs).backward()
+        example_loss(outputs, self.loss).backward()
         self.outputs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, outputs)
 
     def _call(self) -> Any:

@@ -49,6 +49,11 @@ class _Trial:
     table: int | None = None  # of several budgets: that of the table that is named
     batch: int | None = None  # of several batch sizes: the one that is trained at, if it is named
 
+    @property
+    def loss(self) -> str:
+        """What the steps go back from: what the plan was made for."""
+        return "cross-entropy" if self.plan is None else self.plan.loss
+
     def made_anew(self) -> Callable[[], torch.nn.Module] | None:
         """Makes the model, where functions may know it that a copy would share with it."""
         hooked = self.target.kind is not TargetKind.INSTANCE and any(map(has_forward_hooks, self.target.module.modules()))
@@ -58,6 +63,7 @@ class _Trial:
         """The target and what `rematerialize` makes of it, step by step."""
         given: dict[str, Any] = {"model": self.target.module, "args": self.target.args, "kwargs": self.target.kwargs}
         given |= {"autocast": self.casts, "make": self.made_anew(), "seed": self.seed, "device": self.device}
+        given["loss"] = self.loss
         return comparing.compare(rematerialize=rematerialize, **(given | options))
 
     def costs(self) -> StepCosts:
@@ -65,7 +71,7 @@ class _Trial:
         make = self.made_anew() or (lambda: comparing.own_model(self.target.module, self.device))
 
         def run(model: torch.nn.Module) -> Run:
-            return Run(model, self.target.args, self.target.kwargs, self.casts)
+            return Run(model, self.target.args, self.target.kwargs, self.casts, self.loss)
 
         return step_costs(lambda: run(make()), lambda: run(self.generated.rematerialize(make())), self.device)
 
@@ -312,10 +318,10 @@ def _in_a_process_of_its_own(trial: _Trial, steps: int, here: comparing.Comparis
     what = "in a process of its own"
     target = _on_host(trial.load(), trial.device)  # anew: comparisons may have left something in the other
     given = trial.generated, target, trial.casts, trial.device, trial.seed, steps, len(here.traces) > steps
-    found = fresh.trained_alone(*given, table=trial.table)
+    found = fresh.trained_alone(*given, table=trial.table, loss=trial.loss)
     if found.incomparable:
         return Row(what, True, f"not compared: {found.said}")
-    if found.stage == "make" and fresh.trained_alone(*given, without_file=True).said == found.said:
+    if found.stage == "make" and fresh.trained_alone(*given, without_file=True, loss=trial.loss).said == found.said:
         return Row(what, True, f"not compared: there, the original cannot be made either: {found.said}")
     if found.out_of_memory:  # it was there when the file trained here, which this process takes a part of
         return Row(what, True, f"not compared: there is no room for it beside this one: {found.said}")
@@ -324,7 +330,7 @@ def _in_a_process_of_its_own(trial: _Trial, steps: int, here: comparing.Comparis
         return Row(what, True, "not compared: the original itself differs from run to run")
     if here.alone:
         return Row(what, not wrong, wrong or f"{steps} {'step' if steps == 1 else 'steps'} as here")
-    if wrong and not found.stage and found.steps == fresh.trained_alone(*given, without_file=True).steps:
+    if wrong and not found.stage and found.steps == fresh.trained_alone(*given, without_file=True, loss=trial.loss).steps:
         return Row(what, True, "bit-identical to the original in such a process; here, it rounds otherwise")
     if wrong and found.stage in ("", "make") and _is_another_every_time(trial):
         return Row(what, True, f"not compared: {target.name} is another model every time")

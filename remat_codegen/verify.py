@@ -219,11 +219,13 @@ def compare(
     make: Callable[[], torch.nn.Module] | None = None,
     traced: bool = False,
     alone: str = "",
+    loss: str = "cross-entropy",
 ) -> Comparison:
     """Trains a copy of `model`, then a rematerialized copy, for some steps; the last one's peak is measured.
 
     One after the other, so that never more than one of them lies on the device; what the original leaves is held on the host.
-    Both are called under `autocast`. `make` makes the model anew where copies would not do. `traced` keeps digests of steps.
+    Both are called under `autocast`, and go back from `loss`. `make` makes the model anew where copies would not do. `traced`
+    keeps digests of steps.
     `alone` says why there is nothing to compare with; so does the result where the original turns out not to fit.
     Raises VerifyError where the original fails, and FileFailure where only the generated file does.
     """
@@ -236,13 +238,13 @@ def compare(
 
     if not alone:
         try:
-            theirs = _train_original(Run(own(), args, kwargs, autocast), steps, seed, told, traced)
+            theirs = _train_original(Run(own(), args, kwargs, autocast, loss), steps, seed, told, traced)
         except (MemoryError, torch.OutOfMemoryError) as error:
             result.alone, theirs = f"the original does not fit ({said(error)})", _Trained()
     collect(device)
     copied = own()
     with file_does("rematerialize()"):
-        generated = Run(rematerialize(copied), args, kwargs, autocast)
+        generated = Run(rematerialize(copied), args, kwargs, autocast, loss)
     del copied
     if not result.alone and theirs.keys != list(generated.model.state_dict()):
         hint = "name the model that the file is of, with its --init, or run `remat-codegen update`"

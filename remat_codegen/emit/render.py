@@ -86,7 +86,7 @@ class Facts:
     `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
     the answer to, where it was found. `needs` is what the command cannot make by itself, in words.
     `others` are the plans for larger budgets, or for smaller batch sizes, where the file has several. `plan_lines` are the
-    comment lines that hold the plan (planline.py).
+    comment lines that hold the plan (planline.py). `loss` says what the step goes back from, where that is not the usual.
     """
 
     version: str
@@ -106,6 +106,7 @@ class Facts:
     answer: tuple[str, ...] = ()
     batch: int | None = None
     others: tuple[Figures, ...] = ()
+    loss: str = ""
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:

@@ -47,7 +47,9 @@ from remat_codegen.trace import (
     location,
     substitute,
 )
+from remat_codegen.training import LOSSES as LOSSES
 from remat_codegen.training import example_loss as example_loss
+from remat_codegen.training import goes_into_numbers, taking_gradient, usual_loss
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
@@ -84,7 +86,7 @@ class Record:
     changed in place. `strides` are those of the variables, None of a size.
     `most_gradient_bytes` are the most bytes of gradients alive at once while an operation is undone.
     `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such
-    copy; else 0.
+    copy; else 0. `loss` is what the step goes back from.
     """
 
     storages: tuple[Storage, ...]
@@ -102,12 +104,24 @@ class Record:
     strides: tuple[tuple[int, ...] | None, ...]
     most_gradient_bytes: tuple[int, ...]
     shared_cast_bytes: int = 0
+    loss: str = LOSSES[0]
 
 
-def record(trace: Trace) -> Record:
-    """Runs one training step of `trace` on fake tensors."""
+def record(trace: Trace, loss: str | None = None) -> Record:
+    """Runs one training step of `trace` on fake tensors, back from one of LOSSES, the usual one if not given.
+
+    Raises ValueError where there is nothing to go back from, UnsupportedError where this is no loss of the model.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True), Layouts():
-        return _Recorder(trace).run()
+        return _Recorder(trace, loss).run()
+
+
+def _chosen(asked: str | None, outputs: list[torch.Tensor]) -> str:
+    """The loss that was asked for, or the usual one for such outputs."""
+    if asked == "model" and taking_gradient(outputs) and not goes_into_numbers(outputs):
+        what = "--loss model is for a forward that returns its loss, a number that all else goes into that takes a gradient"
+        raise UnsupportedError(what, hint="detach what does not, or leave out --loss")
+    return asked or usual_loss(outputs)
 
 
 @dataclass
@@ -160,6 +174,7 @@ class _Casts(TorchDispatchMode):
 @dataclass
 class _Recorder:
     trace: Trace
+    loss: str | None = None
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
     of_storage: dict[int, int] = field(default_factory=dict)  # _cdata -> storage id; storages are kept alive by `tensors`
@@ -207,6 +222,7 @@ class _Recorder:
             tuple(tuple(self.tensors[v.id].stride()) if v.id in self.tensors else None for v in self.trace.variables),
             self._most_gradient_bytes(),
             self._shared_casts(),
+            self.loss or LOSSES[0],
         )
 
     def _leave_out_unsaved(self, rows: list[dict[str, tuple[int, ...]]]) -> tuple[bool, ...]:
@@ -320,12 +336,13 @@ class _Recorder:
 
     def _backward(self) -> None:
         outputs = [self.tensors[ref.variable] for ref in self.trace.outputs if isinstance(ref, Ref)]
+        self.loss = _chosen(self.loss, outputs)
         self.step = len(self.trace.operations)
         forward_only = dict(self.of_storage)
         kept_forward = list(self.tensors.values())
         handles = [h for op in self.trace.operations for h in self._watch(op)]
         with _Births(self):
-            loss = example_loss(outputs)
+            loss = example_loss(outputs, self.loss)
             self.end = next_sequence_number()
             self.of_storage = forward_only
             with without_data(self._undone):

@@ -17,7 +17,7 @@ import torch
 
 from remat_codegen.errors import TraceError
 from remat_codegen.graph.ir import Kind, Node, Phase
-from remat_codegen.graph.record import example_loss
+from remat_codegen.graph.record import LOSSES, example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.bench import Bench, Swallow, Values, results_used_outside
 from remat_codegen.profile.cache import Cache
@@ -160,7 +160,8 @@ def _marks(model: Model, node: Node, shared: frozenset[int]) -> str:
 def _node_costs(model: Model, node: Node, signature: str, clock: Clock, cache: Cache, marks: str) -> dict[str, tuple[int, int]]:
     """Time and peak of a forward node and of its backward node, by signature."""
     if node.phase is Phase.LOSS:
-        key = "loss of " + repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
+        kind = "" if model.record.loss == LOSSES[0] else f"{model.record.loss} "
+        key = f"{kind}loss of " + repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
         stored = cache.get(key)
         if stored is None:
             stored = _measure_loss(model, clock)
@@ -208,7 +209,7 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
 
     def work() -> None:
         held: list[Any] = []
-        example_loss([Swallow.apply(t, held) for t in leaves]).backward()
+        example_loss([Swallow.apply(t, held) for t in leaves], model.record.loss).backward()
 
     return [clock.median_ns(work), peak_bytes(work, clock.device)]
 
@@ -216,4 +217,5 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
 def _differentiable_outputs(model: Model) -> list[Variable]:
     """What the loss reads, each as often as it is returned: every time adds to the gradient."""
     outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
-    return [v for v in outputs if model.record.requires_grad[v.id]]
+    taking = [v for v in outputs if model.record.requires_grad[v.id]]
+    return [v for v in taking if not v.shape] if model.record.loss == "model" else taking
