@@ -8,6 +8,7 @@ Which sizes are the batch: the leading one of every input, where that is the sam
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,7 +72,16 @@ def batch_sizes(
         raise TargetError("no input has a size that could be the batch", where=where, hint=f"leave out {where}")
     names = {id(leaf): name for name, leaf in named_leaves(forward, args, kwargs).items()}
     listed = ", ".join(f"{names.get(id(t), 'an input')}.{d} is {t.shape[d]}" for t, d in found)
-    raise TargetError(f"cannot tell which size is the batch: {listed}", where=where, hint=f"name it: {where} idx.0")
+    hint = f"name it: {where} {_likeliest(found, names)}{'=N' if where == OPTION else ''}"
+    raise TargetError(f"cannot tell which size is the batch: {listed}", where=where, hint=hint)
+
+
+def _likeliest(found: Asked, names: dict[int, str]) -> str:
+    """The sizes that most inputs begin with, as the options name them."""
+    shared = Counter(t.shape[d] for t, d in found if id(t) in names)
+    size = max(shared, key=lambda one: shared[one], default=0)
+    named = [f"{names[id(t)]}.{d}" for t, d in found if id(t) in names and t.shape[d] == size]
+    return ",".join(dict.fromkeys(named)) or "idx.0"
 
 
 def size_of(asked: Asked) -> int:

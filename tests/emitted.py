@@ -118,4 +118,4 @@ def run_zoo(name: str, dropped: set[int], folder: Path, wraps: bool = False) -> 
     module, args, kwargs, model = zoo_model(name)
     source = None if wraps else Path(zoo.__file__).read_text()
     text = emit(module, args, kwargs, model, rebuilding(model.graph, dropped), source)
-    return compare(module, load(text, folder).rematerialize, args, kwargs)
+    return compare(module, load(text, folder).rematerialize, args, kwargs, loss=model.record.loss)

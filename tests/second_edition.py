@@ -87,4 +87,5 @@ def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) ->
 def trained(traced: Traced, text: str, folder: Path) -> Comparison:
     """The file's training steps beside the original's."""
     target = traced.target
-    return compare(target.module, load(text, folder).rematerialize, target.args, target.kwargs)
+    loss = traced.model.record.loss
+    return compare(target.module, load(text, folder).rematerialize, target.args, target.kwargs, loss=loss)

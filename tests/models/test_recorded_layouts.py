@@ -52,7 +52,8 @@ def real_layouts(model: Model) -> tuple[dict[int, tuple[int, ...]], dict[int, tu
     for variable, tensor in tensors.items():  # now: what is changed in place has got another node
         if tensor.requires_grad and not tensor.is_leaf:
             tensor.register_hook(partial(note, variable))
-    example_loss([tensors[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]).backward()
+    outputs = [tensors[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
+    example_loss(outputs, model.record.loss).backward()
     return {v: t.stride() for v, t in tensors.items()}, gradients
 
 

@@ -85,7 +85,7 @@ def check(seed: int, folder, rows: int = ROWS, kind: type[RandomModel] = RandomM
     assert timeline.peak_bytes <= budget
     text = emit(module, args, {}, model, plan.schedule, None)
     made = load(text, folder)
-    found = compare(module, made.rematerialize, args, {}, seed=seed, autocast=autocast)
+    found = compare(module, made.rematerialize, args, {}, seed=seed, autocast=autocast, loss=model.record.loss)
     wrong = {what: (d.where, d.worst) for what, d in found.differences.items() if d.worst is not None}
     assert wrong == {}, f"seed {seed}, {name}: {wrong}"
     if model.trace.sizes:

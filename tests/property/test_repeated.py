@@ -126,7 +126,7 @@ def check(seed: int, folder) -> str:
     text = emit(module, args, {}, model, schedule, None)
     reads_back(model, schedule, text, earlier=True)
     made = load(text, folder)
-    found = compare(module, made.rematerialize, args, {}, seed=seed)
+    found = compare(module, made.rematerialize, args, {}, seed=seed, loss=model.record.loss)
     wrong = {what: (d.where, d.worst) for what, d in found.differences.items() if d.worst is not None}
     assert wrong == {}, f"seed {seed}, {name}: {wrong}"
     order = order_of(schedule)

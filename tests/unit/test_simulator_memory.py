@@ -79,7 +79,7 @@ class Interpreter:
         mark(self.model.graph.loss)
         outputs = [self.tensors[o.variable] for o in self.model.trace.outputs if isinstance(o, Ref)]
         self.tensors.clear()
-        example_loss(outputs).backward()
+        example_loss(outputs, self.model.record.loss).backward()
 
 
 def mark(node):
