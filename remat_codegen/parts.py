@@ -55,8 +55,9 @@ MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks nee
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 PLANNED: list = []  # bytes that a step is planned to take at most
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
-NUMBERS: dict = {}  # by batch size: numbers in the largest input
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned
+NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
+TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -186,10 +187,18 @@ def fitting(plans, room):
     if not fits:
         least = f"the least budget that there is a plan for is {min(plans):,} bytes, more than {room:,}"
         raise ValueError(f"{least}: name that or more, or generate the file with a smaller budget, too")
-    LARGEST[1:2] = [max(fits)] * bool(LARGEST)
-    if ON_GPU:
-        PLANNED[:] = [max(fits)]
-    return plans[max(fits)]
+    return Planned(plans[max(fits)], LARGEST[0] if LARGEST else 0, max(fits))
+
+
+class Planned(dict):
+    """One of several tables, with what it is planned for: numbers in the largest input, and the peak."""
+
+    def __init__(self, rows, *planned):
+        super().__init__(rows)
+        self.planned = planned
+
+    def __reduce__(self):
+        return Planned, (dict(self), *self.planned)
 
 
 def _chosen(model, plans):
@@ -222,7 +231,7 @@ def of_batch(plans, batch):
     if batch not in plans:
         known = ", ".join(map(str, plans))
         raise ValueError(f"there are plans for a batch of {known}, not {batch!r}: name one of them")
-    return plans[batch]
+    return Planned(plans[batch], *NUMBERS[batch])
 
 
 def _large_enough(plans, given):
@@ -230,7 +239,7 @@ def _large_enough(plans, given):
     if not isinstance(next(iter(plans), None), int):  # somebody named the batch
         return plans
     numbers = _numbers(_all(given, torch.Tensor))
-    return of_batch(plans, min((size for size in plans if NUMBERS[size] >= numbers), default=max(plans)))
+    return of_batch(plans, min((size for size in plans if NUMBERS[size][0] >= numbers), default=max(plans)))
 
 
 def _calls():
@@ -250,13 +259,16 @@ def _step(model, plan, forward, args, kwargs):
         plan = _large_enough(plan, (args, kwargs))
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
-    step = Step(model, plan, (args, kwargs))
-    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+    step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
+    if SEVERAL or BATCHES:
+        planned = getattr(plan, "planned", planned)
+    if LARGEST and model not in TOLD and (factor := _numbers(step.given) / planned[0]) > 1:
+        peak = f"some {factor * planned[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST[1] = 0
+        TOLD.add(model)
     if ON_GPU:
+        step.planned = planned[1:2] or PLANNED
         return _told(step, "in the forward pass", step.first, forward, args, kwargs)
     return step.first(forward, args, kwargs)
 
@@ -609,7 +621,8 @@ class Part:
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
         given = {tensor.untyped_storage()._cdata: tensor for tensor in results if _plain(tensor)}
         for ref, storage, how, version in self.saved:
-            place, found = ref(), storage() and given.get(storage()._cdata)
+            place, memory = ref(), storage()  # which is false where it is empty
+            found = None if memory is None else given.get(memory._cdata)
             if place and found is not None and found._version == version:
                 place.keep(found, how)
         self.saved = ()
@@ -625,9 +638,9 @@ class Part:
             self.draws = self.entry.draws or not all(map(torch.equal, self.states, self.step.states()))
             self.entry.draws, self.states = self.draws, self.states if self.draws else ()
         if BUFFERS:
-            before, self.versions = self.versions, _versions(self.entry)
-            if before != self.versions:
-                raise self.error(f"changes the buffer {self.moved(before)} in place: take it out of the plan")
+            if name := self.moved(self.versions):
+                raise self.error(f"changes the buffer {name} in place: take it out of the plan")
+            self.versions = _versions(self.entry)
         changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
         if changed and not (IN_PLACE and all(self.held[i].view for i in changed)):
             raise self.error(f"changes an input in place, its tensor {changed[0]}: take it out of the plan")
@@ -792,9 +805,9 @@ class Part:
                 replay.lent.clear()
 
     def moved(self, before):
-        """The name of the first buffer that has another version than before; None where there is none."""
+        """The name of the first buffer that is the one before and has another version; None where there is none."""
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
-        return next((name for (_, name), seen, version in found if seen != version), None)
+        return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
     def clones(self):
         """Buffers for its next run to move: (the dict that has it, name, buffer)."""
@@ -953,7 +966,7 @@ class Step:
         (free, total), held = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
         values, grads = sum(t.nbytes for t in tensors), sum(t.grad.nbytes for t in tensors if t.grad is not None)
         now, old = torch.cuda.memory_allocated(device), grads if self.graded else 0
-        peak, own, cache = PLANNED[0], now - self.beside - (grads - old), held - now
+        (peak, *_), own, cache = self.planned, now - self.beside - (grads - old), held - now
         sizes = {
             "the step's own values": own,
             "parameters, buffers and gradients": values + grads,
@@ -1123,7 +1136,8 @@ def _exchange(things):
 
 
 def _versions(entry):
-    return [buffers[name]._version if buffers.get(name) is not None else None for buffers, name in entry.buffers]
+    found = [buffers.get(name) for buffers, name in entry.buffers]
+    return [(buffer, None if buffer is None else buffer._version) for buffer in found]
 
 
 def _settings():

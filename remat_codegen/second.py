@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from remat_codegen import pipeline, planfile, planline
 from remat_codegen.budget import format_bytes
@@ -17,6 +18,7 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
 from remat_codegen.inputs import CACHE
 from remat_codegen.marked import file as writing
+from remat_codegen.marked import replays
 from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run, schedule_of
 from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers
@@ -24,7 +26,7 @@ from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.origins import origins
-from remat_codegen.marked.proof import difference
+from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
 from remat_codegen.marked.summary import RowSummary, summarize
@@ -50,6 +52,7 @@ from remat_codegen.report import Progress, Report, percent
 from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate
 from remat_codegen.trace.ir import Variable
+from remat_codegen.training import example_loss
 
 MOST_LOST = 0.005  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 A_START = 0.3  # of a limited time: what each of those may take
@@ -152,10 +155,31 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
         sizes = [(one.target, one.model.trace) for one in traced.all()]
         found = (difference(text, target.module, target.args, target.kwargs, trace) for target, trace in sizes)
         changed = next((what for what in found if what is not None), None)
-    if changed is not None:
-        what = f"marks would change what the model does: {changed}"
-        raise UnsupportedError(what, where=traced.target.label, hint="use --edition 1")
+        if changed is not None:
+            what = f"marks would change what the model does: {changed}"
+            raise UnsupportedError(what, where=traced.target.label, hint="use --edition 1")
+        _check_replays(text, traced, plan)
     return text
+
+
+def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
+    """Raises UnsupportedError where a part would compute something else when it runs again, or where the model leaves something
+    behind in forward and that cannot be seen."""
+    where, trace = traced.target.label, traced.model.trace
+    left = [*trace.assigned, *(path for path, _ in trace.state)]
+    back = partial(example_loss, loss=traced.model.record.loss)
+    with imported(text) as file:
+        name = replays.keyword_of(file)
+        for number, one in enumerate(plan.all()):
+            target = traced.at(number).target
+            key = {} if name is None else {name: one.budget_bytes if one.batch is None else one.batch}
+            try:
+                found = replays.difference(file, target.module, target.args, target.kwargs, trace.autocast, back, **key)
+            except replays.Unseen:
+                found = f"what reads {left[0]}" if left else None
+            if found is not None:
+                what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
+                raise UnsupportedError(what, where=where, hint="hand that over by arguments, or use --edition 1")
 
 
 def as_functions(request: Request, made: SavedPlan, why: RematError, progress: Progress) -> Request:
@@ -300,7 +324,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         graph=traced.graph.digest(),
         described=_described(traced),
         largest=_largest(traced),
-        numbers=_numbers(traced) if traced.others else (),
+        numbers=tuple(zip(_numbers(traced), _peaks(plan), strict=True)) if traced.others else (),
         source=source,
         marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
@@ -397,6 +421,10 @@ def _largest(traced: Traced) -> tuple[int, str] | None:
     """The numbers that the largest input has, and their type; None where none has any."""
     found = max(((math.prod(t.shape), str(t.dtype)) for t in _inputs(traced)), default=(0, ""))
     return found if found[0] else None
+
+
+def _peaks(plan: SavedPlan) -> list[int]:
+    return [one.planned_peak_bytes for one in plan.all()]
 
 
 def _numbers(traced: Traced) -> tuple[int, ...]:

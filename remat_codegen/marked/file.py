@@ -45,7 +45,7 @@ class Given:
     marks; they call the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some,
     `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
     `described` are the inputs that were planned for, in words, `largest` the numbers that the largest of them has, and its
-    type, `numbers` the same for each of several batch sizes; `features` what helpers have to know, `made_from` what
+    type, `numbers` that, and the peak, for each of several batch sizes; `features` what helpers have to know, `made_from` what
     methods with marks were made from, by module (`origins`).
     """
 
@@ -62,7 +62,7 @@ class Given:
     methods: Methods = field(default_factory=lambda: Methods())
     made_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
     features: Features = field(default_factory=Features)
-    numbers: tuple[int, ...] = ()
+    numbers: tuple[tuple[int, int], ...] = ()
 
 
 def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:

@@ -23,7 +23,7 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
     The table has to name what is there. `module` is left as it was.
     """
     try:
-        with _left_as_it_was(module), _imported(text) as file:
+        with _left_as_it_was(module), imported(text) as file:
             tables = [*file.PLANS.values()] if hasattr(file, "PLANS") else [file.PLAN]
             plans = [dict(table) for table in tables]
             for table in tables:
@@ -69,7 +69,7 @@ def _call_plainly(module: torch.nn.Module, kind: Any) -> None:
 
 
 @contextlib.contextmanager
-def _imported(text: str) -> Iterator[Any]:
+def imported(text: str) -> Iterator[Any]:
     """A file's text as a module."""
     found = types.ModuleType(NAME)
     sys.modules[NAME] = found

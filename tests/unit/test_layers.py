@@ -55,7 +55,7 @@ ALLOWED = {
     "marked": (
         "emit",
         *("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "parts", "marked", "torch_seam"),
-        *("readback.values", "budget"),
+        *("readback.values", "budget", "attributes"),
     ),
     "dynamic": ("errors", "sizes", "trace", "graph", "profile", "schedule", "planfile", "torch_seam"),
     "readback": (

@@ -194,6 +194,28 @@ def test_a_buffer_that_the_part_changes():
     loud("changes the buffer scale", net, "a/inside")
 
 
+@pytest.mark.parametrize("plan", ["a/inside", "a"])
+def test_a_buffer_that_the_part_assigns(plan):
+    def f(self, x):
+        self.scale = 0.9 * self.scale + 0.1 * x.detach().mean(0)
+        return (x * self.scale).exp()
+
+    net = Net(lambda self, kept, x: kept.part("a", lambda x: f(self, x), self.one(x)), one=linear()).train()
+    net.register_buffer("scale", torch.ones(8).mul_(2))  # of another version than what is assigned
+    same(step(planned(net, plan), [X]), step(copy.deepcopy(net), [X]))
+
+
+@pytest.mark.parametrize("plan", ["a/inside b", "a b/inside", "a/inside b/inside", "a b", "a/twice b"])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_tensors_without_numbers(plan, rows):
+    def forward(self, kept, x):
+        some = kept.part("a", lambda x: self.one(x[:rows]).exp().sin(), x)
+        return kept.part("b", lambda x, some: x.exp() * some.sum() + some.square().sum(), x, some)
+
+    net = Net(forward, one=linear()).train()
+    same(step(planned(net, plan), [X]), step(copy.deepcopy(net), [X]))
+
+
 def test_optimizers_that_step_inside_of_backward():
     ends = []
     for net in (simple(), simple()):

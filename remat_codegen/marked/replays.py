@@ -1,0 +1,163 @@
+"""Shows that parts compute the same when they run again: a written file trains two steps without data, then goes back.
+
+A part may read more than it is given: what forward has set on a module since, an entry of a list, a global. Between a step's
+forward pass and its way back that can become another thing, and no later check knows the first: so every operation of a run on
+the way back has to be called with what it was called with first. The second step stands for all that may lie between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_codegen.attributes import computed_attributes
+from remat_codegen.torch_seam import pytree
+from remat_codegen.trace import Autocast, know_dataclasses
+
+MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
+ASIDE = {torch.ops.aten.detach.default, torch.ops.aten.equal.default}  # of the helpers themselves
+
+
+class Differs(RuntimeError):
+    """A part computes something else when it runs again."""
+
+
+class Calls(TorchDispatchMode):
+    """The operations that a run of a part calls, each with its arguments: tensors by where they come from.
+
+    `given` are the part's inputs and the buffers that move, which are other tensors in each run; `expected` are the calls of
+    the first run, which this one has to make, or the first of them. Raises Differs for another one.
+    """
+
+    def __init__(self, given: list[Any], expected: list[Any] | None = None) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self.expected, self.held = expected, list[torch.Tensor]()
+        self.known: dict[int, Any] = {}
+        for number, tensor in enumerate(given):
+            if isinstance(tensor, torch.Tensor):
+                self._name(tensor, ("given", number))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func in ASIDE:
+            return out
+        self._note((func, *pytree.tree_map(self._said, (args, kwargs))))
+        for number, leaf in enumerate(pytree.tree_leaves(out)):
+            if isinstance(leaf, torch.Tensor):
+                self._name(leaf, ("made", len(self.calls), number))
+        return out
+
+    def _note(self, call: Any) -> None:
+        if self.expected is not None and self.expected[len(self.calls) : len(self.calls) + 1] != [call]:
+            raise Differs(str(call[0].overloadpacket.__name__))
+        self.calls.append(call)
+
+    def _name(self, tensor: torch.Tensor, name: Any) -> None:
+        self.held.append(tensor)  # so that no other gets its number
+        self.known.setdefault(tensor.untyped_storage()._cdata, name)
+
+    def _said(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return repr(leaf)
+        place = leaf.untyped_storage()._cdata  # the number of its memory, while that is held
+        self.held.append(leaf)
+        return self.known.get(place, place), leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
+
+
+class Unseen(RuntimeError):
+    """The steps cannot be run without data."""
+
+
+def difference(
+    file: Any, module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, back: Callable[[Any], Any], **named: int
+) -> str | None:
+    """What of an imported file computes something else when it runs again, as "mul of blocks.0.exp"; None where nothing does.
+    `back` gives the loss of outputs, and `named` the table that is meant. Raises Unseen where that cannot be seen."""
+    try:
+        model, inputs = _without_data(module), pytree.tree_map(_empty, (args, kwargs))
+        with warnings.catch_warnings(), _watching(file):
+            warnings.simplefilter("ignore")
+            marked = file.rematerialize(model, **named)
+            first = _forward(marked, inputs, autocast)
+            _forward(marked, inputs, autocast)
+            back(first).backward()
+    except Differs as found:
+        return str(found)
+    except Exception as error:  # without data, operations may do less than with it
+        raise Unseen(str(error)) from error
+    return None
+
+
+def _forward(model: torch.nn.Module, inputs: Any, autocast: Autocast) -> Any:
+    with contextlib.ExitStack() as casts:  # each cast anew, in both runs alike
+        for device, dtype in autocast:
+            casts.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+        args, kwargs = pytree.tree_map(lambda leaf: leaf, inputs)
+        return know_dataclasses(model(*args, **kwargs))
+
+
+def _without_data(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module whose tensors have no data."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, computed_attributes(module) | {id(t): _empty(t) for t in tensors})
+
+
+def _empty(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    found = torch.empty_like(leaf, device="meta", requires_grad=leaf.requires_grad)
+    return torch.nn.Parameter(found, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else found
+
+
+@contextlib.contextmanager
+def _watching(file: Any) -> Iterator[None]:
+    """In here, parts of a file note what they call, and compare it with their first run."""
+    noted: dict[int, tuple[Any, list[Any]]] = {}
+    first, again = file.Part.first, file.Part.as_before
+
+    def moving(part: Any) -> list[Any]:
+        model = part.step.model()
+        dicts = [m._buffers for m in model.modules()] if model is not None else []
+        return [t for held in dicts if MOVING in held for t in held.values()]
+
+    def noting(part: Any, run: Any, inputs: Any) -> Any:
+        calls = Calls([*pytree.tree_leaves(inputs), *moving(part)])
+        with calls:
+            result = first(part, run, inputs)
+        noted[id(part)] = part, calls.calls
+        return result
+
+    def comparing(part: Any, replay: Any, inputs: Any) -> Any:
+        run, expected = part.run, noted[id(part)][1] if id(part) in noted else None
+
+        def compared(*given: Any) -> Any:
+            try:
+                with Calls([*pytree.tree_leaves(given), *moving(part)], expected):
+                    return run(*given)
+            except Differs as found:
+                raise Differs(f"{found} of {part.entry.name}") from None
+
+        part.run = compared
+        try:
+            return again(part, replay, inputs)
+        finally:
+            if part.run is compared:
+                part.run = run
+
+    with mock.patch.object(file.Part, "first", noting), mock.patch.object(file.Part, "as_before", comparing):
+        yield
+
+
+def keyword_of(file: Any) -> str | None:
+    """What names one of a file's tables, where it has several: budget or batch."""
+    return next((name for name in ("budget", "batch") if name in inspect.signature(file.rematerialize).parameters), None)

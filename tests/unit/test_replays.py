@@ -1,0 +1,216 @@
+"""What a part reads beside what it is given: where forward sets that anew, a part would compute with the later value."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from parted import Net as Parted
+from parted import X, planned, same, step
+
+from remat_codegen import second
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.marked import replays
+from remat_codegen.marked.proof import imported
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.target import load_target
+from remat_codegen.training import example_loss
+from remat_codegen.verify import load_generated
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.drop, self.norm = nn.Linear(64, 64), nn.Dropout(0.1), nn.BatchNorm1d(64)
+        self.inner = Inner()
+        self.register_buffer("mean", torch.zeros(64))
+
+
+class Inner(nn.Module):
+    def forward(self, h):
+        return (h * self.s).exp().sin().cos()
+
+
+class Attribute(Base):
+    def forward(self, x):
+        for _ in range(4):
+            h = self.lin(x)
+            self.s = h.detach().mean(0)
+            h = (h * self.s).exp().sin().cos()
+            x = x + h
+        return x
+
+
+class Once(Base):
+    # Exact in a loop that goes back at once, and not where a second forward pass comes between.
+    def forward(self, x):
+        h = self.lin(x)
+        self.s = h.detach().mean(0)
+        for _ in range(4):
+            h = (h * self.s).exp().sin().cos()
+        return x + h
+
+
+class Entry(Base):
+    def forward(self, x):
+        self.seen = []
+        for _ in range(4):
+            h = self.lin(x)
+            self.seen.append(h.detach().mean(0))
+            h = (h * self.seen[-1]).exp().sin().cos()
+            x = x + h
+        return x
+
+
+class Buffer(Base):
+    def forward(self, x):
+        for _ in range(4):
+            h = self.lin(x)
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            h = (h * self.mean).exp().sin().cos()
+            x = x + h
+        return x
+
+
+class Inside(Base):
+    def forward(self, x):
+        for _ in range(4):
+            h = self.lin(x)
+            self.inner.s = h.mean(0)
+            x = x + self.inner(h)
+        return x
+
+
+class Handed(Base):
+    # What it sets is for those who look at it later; what it computes with is a variable.
+    def forward(self, x):
+        for _ in range(4):
+            h = self.lin(x)
+            scale = h.detach().mean(0)
+            self.scale = scale
+            h = (self.drop(h) * scale).exp().sin().cos()
+            x = x + self.norm(h)
+        return x
+"""
+INPUTS = "x=float32[512,64]"
+READING = ["Attribute", "Once", "Entry", "Buffer", "Inside"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    file = tmp_path_factory.mktemp("replays") / "model.py"
+    file.write_text(MODEL)
+    return file
+
+
+def asked(target: Path, name: str, edition: int | None) -> Request:
+
+    return Request(f"{target}:{name}", "60%", target.with_name(f"{name}_{edition}.py"), inputs=INPUTS, edition=edition)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_parts_that_read_what_forward_sets_are_refused(target, name):
+    with pytest.raises(UnsupportedError, match=r"since forward sets what it reads: \w+ of "):
+        second.generate(asked(target, name, 2), Progress())
+
+
+@pytest.mark.parametrize("name", [READING[0], *(pytest.param(name, marks=pytest.mark.slow) for name in READING[1:])])
+def test_otherwise_the_file_has_functions_and_is_exact(target, name):
+    report = second.generate(asked(target, name, None), progress := Progress())
+    assert any("written as functions" in note and "since forward sets what it reads" in note for note in progress.noted)
+    assert report.planned_peak_bytes <= report.budget_bytes
+    own = load_target(f"{target}:{name}", inputs=INPUTS).module.train()
+    ours = load_generated(Path(report.output)).rematerialize(copy.deepcopy(own))
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    grads = []
+    for model in (own, ours):
+        torch.manual_seed(0)
+        for out in [model(x), model(2 * x)]:  # both forward passes come first
+            out.square().mean().backward()
+        grads.append([p.grad for p in model.parameters()] + [*model.buffers()])
+    assert all(a is b or torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_what_is_handed_over_is_no_matter(target):
+    """Dropout, batch norm, and attributes that nobody reads: none of this is another thing in a second run."""
+    report = second.generate(asked(target, "Handed", 2), Progress())
+    own = load_target(f"{target}:Handed", inputs=INPUTS).module.train()
+    ours = load_generated(Path(report.output)).rematerialize(copy.deepcopy(own))
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    same(step(ours, [x]), step(own, [x]))
+
+
+class TestDifference:
+    """Of files whose helpers are those that are tested everywhere."""
+
+    def found(self, run, plan, **modules):
+        from remat_codegen import parts
+
+        net = Parted(run, lin=torch.nn.Linear(8, 8), **modules).train()
+        file = type("File", (), {"Part": parts.Part, "rematerialize": staticmethod(lambda model: planned(model, plan))})
+        return replays.difference(file, net, (X,), {}, (), example_loss)
+
+    def test_numbers_that_forward_sets(self):
+        def run(self, kept, x):
+            for i in range(2):
+                self.k = i + 1.5
+                x = kept.part("a", lambda x: (x * self.k).exp(), self.lin(x))
+            return x
+
+        assert self.found(run, "a") == "mul of a"
+
+    def test_numbers_that_python_draws(self):
+        def run(self, kept, x):
+            self.k = random.random()
+            return kept.part("a", lambda x: (x * self.k).exp(), self.lin(x))
+
+        assert self.found(run, "a") == "mul of a"
+
+    def test_what_is_captured_as_a_variable(self):
+        def run(self, kept, x):
+            for i in range(2):
+                s, k = x.mean(0), i + 1.5
+                x = kept.part("a", lambda x: (x * s * k).exp(), self.lin(x))  # noqa: B023 - as it is now
+            return x
+
+        assert self.found(run, "a") is None
+
+    @pytest.mark.parametrize("plan", ["a b", "a/inside b/inside", "a/twice b", "outer/inside a b", "a/late b"])
+    def test_parts_that_read_each_other(self, plan):
+        def run(self, kept, x):
+            def both(x):
+                a = kept.part("a", lambda x: (x * 2).exp(), self.lin(x))
+                return kept.part("b", lambda a, x: a.sin() * x.cos() * self.lin.weight[0], a, x)
+
+            return kept.part("outer", both, x).tanh()
+
+        assert self.found(run, plan) is None
+
+    def test_what_cannot_run_without_data_is_not_seen(self):
+        def run(self, kept, x):
+            y = kept.part("a", torch.exp, self.lin(x))
+            return y if y.sum() > 0 else -y
+
+        with pytest.raises(replays.Unseen):
+            self.found(run, "a")
+
+    def test_it_leaves_the_model_as_it_was(self, target):
+        module = load_target(f"{target}:Handed", inputs=INPUTS).module.train()
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        own = dict(vars(module))
+        text = target.with_name("Handed_2.py")
+        if not text.exists():
+            second.generate(asked(target, "Handed", 2), Progress())
+        with imported(text.read_text()) as file:
+            back = partial(example_loss, loss="cross-entropy")
+            assert replays.difference(file, module, (torch.randn(512, 64),), {}, (), back) is None
+        assert vars(module) == own and all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
