@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from remat_codegen.api import plan
+from remat_codegen.parts import without_checkpoints
 from remat_codegen.verify import load_generated
 
 
@@ -31,6 +32,7 @@ def at_first_step(
     Raises:
         RematError: in the first training call, where no such file can be made.
     """
+    without_checkpoints(model)
     vars(model)["forward"] = _First(model, vars(model).get("forward"), budget, None if file is None else Path(file), options)
     return model
 
