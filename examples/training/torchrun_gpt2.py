@@ -2,7 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/training/torchrun_gpt2.py [--shard]
 
-With remat-codegen there are two lines more: take `# remat: ` away from them. The plan is made before the model is wrapped.
+With remat-codegen there is one line more: take `# remat: ` away from it. The file is the same for all processes:
+
+    remat-codegen examples/gpt2.py:GPT2 --init "layers=3, width=32, heads=2, vocabulary=64, context=24" \
+        --inputs "int64[8,24]<64" --budget 60% -o examples/gpt2_remat.py
 """
 
 import argparse
@@ -18,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from gpt2 import GPT2
 
-# remat: from remat_codegen import rematerialize
+# remat: from gpt2_remat import GPT2
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
@@ -32,7 +35,6 @@ def main(shard: bool) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = GPT2(layers=3, width=32, heads=2, vocabulary=64, context=24)
-    # remat: model = rematerialize(model, (batch(0, 0)[:, :-1],), budget="60%", edition=2)
     if shard:
         for block in model.h:
             fully_shard(block)

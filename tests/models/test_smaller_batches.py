@@ -1,4 +1,4 @@
-"""Every model of the catalogue trains with a smaller last batch, as data loaders have it, or its file's generation says why not."""
+"""Every model of the catalogue trains with a smaller last batch, or the generation of its file says why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that checkpoint where they are told to, as those of transformers: with a plan they say that it takes the place of that."""
+"""Models that checkpoint where they are told to, as those of transformers: with a plan, they say that it takes its place."""
 
 from __future__ import annotations
 
