@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import builders
 import pytest
@@ -89,6 +90,48 @@ def test_a_trainer_whose_callback_makes_the_file(make, tmp_path, given):
     prompt = torch.tensor([[1, 2, 3]])
     written = [m.eval().generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0) for m in (model, again)]
     assert torch.equal(*written)
+
+
+def planned(model, budget="70%"):
+    return remat_codegen.rematerialize(model, {"input_ids": IDS, "labels": IDS}, budget=budget, edition=2, **QUICK)
+
+
+def test_a_planned_model_stays_what_it_is(make, tmp_path):
+    original, model = make(), planned(make())
+    assert isinstance(model, type(original)) and model.config.to_dict() == original.config.to_dict()
+    assert inspect.signature(model.forward) == inspect.signature(original.forward)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    prompt = {"inputs": IDS[:2, :9], "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    written = [m.eval().generate(**prompt, return_dict_in_generate=True) for m in (original, model, again)]
+    assert all(torch.equal(written[0].sequences, other.sequences) for other in written[1:])
+    assert all(one.past_key_values.get_seq_length() == 16 for one in written)  # by the cache
+    assert model.eval()(IDS).past_key_values is not None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("how", ["before", "after", "around adapters"])
+def test_gradient_checkpointing_is_left_out_of_a_planned_model(make, how, reentrant):
+    """The plan takes its place: the step is exact, and layers run once."""
+    adapters, ran = how == "around adapters", []
+    original, model = make(), make()
+    told = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    if how == "before":
+        model.gradient_checkpointing_enable(**told)
+        with pytest.warns(UserWarning, match="gradient checkpointing is left out"):
+            model = planned(model)
+    else:
+        model = planned(model)
+        original, model = (adapted(m) if adapters else m for m in (original, model))
+        with pytest.warns(UserWarning, match="gradient checkpointing is left out"):
+            model.gradient_checkpointing_enable(**told)
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    same(gradients(model), gradients(original))
+    layers = [m for name, m in model.named_modules() if name.rpartition(".")[2] == "self_attn"]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda module, args: ran.append(module))
+    gradients(model)
+    assert len(ran) == len(layers) == 3
 
 
 def adapted(model):
