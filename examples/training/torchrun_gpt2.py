@@ -53,6 +53,7 @@ def main(shard: bool) -> None:
         dist.all_reduce(total)
         if rank == 0:
             print(f"step {step}: loss {total.item() / dist.get_world_size()!r}", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 

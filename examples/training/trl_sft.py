@@ -1,6 +1,7 @@
 """Fine-tunes a small Llama on lines of code by trl's SFTTrainer, as it comes: bfloat16, padding, evaluation, saving.
 
-With remat-codegen there are two lines more: take `# remat: ` away from them.
+With remat-codegen there are two lines more: take `# remat: ` away from them. What is planned is the model within the model: trl
+computes logits and loss by itself, in pieces. The file is made at the first step, and kept.
 """
 
 import tempfile
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
-# remat: from remat_codegen.integrations.transformers import RematCallback
+# remat: from remat_codegen.integrations import at_first_step
 
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 
@@ -37,6 +38,7 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), attention_dropout=0.1, **sizes))
+    # remat: at_first_step(model.base_model, "60%", "llama_remat.py")
     data = Dataset.from_dict({"text": lines}).train_test_split(16, seed=0)
     folder = tempfile.mkdtemp()
     trainer = SFTTrainer(
@@ -57,7 +59,6 @@ def main() -> None:
         train_dataset=data["train"],
         eval_dataset=data["test"],
         processing_class=tokenizer,
-        # remat: callbacks=[RematCallback("60%", "llama_remat.py")],
     )
     trainer.train()
     for entry in trainer.state.log_history:

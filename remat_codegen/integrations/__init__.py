@@ -61,6 +61,7 @@ class _First:
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Makes the file, or finds it, and has the model train with it. The process's random numbers stay as they are."""
+        without_checkpoints(self.model)  # a model around it may have told it to since
         attributes, state = vars(self.model), random.getstate()
         around = attributes.pop("forward")  # this, or what was put around it since
         if self.before is not None:
