@@ -92,6 +92,24 @@ def test_a_trainer_whose_callback_makes_the_file(make, tmp_path, given):
     assert torch.equal(*written)
 
 
+def test_a_trainer_that_goes_around_the_models_forward_is_told_of(make, tmp_path):
+    """As those of trl: what they call is the model within the model."""
+    from transformers import Trainer, TrainingArguments
+
+    from remat_codegen.integrations.transformers import RematCallback
+
+    class Around(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model.base_model(inputs["input_ids"]).last_hidden_state.square().mean()
+
+    arguments = {"output_dir": str(tmp_path), "max_steps": 2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(**arguments, save_strategy="no")
+    trainer = Around(model=make(), args=arguments, train_dataset=Texts(8), callbacks=[RematCallback("70%", **QUICK)])
+    with pytest.warns(UserWarning, match=r"goes around the forward of its model.*at_first_step\(model.base_model") as found:
+        trainer.train()
+    assert len([w for w in found if "goes around" in str(w.message)]) == 1
+
+
 def planned(model, budget="70%"):
     return remat_codegen.rematerialize(model, {"input_ids": IDS, "labels": IDS}, budget=budget, edition=2, **QUICK)
 

@@ -46,7 +46,7 @@ def test_a_smaller_batch_is_exact_or_generation_says_why_it_is_none(name, tmp_pa
     generated(request, progress)
     if "PLAN = {" not in output.read_text():
         assert any("takes no other batch size" in note for note in progress.noted)
-        pytest.skip(str(progress.noted))
+        return
     target = load_target(request.target, inputs=request.inputs)
     smaller = at_batch(target, parse_batch("2"))
     found = compare(target.module, load_generated(output).rematerialize, smaller.args, smaller.kwargs)

@@ -111,3 +111,14 @@ def test_a_plan_that_is_made_at_the_first_step_is_for_no_checkpoints(net, tmp_pa
     same(step(model, [x]), step(original, [x]))
     assert "PLAN = {\n" in file.read_text() and "as written" not in file.read_text()
     same(step(told(model), [x]), step(original, [x]))
+
+
+def test_what_a_model_around_it_told_it_is_left_out_at_the_first_step(net):
+    """As trl's trainers do, whose model has the planned one in it."""
+    x, original = X.repeat(256, 1), copy.deepcopy(net)
+    model = at_first_step(net, "70%", planner="dtr")
+    Model.gradient_checkpointing_enable(model)
+    with pytest.warns(UserWarning, match=TOLD):
+        found = step(model, [x])
+    same(found, step(original, [x]))
+    assert calls(model) == 3
