@@ -22,6 +22,7 @@ from remat_codegen.inputs import Inputs
 from remat_codegen.target import Loaded, Target, TargetKind, check_module, find_device, find_inputs, placed, read_source
 
 INSTANCE_METHOD = "InstanceMethod"  # the class of parts.py, of which each generated file has its own
+LEFT_OUT = "left_out"  # its function that says that a model with a plan does not checkpoint
 PROVIDE = "give them as a tuple of arguments, a dict of keyword arguments, one tensor, or a text like 'x=float32[2,3]'"
 
 
@@ -63,6 +64,8 @@ def without_plan(model: torch.nn.Module) -> torch.nn.Module:
                 attributes[name] = method
                 if method is None:
                     del attributes[name]
+            if getattr(method, "__name__", "") == LEFT_OUT:
+                del attributes[name]
     return model
 
 

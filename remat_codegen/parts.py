@@ -45,6 +45,7 @@ TWICE = True  # it has entries with /twice
 NUMBERED = True  # it has entries for one call of several, such as relu#1
 SEVERAL = True  # the file has a table for each of several budgets
 BATCHES = True  # the file has a table for each of several batch sizes
+CHECKPOINTS = True  # its modules checkpoint where they are told to, as those of transformers
 ON_GPU = True  # it is for GPUs, whose memory may run out
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
@@ -112,8 +113,28 @@ def adopt(model, plan, *kinds):
         written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | (WRITTEN if LIBRARY else {})
         for module in model.modules():
             _take_over(module, written)
+    if CHECKPOINTS:
+        without_checkpoints(model)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
     return model
+
+
+def without_checkpoints(model):
+    """Has modules that checkpoint where they are told to go without: those would go before the plan."""
+    modules = [*model.modules()]
+    for module in modules:
+        if hasattr(type(module), "gradient_checkpointing_enable"):
+            vars(module)["gradient_checkpointing_enable"] = left_out
+    told = [vars(module) for module in modules if vars(module).get("gradient_checkpointing")]
+    for held in told:
+        held["gradient_checkpointing"] = False
+    if told:
+        left_out()
+
+
+def left_out(*_, **__):
+    """What a model with a plan answers where it is told to checkpoint."""
+    warnings.warn("gradient checkpointing is left out, for the plan takes its place", stacklevel=2)
 
 
 def _check_text(model):

@@ -41,7 +41,7 @@ from remat_codegen.profile.measure import measure
 from remat_codegen.report import OtherPlan, Progress, Report, Verification
 from remat_codegen.request import Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
-from remat_codegen.runtime import structure
+from remat_codegen.runtime import hooks_of, structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.several import budget_bytes
 from remat_codegen.sizes import parse_dynamic
@@ -438,6 +438,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         structure=structure(target.module, traced.model.trace.settings),
         objects=traced.model.trace.objects,
         source=source,
+        hooked={path: len(hooks) for path, m in target.module.named_modules() if path and (hooks := hooks_of(m))},
     )
     facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
     return planline.seal(render(original, traced.model, schedule, facts))

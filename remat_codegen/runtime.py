@@ -249,6 +249,25 @@ def structure(model, names):
     return found
 
 
+def hooks_of(part):
+    """The hooks that fire when a module is called, and on the way back through it."""
+    kinds = part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
+    return [hook for held in kinds for hook in held.values()]
+
+
+def tell_hooks(model, traced):
+    """Says once of a hook that it does not fire: training steps do not call modules. `traced` has how many hooks a module
+    had when it was traced: what those compute is part of the file."""
+    for path, part in [] if hasattr(tell_hooks, "told") else model.named_modules():
+        hooks = hooks_of(part)
+        if path and len(hooks) > traced.get(path, 0):
+            tell_hooks.told = True  # type: ignore[attr-defined]
+            name = getattr(hooks[-1], "__qualname__", type(hooks[-1]).__name__)
+            what = f"the hook {name} of {path} does not fire in training steps"
+            warnings.warn(f"{what}, for this file is of functions: generate it with --edition 2", stacklevel=5)
+            break
+
+
 def check_objects(model, planned):
     """Refuses other settings in what modules hold: configurations, dicts and lists."""
     for paths, settings in planned.items():

@@ -350,6 +350,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         library=any(file not in carried_sources(traced) for file in marks.texts),
         several=several,
         batches=batches,
+        checkpoints=any(hasattr(type(m), "gradient_checkpointing_enable") for m in traced.target.module.modules()),
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
     )
 

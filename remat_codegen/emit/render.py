@@ -52,7 +52,8 @@ _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Pyt
 @dataclass(frozen=True, slots=True)
 class Original:
     """What a file is generated from. `structure` is runtime.structure of the model with its settings, `objects` what the
-    objects that it holds have by name, by path, `source` the text of its own file, if its class stands in one.
+    objects that it holds have by name, by path, `source` the text of its own file, if its class stands in one. `hooked` has
+    the number of hooks of each module that has any.
     """
 
     target: str
@@ -63,6 +64,7 @@ class Original:
     structure: Mapping[str, str]
     objects: Mapping[str, Mapping[str, str]]
     source: str | None = None
+    hooked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,7 @@ class _Renderer:
             uncached=uncached,
             dynamic=bool(self.trace.sizes),
             plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
+            hooked=repr(dict(self.original.hooked)),
             modes=self.guards.modes(),
             objects=self.trace.objects,
             frozen=self.guards.frozen(),
@@ -262,7 +265,9 @@ class _Renderer:
             without_cache=any(a.name == "use_cache" and a.value is False for a in self.arguments),
         )
         parts |= self.guards.constants(given)
-        given_names = {"check_call"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
+        given_names = (
+            {"check_call", "tell_hooks"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
+        )
         given_names |= {"with_sizes"} if parts["sizes"] else set()
         checks = {"check_layouts": layouts, "check_dtypes": dtypes, "check_modes": parts["modes"]}
         checks["check_objects"] = parts["objects"]

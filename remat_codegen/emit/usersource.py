@@ -38,7 +38,7 @@ OWN_NAMES = frozenset(
 )
 IN_FORWARD = frozenset(
     (
-        "torch inspect check_call check_decisions check_dtypes check_layouts check_modes check_objects run_forward "
+        "torch inspect check_call check_decisions check_dtypes check_layouts check_modes check_objects tell_hooks run_forward "
         "run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE "
         "uncached_casts with_sizes is_one super"
     ).split()

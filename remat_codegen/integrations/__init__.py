@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from remat_codegen.api import plan
+from remat_codegen.parts import without_checkpoints
 from remat_codegen.verify import load_generated
 
 
@@ -31,6 +32,7 @@ def at_first_step(
     Raises:
         RematError: in the first training call, where no such file can be made.
     """
+    without_checkpoints(model)
     vars(model)["forward"] = _First(model, vars(model).get("forward"), budget, None if file is None else Path(file), options)
     return model
 
@@ -59,6 +61,7 @@ class _First:
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Makes the file, or finds it, and has the model train with it. The process's random numbers stay as they are."""
+        without_checkpoints(self.model)  # a model around it may have told it to since
         attributes, state = vars(self.model), random.getstate()
         around = attributes.pop("forward")  # this, or what was put around it since
         if self.before is not None:

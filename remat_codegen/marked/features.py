@@ -32,6 +32,7 @@ class Features:
     defaulted: bool = True
     several: bool = False
     batches: bool = False
+    checkpoints: bool = False
     on_gpu: bool = False
 
     def constants(self) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import builders
 import pytest
@@ -89,6 +90,66 @@ def test_a_trainer_whose_callback_makes_the_file(make, tmp_path, given):
     prompt = torch.tensor([[1, 2, 3]])
     written = [m.eval().generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0) for m in (model, again)]
     assert torch.equal(*written)
+
+
+def test_a_trainer_that_goes_around_the_models_forward_is_told_of(make, tmp_path):
+    """As those of trl: what they call is the model within the model."""
+    from transformers import Trainer, TrainingArguments
+
+    from remat_codegen.integrations.transformers import RematCallback
+
+    class Around(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model.base_model(inputs["input_ids"]).last_hidden_state.square().mean()
+
+    arguments = {"output_dir": str(tmp_path), "max_steps": 2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(**arguments, save_strategy="no")
+    trainer = Around(model=make(), args=arguments, train_dataset=Texts(8), callbacks=[RematCallback("70%", **QUICK)])
+    with pytest.warns(UserWarning, match=r"goes around the forward of its model.*at_first_step\(model.base_model") as found:
+        trainer.train()
+    assert len([w for w in found if "goes around" in str(w.message)]) == 1
+
+
+def planned(model, budget="70%"):
+    return remat_codegen.rematerialize(model, {"input_ids": IDS, "labels": IDS}, budget=budget, edition=2, **QUICK)
+
+
+def test_a_planned_model_stays_what_it_is(make, tmp_path):
+    original, model = make(), planned(make())
+    assert isinstance(model, type(original)) and model.config.to_dict() == original.config.to_dict()
+    assert inspect.signature(model.forward) == inspect.signature(original.forward)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    prompt = {"inputs": IDS[:2, :9], "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    written = [m.eval().generate(**prompt, return_dict_in_generate=True) for m in (original, model, again)]
+    assert all(torch.equal(written[0].sequences, other.sequences) for other in written[1:])
+    assert all(one.past_key_values.get_seq_length() == 16 for one in written)  # by the cache
+    assert model.eval()(IDS).past_key_values is not None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("how", ["before", "after", "around adapters"])
+def test_gradient_checkpointing_is_left_out_of_a_planned_model(make, how, reentrant):
+    """The plan takes its place: the step is exact, and layers run once."""
+    adapters, ran = how == "around adapters", []
+    original, model = make(), make()
+    told = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    if how == "before":
+        model.gradient_checkpointing_enable(**told)
+        with pytest.warns(UserWarning, match="gradient checkpointing is left out"):
+            model = planned(model)
+    else:
+        model = planned(model)
+        original, model = (adapted(m) if adapters else m for m in (original, model))
+        with pytest.warns(UserWarning, match="gradient checkpointing is left out"):
+            model.gradient_checkpointing_enable(**told)
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    same(gradients(model), gradients(original))
+    layers = [m for name, m in model.named_modules() if name.rpartition(".")[2] == "self_attn"]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda module, args: ran.append(module))
+    gradients(model)
+    assert len(ran) == len(layers) == 3
 
 
 def adapted(model):

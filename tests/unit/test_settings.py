@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 
+import remat_codegen
 from remat_codegen import pipeline
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -134,9 +136,24 @@ def test_hooks_that_libraries_set_on_submodules_are_no_other_model(generated):
     net, seen, x = generated.Net(), [], torch.randn(64, 8)
     net.register_forward_hook(lambda module, args, result: seen.append("net"))
     net.parts[1].inner.register_forward_hook(lambda module, args, result: seen.append("inner"))
-    net(x).sum().backward()
+    with pytest.warns(UserWarning, match=r"the hook .*<lambda> of parts.1.inner does not fire in .*--edition 2"):
+        net(x).sum().backward()
+    with warnings.catch_warnings(action="error"):  # said once
+        net(x).sum().backward()
     net.eval()(x)
-    assert seen == ["net", "inner", "net"]
+    assert seen == ["net", "net", "inner", "net"]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated", "error:the hook")
+def test_hooks_that_are_part_of_a_file_are_not_told_of(tmp_path):
+    """What they compute was traced; a hook beside them is another one."""
+    net = torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Linear(8, 8)), torch.nn.Tanh()).train()
+    x = torch.randn(64, 8)
+    model = remat_codegen.rematerialize(net, (x,), budget="100%", edition=1)
+    model(x).sum().backward()
+    net[0].register_full_backward_hook(print)
+    with pytest.warns(UserWarning, match="the hook print of 0 does not fire in training steps"):
+        model(x).sum().backward()
 
 
 def test_evaluation_goes_by_the_model(generated):

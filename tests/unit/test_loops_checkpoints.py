@@ -1,0 +1,124 @@
+"""Models that checkpoint where they are told to, as those of transformers: with a plan, they say that it takes its place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import warnings
+
+import pytest
+import torch
+from parted import X, same, step
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from remat_codegen.given import without_plan
+from remat_codegen.integrations import at_first_step
+from remat_codegen.parts import adopt, parts
+
+TOLD = "gradient checkpointing is left out, for the plan takes its place"
+
+
+class Layer(nn.Module):
+    gradient_checkpointing = False
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(8, 32), nn.Dropout(), nn.Linear(32, 8)
+
+    def forward(self, x):
+        if self.gradient_checkpointing and self.training:
+            return self.checkpointed(self.inner, x)
+        return self.inner(x)
+
+    def inner(self, x):
+        return self.down(parts(self).part("act", lambda x: self.drop(x.tanh()), self.up(x)).sin())
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+        for layer in self.layers:
+            layer.checkpointed = functools.partial(checkpoint, **gradient_checkpointing_kwargs or {"use_reentrant": False})
+            layer.gradient_checkpointing = True
+
+
+PLAN = {"layers.0": "act", "layers.1": "act"}
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Model().train()
+
+
+def told(model):
+    with pytest.warns(UserWarning, match=TOLD) as found:
+        model.gradient_checkpointing_enable()
+    assert [warning.filename for warning in found] == [__file__]
+    return model
+
+
+def calls(model):
+    """How often layers run in a step."""
+    found: list = []
+    for layer in model.layers:
+        layer.up.register_forward_pre_hook(lambda module, args: found.append(module))
+    step(model, [X])
+    return len(found)
+
+
+def test_a_model_with_a_plan_says_that_it_does_not_checkpoint(net):
+    model = told(adopt(copy.deepcopy(net), PLAN))
+    wanted = step(net, [X])
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        same(step(one, [X]), wanted)
+        assert calls(one) == 3
+    net.gradient_checkpointing_enable()
+    same(step(net, [X]), wanted)
+
+
+def test_what_was_told_to_before_goes_without(net):
+    wanted = step(net, [X])
+    net.gradient_checkpointing_enable()
+    with pytest.warns(UserWarning, match=TOLD):
+        model = adopt(net, PLAN)
+    same(step(model, [X]), wanted)
+    assert calls(model) == 3
+
+
+def test_without_its_plan_it_checkpoints_again(net):
+    model = without_plan(adopt(net, PLAN))
+    with warnings.catch_warnings(action="error"):
+        model.gradient_checkpointing_enable()
+    assert calls(model) == 6
+
+
+def test_a_plan_that_is_made_at_the_first_step_is_for_no_checkpoints(net, tmp_path):
+    file = tmp_path / "model_remat.py"
+    original = copy.deepcopy(net)
+    model = told(at_first_step(net, "70%", file, planner="dtr"))
+    x = X.repeat(256, 1)  # so that there is something to forget
+    same(step(model, [x]), step(original, [x]))
+    assert "PLAN = {\n" in file.read_text() and "as written" not in file.read_text()
+    same(step(told(model), [x]), step(original, [x]))
+
+
+def test_what_a_model_around_it_told_it_is_left_out_at_the_first_step(net):
+    """As trl's trainers do, whose model has the planned one in it."""
+    x, original = X.repeat(256, 1), copy.deepcopy(net)
+    model = at_first_step(net, "70%", planner="dtr")
+    Model.gradient_checkpointing_enable(model)
+    with pytest.warns(UserWarning, match=TOLD):
+        found = step(model, [x])
+    same(found, step(original, [x]))
+    assert calls(model) == 3
