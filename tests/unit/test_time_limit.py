@@ -17,7 +17,7 @@ from remat_codegen import choosing, lifecycle, making, pipeline, second
 from remat_codegen.batching import largest_size
 from remat_codegen.choosing import smallest_good
 from remat_codegen.cli import cli
-from remat_codegen.drafts import Measured, draft_of, least_bytes
+from remat_codegen.drafts import draft_of, least_bytes, measured
 from remat_codegen.errors import BudgetError
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.planners import registry
@@ -125,8 +125,7 @@ def largest(request, budget):
 
 
 def test_time_that_is_up_says_nothing_of_the_smallest_plan(endless):
-    traced = pipeline.trace_target(endless, QUIET)
-    found = Measured(endless, traced, pipeline.measured_costs(endless, traced, QUIET))
+    found = measured(endless, QUIET)
     least = least_bytes(found, QUIET)
     assert not least.sure and 0 < least.nbytes < found.plain_bytes
     assert draft_of(found, least.nbytes, QUIET).made.planned_peak_bytes <= least.nbytes  # a quick planner's
@@ -135,8 +134,9 @@ def test_time_that_is_up_says_nothing_of_the_smallest_plan(endless):
     assert raised.value.out_of_time
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_was_found_in_time(endless):
-    report, noted = largest(endless, "60KiB")
+    report, noted = largest(endless, str(least_bytes(measured(endless, QUIET), QUIET).nbytes))
     assert report.planned_peak_bytes <= report.budget_bytes < report.unmodified_peak_bytes
     assert report.answer == f"with which {report.chosen.batch} is the largest batch that was found to fit"
     assert "batch 64: fits" in noted and not any("does not fit" in note or "needs" in note for note in noted)
@@ -149,6 +149,7 @@ def test_no_batch_in_time_is_not_said_of_the_model(endless):
         largest(endless, "5KiB")
 
 
+@pytest.mark.slow
 def test_a_search_for_a_budget_that_was_cut_short_finds_more_than_the_whole_step(endless):
     progress = Progress(None)
     report = choosing.generate(replace(endless, budget=None), Question(max_overhead="20%"), progress)
@@ -157,6 +158,7 @@ def test_a_search_for_a_budget_that_was_cut_short_finds_more_than_the_whole_step
     assert re.match(r"the smallest of \d that were planned for with at most 20% more time", report.answer)
 
 
+@pytest.mark.slow
 def test_what_was_cut_short_says_what_to_do(endless):
     report = second.generate(endless, QUIET)
     assert "stopped after 0.01 s, the best plan so far; raise --time-limit for a better one" in report.notes
@@ -165,9 +167,10 @@ def test_what_was_cut_short_says_what_to_do(endless):
 @pytest.mark.parametrize(("hurried", "said"), [(1, "1 kind of"), (2, "2 kinds of")])
 def test_notes_of_a_plan_in_python_do_not_say_twice_that_they_are_notes(asked, monkeypatch, hurried, said):
     monkeypatch.setattr(Cache, "hurried", property(lambda self: hurried, lambda self, value: None), raising=False)
-    progress = Progress(None)
-    made = making.make(replace(asked, verify=False), pipeline.trace_target(asked, QUIET), progress)
-    assert made.report.notes[0].startswith(f"{said} operations could not be measured") and progress.noted[0].startswith("note: ")
+    progress, traced = Progress(None), pipeline.trace_target(asked, QUIET)
+    report = making._report(pipeline.make_plan(replace(asked, budget="100%"), traced, progress), traced, progress)
+    note = f"{said} operations could not be measured as often as usual, within 1 s"
+    assert report.notes[0] == note and progress.noted == [f"note: {note}"]
 
 
 def test_a_file_made_when_the_time_was_up_is_exact_and_within_its_budget(asked):
