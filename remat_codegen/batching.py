@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from remat_codegen.batch import Batch, batch_sizes, parse_batch, size_of
 from remat_codegen.budget import format_bytes
-from remat_codegen.drafts import Draft, Measure, Measured, draft_of, least_bytes, measured
+from remat_codegen.drafts import Draft, Least, Measure, Measured, draft_of, least_bytes, measured
 from remat_codegen.errors import BudgetError, RematError
 from remat_codegen.pipeline import Traced
 from remat_codegen.report import Progress
@@ -25,7 +25,7 @@ Tried = tuple[tuple[int, bool], ...]  # numbers, each with whether it was good e
 class Trials:
     """One model at several batch sizes. `places` are the sizes that are the batch, `budget_of` says what a traced model may
     take, `measure` traces and measures a request's model. `least` are the smallest budgets that work, by batch size, and `best`
-    is the draft with the largest batch that fits.
+    is the draft with the largest batch that fits. `cut_short` says that a time limit ended the search, or that of a plan.
     """
 
     request: Request
@@ -36,6 +36,7 @@ class Trials:
     first: Measured | None = None
     least: dict[int, int] = field(default_factory=dict)
     best: Draft | None = None
+    cut_short: bool = False
 
     def begin(self, first: Measured) -> int:
         """The batch size of the model as it was asked for. Raises TargetError where it cannot be told."""
@@ -48,35 +49,55 @@ class Trials:
 
     def search(self, most: int, progress: Progress) -> tuple[int, Tried]:
         """The largest batch that fits, 0 where none does, and what was tried: `most` of them at most."""
-        return largest_size(lambda size: self.excess(size, progress), self.start, most, lambda: self.request.time_is_up)
+        return largest_size(lambda size: self.excess(size, progress), self.start, most, self._ends)
+
+    def _ends(self) -> bool:
+        """Whether the time is up, asked where the search would go on."""
+        self.cut_short = self.cut_short or self.request.time_is_up
+        return self.request.time_is_up
 
     def excess(self, size: int, progress: Progress) -> float | None:
         """By how many bytes the smallest plan for a batch is above its budget, less than 1 where it fits; infinite where it
-        would fit and no file was found for it. None where the model does not take such a batch, or measuring it takes more
-        memory than there is."""
+        would fit and no file was found for it, or time was too short to tell, and minus infinite where it fits and time was too
+        short to tell how well. None where the model does not take such a batch, or measuring it takes more memory than there
+        is."""
         try:
             found = self._at(size, progress)
         except (RematError, torch.OutOfMemoryError, MemoryError) as error:
             progress.note(f"batch {size}: {next(iter(str(error).splitlines()), 'out of memory')}")
             return None
-        self.least[size] = least_bytes(found, progress)
-        excess: float = self.least[size] - self.budget_of(found.traced)
-        if excess <= 0:
+        least, budget = least_bytes(found, progress), self.budget_of(found.traced)
+        excess, in_time = float(least.nbytes - budget), least.sure
+        if excess <= 0 or not in_time:
             try:
-                self.best = draft_of(found, self.budget_of(found.traced), progress)
-            except BudgetError:
-                excess = math.inf
-        verdict = "does not fit" if excess > 0 else "fits"
-        progress.note(f"batch {size}: {verdict}, the smallest plan needs {format_bytes(self.least[size], up=True)}")
+                self.best = draft_of(found, budget, progress)
+                excess = excess if in_time else -math.inf
+            except BudgetError as error:
+                excess, in_time = math.inf, in_time and not error.out_of_time
+        self._say(size, excess <= 0, least if in_time else None, progress)
         return excess
+
+    def _say(self, size: int, fits: bool, least: Least | None, progress: Progress) -> None:
+        """Notes how a size came out. `least` is None where time was too short: that says nothing about the model."""
+        if least is not None:
+            self.least[size] = least.nbytes
+            verdict = "fits" if fits else "does not fit"
+            progress.note(f"batch {size}: {verdict}, the smallest plan needs {format_bytes(least.nbytes, up=True)}")
+        else:
+            self.cut_short = self.cut_short or not fits
+            progress.note(f"batch {size}: {'fits' if fits else 'no plan was found before the time was up'}")
 
     def _at(self, size: int, progress: Progress) -> Measured:
         if size == self.start and self.first is not None:
             return self.first
         return self.measure(replace(self.request, batch=str(Batch(size, self.places))), progress)
 
-    def nothing_fits(self) -> BudgetError:
-        """What to say where not even the smallest batch fits."""
+    def nothing_fits(self, tried: Iterable[int]) -> BudgetError:
+        """What to say where not even the smallest batch fits, or none was found in time."""
+        if self.cut_short:
+            what = f"no batch was found in {self.request.time_limit:g} s that fits"
+            hint = f"tried {', '.join(map(str, tried))}; raise --time-limit, or allow more memory"
+            return BudgetError(what, where="--largest-batch", hint=hint, out_of_time=True)
         smallest = min(self.least, default=0)
         needs = f"the smallest plan for a batch of {smallest} needs {format_bytes(self.least.get(smallest, 0), up=True)}"
         return BudgetError("no batch fits", where="--largest-batch", hint=needs)

@@ -25,6 +25,8 @@ from remat_codegen.request import FREE, Question, Request
 from remat_codegen.standing import free_bytes, standing, sum_in_words
 
 MOST_PLANS = 12  # of one search for a budget
+LEAST_PLANS = 4  # the same where the time is up
+MORE_TIME = "raise --time-limit for a better answer"
 NEAR = 0.004  # of the unmodified peak: budgets that differ by less are not told apart
 MOST_BATCHES = 16  # that one search traces
 MOST_SMALLER = 8  # the same where nothing fits, for a word of advice
@@ -113,7 +115,8 @@ def fit(found: Measured, there: Room, progress: Progress, measure: Measure = mea
     """
     try:
         if there.left_bytes <= 0:
-            raise BudgetError("nothing is left", least_bytes=least_bytes(found, progress))
+            least = least_bytes(found, progress)
+            raise BudgetError("nothing is left", least_bytes=least.nbytes, out_of_time=not least.sure)
         draft = draft_of(found, there.left_bytes, progress).saying(there.answer())
     except BudgetError as error:
         raise _does_not_fit(found, there, error, progress, measure) from error
@@ -130,10 +133,11 @@ def _does_not_fit(found: Measured, there: Room, error: BudgetError, progress: Pr
     """Says what is missing, and what would fit: a smaller batch, an optimizer that keeps less."""
     total, beside = format_bytes(there.total_bytes), sum_in_words(there.items)
     left = f"leave {format_bytes(there.left_bytes)}" if there.left_bytes > 0 else "leave nothing"
-    if error.least_bytes is None:  # which says itself what does not fit
+    if error.least_bytes is None or (error.out_of_time and there.left_bytes > 0):  # which says itself what does not fit
         return BudgetError(f"of {total}, {beside} {left} for the step, and {error.what}", where="--fit", hint=error.hint)
     what = f"{found.traced.target.label} does not fit into {total}: {beside}"
-    needed = f"the smallest plan needs {format_bytes(error.least_bytes, up=True)}"
+    so_far = " that was found in time" if error.out_of_time else ""
+    needed = f"the smallest plan{so_far} needs {format_bytes(error.least_bytes, up=True)}"
     remedies = [_smaller_batch(found, there, progress, measure), _other_optimizer(found, there, error.least_bytes)]
     remedies += [] if any(remedies) else [f"{format_bytes(_needed(there, error.least_bytes), up=True)} would be enough"]
     hint = "what would fit: " + ", or ".join(r for r in remedies if r)
@@ -185,23 +189,33 @@ def least_budget(found: Measured, max_overhead: str, progress: Progress) -> tupl
     """The smallest budget found whose plan takes at most so much more time, and its draft. Raises BudgetError."""
     most, high = parse_overhead(max_overhead), found.plain_bytes
     drafts: dict[int, Draft] = {}
+    late = list[bool]()  # whether a time limit ended the search, or that of a plan
 
     def good(nbytes: int) -> bool:
         try:
             drafts[nbytes] = draft_of(found, nbytes, progress)
-        except BudgetError:
+        except BudgetError as error:
+            late.append(error.out_of_time)
             return False
         overhead = drafts[nbytes].plan.overhead
         progress.note(f"budget {format_bytes(nbytes)}: {percent(overhead)} more time")
         return overhead <= most
 
+    def ends() -> bool:
+        late.append(found.request.time_is_up)
+        return late[-1]
+
     with progress.stage("budgets"):
-        low = least_bytes(found, progress)
-        best, tried = smallest_good(good, low, high, MOST_PLANS, int(NEAR * high), lambda: found.request.time_is_up)
+        least = least_bytes(found, progress)
+        late.append(not least.sure)
+        best, tried = smallest_good(good, least.nbytes, high, MOST_PLANS, int(NEAR * high), ends)
+    if any(late):
+        progress.note(f"note: the search for a budget was cut short after {found.request.time_limit:g} s; {MORE_TIME}")
     if best is None:
-        hint = "another --planner may find one"
-        raise BudgetError(f"no plan takes at most {max_overhead} more time", where="--max-overhead", hint=hint)
-    of = f"of {len(tried)} that were planned for " if len(tried) > 1 else ""
+        found_in_time = f" that was found in {found.request.time_limit:g} s" if any(late) else ""
+        what = f"no plan{found_in_time} takes at most {max_overhead} more time"
+        raise BudgetError(what, where="--max-overhead", hint="another --planner may find one")
+    of = f"of {len(tried)} that were planned for " if len(tried) > 1 or any(late) else ""
     said = f"the smallest {of}with at most {max_overhead} more time ({percent(drafts[best].plan.overhead)})"
     return drafts[best].saying(said), Chosen(tried=tried)
 
@@ -210,14 +224,16 @@ def smallest_good(
     good: Callable[[int], bool], low: int, high: int, most: int, near: int, time_is_up: Callable[[], bool] = lambda: False
 ) -> tuple[int | None, Tried]:
     """The smallest number found that is good, None where there is none, and all that were tried: `low`, `high`, then halves,
-    until the time is up.
+    until the time is up, `LEAST_PLANS` at least: else there would be nothing but the two ends.
 
     More is meant to be better but need not be, for planners are not perfect: the smallest good one of those tried it is.
     """
     tried = {low: good(low)}
     if not tried[low] and high > low:
         tried[high] = good(high)
-    while not tried[low] and tried.get(high, False) and len(tried) < most and high - low > near and not time_is_up():
+    while not tried[low] and tried.get(high, False) and len(tried) < most and high - low > near:
+        if len(tried) >= LEAST_PLANS and time_is_up():
+            break
         middle = (low + high) // 2
         tried[middle] = good(middle)
         low, high = (low, middle) if tried[middle] else (middle, high)
@@ -247,10 +263,12 @@ def with_largest_batch(request: Request, question: Question, progress: Progress)
         trials.begin(measured(request, progress))
         size, tried = trials.search(MOST_BATCHES, progress)
     if trials.best is None:
-        raise trials.nothing_fits()
-    draft = trials.best
+        raise trials.nothing_fits(size for size, _ in tried)
+    if trials.cut_short:
+        progress.note(f"note: the search for a batch was cut short after {request.time_limit:g} s; {MORE_TIME}")
+    draft, largest = trials.best, f"{size} is the largest batch that {'was found to fit' if trials.cut_short else 'fits'}"
     if budget is not None:
-        return draft.saying(f"with which {size} is the largest batch that fits"), Chosen(batch=size, tried=tried)
+        return draft.saying(f"with which {largest}"), Chosen(batch=size, tried=tried)
     left = there(draft.measured.traced)
     _note_optimizers_step(left, draft, progress)
-    return draft.saying(f"{left.answer()}; {size} is the largest batch that fits"), chosen_of(left, batch=size, tried=tried)
+    return draft.saying(f"{left.answer()}; {largest}"), chosen_of(left, batch=size, tried=tried)

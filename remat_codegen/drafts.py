@@ -96,11 +96,19 @@ def write(draft: Draft, progress: Progress) -> Report:
     return pipeline.written(request, traced, draft.made, progress, found.profile)
 
 
-def least_bytes(found: Measured, progress: Progress) -> int:
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The smallest budget that there is a plan for, as far as is known: where it is not `sure`, time was too short to tell."""
+
+    nbytes: int
+    sure: bool = True
+
+
+def least_bytes(found: Measured, progress: Progress) -> Least:
     """The smallest budget that the planner says it has a plan for."""
     with progress.stage("smallest"):
         try:
             pipeline.make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
         except BudgetError as error:
-            return found.plain_bytes if error.least_bytes is None else error.least_bytes
-    return 1
+            return Least(found.plain_bytes if error.least_bytes is None else error.least_bytes, not error.out_of_time)
+    return Least(1)

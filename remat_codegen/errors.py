@@ -37,10 +37,21 @@ class UnsupportedError(RematError):
 
 
 class BudgetError(RematError):
-    """The budget cannot be read, or no plan reaches it. `least_bytes` is then the smallest that works, where one is known."""
+    """The budget cannot be read, or no plan reaches it. `least_bytes` is then the smallest that works, where one is known.
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, least_bytes: int | None = None) -> None:
-        self.least_bytes = least_bytes
+    `out_of_time` says that a time limit ended the search: there may be a plan, and `least_bytes` is the smallest so far.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        least_bytes: int | None = None,
+        out_of_time: bool = False,
+    ) -> None:
+        self.least_bytes, self.out_of_time = least_bytes, out_of_time
         super().__init__(what, where=where, hint=hint)
 
 

@@ -112,7 +112,8 @@ def _nothing_read(schedule: Schedule) -> Reading:
 
 def _report(plan: SavedPlan, traced: Traced, progress: Progress) -> Report:
     report = pipeline.report_of(plan, traced.graph, None, None, progress)
-    return replace(report, as_written=aswritten.of_plan(plan, traced.model), notes=(*progress.noted, *plan.notes))
+    said = [note.removeprefix("note: ") for note in progress.noted]  # whoever shows notes says that they are
+    return replace(report, as_written=aswritten.of_plan(plan, traced.model), notes=(*said, *plan.notes))
 
 
 def imported(text: str, stem: str) -> ModuleType:

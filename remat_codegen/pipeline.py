@@ -31,7 +31,7 @@ from remat_codegen.losses import loss_note
 from remat_codegen.patched import is_patched
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
-from remat_codegen.planners.limited import NOTHING_FOUND, limited
+from remat_codegen.planners.limited import found_nothing_in_time, limited
 from remat_codegen.planners.milp import solver
 from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.planners.result import Plan, Status
@@ -238,8 +238,8 @@ def _measured_costs(request: Request, traced: Traced, progress: Progress) -> Pro
         finally:  # interrupted, too: what was measured need not be measured again
             cache.save()
             if cache.hurried:
-                often = "could not be measured as often as usual"
-                progress.note(f"note: {cache.hurried} kinds of operations {often}, within {request.time_limit:g} s")
+                kinds = f"{cache.hurried} {'kind' if cache.hurried == 1 else 'kinds'} of operations"
+                progress.note(f"note: {kinds} could not be measured as often as usual, within {request.time_limit:g} s")
 
 
 def make_plan(
@@ -384,9 +384,10 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
     plan = plan_within(run, traced.graph, profile, limit, plain.peak_bytes, reserve, request.time_limit is not None)
     if plan.schedule is None and unmodified <= limit:
         return replace(PLANNERS["none"](traced.graph, profile, limit), planner=plan.planner)
-    if NOTHING_FOUND in plan.notes:
+    if request.time_limit is not None and found_nothing_in_time(plan):
         what = f"no plan under {format_bytes(limit)} was found in {request.time_limit:g} s"
-        raise BudgetError(what, where=traced.target.label, hint="raise --time-limit, or allow more memory")
+        hint, known = "raise --time-limit, or allow more memory", min(plan.minimum_bytes or unmodified, unmodified)
+        raise BudgetError(what, where=traced.target.label, hint=hint, least_bytes=known, out_of_time=True)
     if plan.schedule is None:
         raise _too_small(traced, request.planner, limit, plan.minimum_bytes, unmodified)
     return plan

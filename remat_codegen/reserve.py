@@ -80,13 +80,14 @@ def plan_within(
     variants = _variants(graph, reserve, plain_bytes)
     if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED and not hurried:
         variants = sorted(variants, key=lambda v: _promise(v, profile, limit_bytes))
-    least = []
+    least, notes = [], dict[str, None]()  # of all: time may have been too short for one of them
     for variant in variants:
         plan = run(variant.graph, limit_bytes - variant.most_bytes)
         if plan.schedule is not None:
             return _of_all(plan, variant, graph, reserve)
         least += [] if plan.minimum_bytes is None else [plan.minimum_bytes + variant.most_bytes]
-    return replace(plan, minimum_bytes=min(least, default=None))
+        notes |= dict.fromkeys(plan.notes)
+    return replace(plan, minimum_bytes=min(least, default=None), notes=tuple(notes))
 
 
 def repeats(order: Sequence[int]) -> bool:

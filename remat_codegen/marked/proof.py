@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
 from remat_codegen.errors import RematError
+from remat_codegen.torch_seam import proxy_tensor
 from remat_codegen.trace import Trace, trace
+from remat_codegen.trace.state import hooks_of, put_hooks_back
 
 NAME = "_marked_by_remat_codegen"  # of the module that the text is for as long as it is traced
 
@@ -23,7 +26,8 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
     The table has to name what is there. `module` is left as it was.
     """
     try:
-        with _left_as_it_was(module), imported(text) as file:
+        acting: list[str] = []
+        with _left_as_it_was(module), imported(text) as file, _new_hooks_watched(acting):
             tables = [*file.PLANS.values()] if hasattr(file, "PLANS") else [file.PLAN]
             plans = [dict(table) for table in tables]
             for table in tables:
@@ -35,6 +39,8 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
             ours = trace(module, args, kwargs, original.autocast)
     except (RematError, ValueError, TypeError, AttributeError, NameError) as error:
         return str(error).partition("\n")[0]
+    if acting:
+        return f"{acting[0]} gets a hook in forward that does more than look, and parts would run again without it"
     return _first_difference(ours, original)
 
 
@@ -81,12 +87,49 @@ def imported(text: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def _new_hooks_watched(acting: list[str]) -> Iterator[None]:
+    """Fills `acting` with the modules to which forward gives hooks that do more than look. The step that registers them does
+    not know them where it runs parts again; a later one does."""
+
+    def registering(register: Callable[..., Any]) -> Callable[..., Any]:
+        def register_watched(module: torch.nn.Module, hook: Callable[..., Any], **how: Any) -> Any:
+            ours = str(getattr(hook, "__module__", "")).startswith(("remat_codegen.", "torch."))  # the trace's own
+            return register(module, hook if ours else watching(hook), **how)
+
+        return register_watched
+
+    def watching(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, *given: Any) -> Any:
+            before, held = _what_is_there(module), [*vars(module).values()]  # held, so that ids stay their own
+            result = hook(module, *given)
+            if result is not None or before != _what_is_there(module):
+                acting.append(f"a {type(module).__name__}")
+            held.clear()
+            return result
+
+        return call
+
+    with contextlib.ExitStack() as patched:
+        for name in ("register_forward_hook", "register_forward_pre_hook"):
+            own = getattr(torch.nn.Module, name)
+            patched.enter_context(mock.patch.object(torch.nn.Module, name, registering(own)))
+        yield
+
+
+def _what_is_there(module: torch.nn.Module) -> tuple[int, list[tuple[str, int]]]:
+    """What a hook that only looks leaves as it is: how many operations are traced, and what the module holds."""
+    mode = proxy_tensor.get_proxy_mode()
+    return 0 if mode is None else len(mode.tracer.graph.nodes), [(name, id(value)) for name, value in vars(module).items()]
+
+
+@contextlib.contextmanager
 def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Takes back what a file sets on the modules that it takes over."""
-    before = [(m, dict(vars(m))) for m in module.modules()]
+    """Takes back what a file sets on the modules that it takes over, and the hooks of a forward pass that failed."""
+    before, hooks = [(m, dict(vars(m))) for m in module.modules()], hooks_of(module)
     try:
         yield
     finally:
         for owner, attributes in before:
             vars(owner).clear()
             vars(owner).update(attributes)
+        put_hooks_back(hooks)

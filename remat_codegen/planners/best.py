@@ -31,6 +31,7 @@ SECONDS = 90.0  # for a graph of at most a thousand nodes
 LEAST_SECONDS = 3.0  # for the improvement of a plan
 MOST_SECONDS = 5.0
 SEARCH_STEPS, MOST_SEARCHES = 40, 50  # of the search that starts from the winner
+NO_TIME_FOR = "no time for"
 EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
@@ -54,7 +55,7 @@ def plan(
         if found.schedule is not None and found.status is Status.OPTIMAL:
             return _named(found, name, (), [p for p, _ in ran])
     plans = [found for found, _ in ran]
-    notes = (f"no time for {', '.join(late)}",) if late else ()
+    notes = (f"{NO_TIME_FOR} {', '.join(late)}",) if late else ()
     fitting = sorted((r for r in ran if r[0].schedule is not None), key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes))
     if not fitting:
         least = min((p.minimum_bytes for p in plans if p.minimum_bytes is not None), default=None)

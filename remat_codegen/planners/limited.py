@@ -17,16 +17,19 @@ from typing import Any
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import chen, dtr
+from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.deadline import TimeUp, Watch, check, within
 from remat_codegen.planners.ends import Progress
 from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.planners.result import Plan, Status
 from remat_codegen.planners.rockmate import judge
+from remat_codegen.planners.whole import NO_SCHEDULE_IN_TIME
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 
 QUICK_PART = 0.2  # of the time, for DTR
 NOTHING_FOUND = "the time limit ended before a plan was found"
+OUT_OF_TIME = (NOTHING_FOUND, NO_SCHEDULE_IN_TIME, NO_TIME_FOR)  # how notes begin that say so
 
 
 def limited(name: str, seconds: float | None) -> Callable[..., Plan]:
@@ -38,6 +41,11 @@ def limited(name: str, seconds: float | None) -> Callable[..., Plan]:
     if "time_limit" in inspect.signature(planner).parameters:
         return lambda *given, **options: planner(*given, **options, time_limit=max(0.1, until - time.monotonic()))
     return partial(_limited, name, planner, seconds, until)
+
+
+def found_nothing_in_time(plan: Plan) -> bool:
+    """Whether there is no schedule, and another one may be found in more time."""
+    return plan.schedule is None and any(note.startswith(OUT_OF_TIME) for note in plan.notes)
 
 
 def _limited(
@@ -77,12 +85,14 @@ def _best(
 ) -> Plan:
     """The fastest of what was offered and what quick planners found."""
     found = [replace(p, notes=(f"from {p.planner}",)) for p in quick if p.schedule is not None]
+    known = [p.minimum_bytes for p in quick if p.minimum_bytes is not None]
     if watch.best is not None:
         own = judge(graph, profile, with_forgets(graph, watch.best))
+        known.append(own.peak_bytes)
         if own.peak_bytes <= budget_bytes:
             found.append(Plan(name, Status.TIME_LIMIT, own.schedule, own.time_ns, own.peak_bytes))
     if not found:
-        return Plan(name, Status.INFEASIBLE, None, notes=(NOTHING_FOUND,))
+        return Plan(name, Status.INFEASIBLE, None, minimum_bytes=min(known, default=None), notes=(NOTHING_FOUND,))
     best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
-    notes = (f"stopped after {seconds:.3g} s, the best plan so far", *best.notes)
+    notes = (f"stopped after {seconds:.3g} s, the best plan so far; raise --time-limit for a better one", *best.notes)
     return replace(best, planner=name, status=Status.TIME_LIMIT, bound_ns=None, notes=notes)

@@ -45,6 +45,7 @@ MOST_COLUMNS = 60000  # about (backward nodes) x (forward data and nodes): beyon
 ALLOWANCES = (1.0, 0.9, 0.8, 0.65, 0.5)  # the parts of the budget that the relaxation is solved for
 REPAIRED, REPAIR_ROUNDS = 6, 200  # how many roundings are repaired, and rounds of splitting for each
 ANY_GAP = 1e6  # relative to the optimum: whatever the solver comes upon
+NO_SCHEDULE_IN_TIME = "the solver found no schedule in time"
 THRESHOLDS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -73,7 +74,7 @@ def plan(
     found = checkmate.solve(graph, profile, budget_bytes, time_limit_s=left, gap=gap)
     if found.order is None:
         proved = found.status is Status.INFEASIBLE and heuristic.schedule is None
-        note = "proved that no schedule fits" if proved else "the solver found no schedule in time"
+        note = "proved that no schedule fits" if proved else NO_SCHEDULE_IN_TIME
         return replace(heuristic, planner="checkmate", notes=(*heuristic.notes, note))
     solved = candidate(graph, profile, found.order)
     fits = solved.peak_bytes <= budget_bytes

@@ -17,7 +17,17 @@ from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.torch_seam import is_fake, plain_data, plain_requires_grad, plain_requires_grad_, pytree
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
-from remat_codegen.trace.state import ABSENT, Attributes, Seen, attributes_of, set_attributes, without_data
+from remat_codegen.trace.state import (
+    ABSENT,
+    Attributes,
+    Seen,
+    attributes_of,
+    have_changed,
+    hooks_of,
+    put_hooks_back,
+    set_attributes,
+    without_data,
+)
 
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
@@ -29,10 +39,13 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
     before, held, seen = python_and_numpy(), attributes_of(module), Seen()
+    hooks = hooks_of(module)
     found = read(seen)
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
-    alike = not (drawn or seen.left()) or _alike_again(found, read, module, seen.left())
+    hooked = have_changed(hooks)
+    alike = not (drawn or hooked or seen.left()) or _alike_again(found, read, module, seen.left())
     set_attributes(module, {name: held.get(name, ABSENT) for name in (*seen.attributes, *seen.assigned)})
+    put_hooks_back(hooks)
     switched = [name.rpartition(".")[0] for name in seen.attributes if name.rpartition(".")[2] == "training"]
     if switched:
         hint = "do it in the model's own train()"
@@ -41,8 +54,9 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         hint = "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in"
         raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
     if not alike:
-        name, *_ = [*(name for name in seen.left() if name not in seen.assigned), *seen.assigned]
-        hint = "hold it in a buffer, or pass it in as a tensor"
+        set_by_forward = [name for name in seen.left() if name not in seen.assigned]
+        name, *_ = [*set_by_forward, *seen.assigned, "the set of hooks"]
+        hint = "hold it in a buffer, or pass it in as a tensor" if seen.left() else "register them where the model is made"
         what = f"forward changes {name}, and computes with it: a trace would hold its value"
         if name in seen.assigned:
             hint = f"write into it instead: self.{name.rpartition('.')[2]}.copy_(...)"

@@ -23,6 +23,9 @@ PLAIN = (bool, int, float, str, type(None), torch.Tensor)
 
 PARAMETERS = ("_parameters", "_buffers", "_modules", "_flat_weights")  # these and lists of them; recurrent networks keep one
 
+HOOKS = frozenset(n for n, held in vars(torch.nn.Module()).items() if isinstance(held, dict)) - {*PARAMETERS}
+Hooks = list[tuple[dict[Any, Any], dict[Any, Any]]]  # each dict of a module's hooks, and what was in it
+
 Attributes = dict[str, Any]  # by path, `h.0.calls`; containers are copies
 
 
@@ -115,11 +118,12 @@ def _refused(buffer: str, what: str, otherwise: str = "") -> UnsupportedError:
 
 
 def attributes_of(module: torch.nn.Module) -> Attributes:
-    """The numbers, texts and tensors that modules hold, and their dicts, lists and tuples of such; not the parameters."""
+    """The numbers, texts and tensors that modules hold, and their dicts, lists and tuples of such; not the parameters, and
+    not their hooks."""
     found: Attributes = {}
     for path, part in module.named_modules():
         for name, value in (*buffers_of(part).items(), *vars(part).items()):
-            if name not in PARAMETERS and _is_plain(value):
+            if name not in PARAMETERS and name not in HOOKS and _is_plain(value):
                 found[f"{path}.{name}".lstrip(".")] = _copied(value)
     return found
 
@@ -147,6 +151,24 @@ def put_back(module: torch.nn.Module, held: Attributes) -> None:
     now = attributes_of(module)
     changed = {name for name in {**now, **held} if not _is_same(now.get(name, ABSENT), held.get(name, ABSENT))}
     set_attributes(module, {name: held.get(name, ABSENT) for name in changed})
+
+
+def hooks_of(module: torch.nn.Module) -> Hooks:
+    """The dicts that modules hold their hooks in, each with what it holds."""
+    return [(held, dict(held)) for part in module.modules() for name, held in vars(part).items() if name in HOOKS]
+
+
+def have_changed(hooks: Hooks) -> bool:
+    """Whether hooks were registered or removed since `hooks_of` found them."""
+    return any(list(held.items()) != list(before.items()) for held, before in hooks)
+
+
+def put_hooks_back(hooks: Hooks) -> None:
+    """Leaves the hooks that `hooks_of` found, and no others: forward that has registered some does so again once what it noted
+    of that is put back."""
+    for held, before in hooks:
+        held.clear()
+        held.update(before)
 
 
 def without_data(values: Attributes) -> Attributes:

@@ -33,7 +33,7 @@ from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.settings import Reads, mentions_types
-from remat_codegen.trace.state import Seen, attributes_of, put_back, watched, with_returned
+from remat_codegen.trace.state import Seen, attributes_of, hooks_of, put_back, put_hooks_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.swapping import swapped
@@ -133,7 +133,7 @@ def _numbers(module: torch.nn.Module) -> dict[str, int]:
 def _export(
     module: Any, args: Any, kwargs: Any, autocast: Autocast, dynamic: Asked, questions: Questions, decisions: Decisions
 ) -> torch.export.ExportedProgram:
-    held = attributes_of(module)
+    held, hooks = attributes_of(module), hooks_of(module)
 
     def export(others: bool = False, noticed: bool = False) -> torch.export.ExportedProgram:
         decisions.made.clear()
@@ -161,6 +161,7 @@ def _export(
                 return torch.export.export(module, *given, strict=False, dynamic_shapes=shapes)
             except Exception:
                 put_back(module, held)  # a table that forward has made and holds is one of that trace
+                put_hooks_back(hooks)
                 raise
 
     try:

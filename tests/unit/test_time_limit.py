@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import replace
 
@@ -12,16 +13,19 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen.profile.measure as measuring
-from remat_codegen import lifecycle, pipeline, second
+from remat_codegen import choosing, lifecycle, making, pipeline, second
 from remat_codegen.batching import largest_size
 from remat_codegen.choosing import smallest_good
 from remat_codegen.cli import cli
+from remat_codegen.drafts import draft_of, least_bytes, measured
+from remat_codegen.errors import BudgetError
 from remat_codegen.marked.choose import Chooser
+from remat_codegen.planners import registry
 from remat_codegen.planners.bound import bound
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
 from remat_codegen.report import Progress
-from remat_codegen.request import LEAST_SHARE, Request
+from remat_codegen.request import LEAST_SHARE, Question, Request
 from remat_codegen.schedule import simulate, without_recomputation
 
 PAST = 0.0  # of time.monotonic()
@@ -95,8 +99,78 @@ def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
 
 
 def test_searches_for_numbers_end_after_the_first_that_they_need():
-    assert smallest_good(lambda n: n >= 70, 0, 100, 12, 1, lambda: True) == (100, ((0, False), (100, True)))
+    four = ((0, False), (100, True), (50, False), (75, True))
+    assert smallest_good(lambda n: n >= 70, 0, 100, 12, 1, lambda: True) == (75, four)
     assert largest_size(lambda n: n - 50.0, 4, 16, lambda: True) == (4, ((4, True),))
+
+
+def for_ever(graph, profile, budget_bytes, *, progress=None):
+    """A planner that finds nothing as long as it is given time."""
+    while True:
+        progress("", 0, 1)
+
+
+@pytest.fixture
+def endless(asked, monkeypatch):
+    """The same request, with a planner that its time is too short for."""
+    monkeypatch.setitem(registry.PLANNERS, "rockmate", for_ever)
+    return replace(asked, verify=False, time_limit=0.1)
+
+
+def largest(request, budget):
+    """The report on the file with the largest batch, and what was noted."""
+    progress = Progress(None)
+    report = choosing.generate(replace(request, budget=budget), Question(largest_batch=""), progress)
+    return report, progress.noted
+
+
+def test_time_that_is_up_says_nothing_of_the_smallest_plan(endless):
+    found = measured(endless, QUIET)
+    least = least_bytes(found, QUIET)
+    assert not least.sure and 0 < least.nbytes < found.plain_bytes
+    assert draft_of(found, least.nbytes, QUIET).made.planned_peak_bytes <= least.nbytes  # a quick planner's
+    with pytest.raises(BudgetError, match=r"no plan under .* was found in 0.1 s; raise --time-limit") as raised:
+        draft_of(found, least.nbytes // 2, QUIET)
+    assert raised.value.out_of_time
+
+
+@pytest.mark.slow
+def test_the_largest_batch_that_was_found_in_time(endless):
+    report, noted = largest(endless, str(least_bytes(measured(endless, QUIET), QUIET).nbytes))
+    assert report.planned_peak_bytes <= report.budget_bytes < report.unmodified_peak_bytes
+    assert report.answer == f"with which {report.chosen.batch} is the largest batch that was found to fit"
+    assert "batch 64: fits" in noted and not any("does not fit" in note or "needs" in note for note in noted)
+    assert "note: the search for a batch was cut short after 0.1 s; raise --time-limit for a better answer" in noted
+
+
+def test_no_batch_in_time_is_not_said_of_the_model(endless):
+    what = r"no batch was found in 0.1 s that fits; tried 64; raise --time-limit, or allow more memory"
+    with pytest.raises(BudgetError, match=what):
+        largest(endless, "5KiB")
+
+
+@pytest.mark.slow
+def test_a_search_for_a_budget_that_was_cut_short_finds_more_than_the_whole_step(endless):
+    progress = Progress(None)
+    report = choosing.generate(replace(endless, budget=None), Question(max_overhead="20%"), progress)
+    assert 0 < report.overhead <= 0.2 and report.budget_bytes < report.unmodified_peak_bytes
+    assert "note: the search for a budget was cut short after 0.1 s; raise --time-limit for a better answer" in progress.noted
+    assert re.match(r"the smallest of \d that were planned for with at most 20% more time", report.answer)
+
+
+@pytest.mark.slow
+def test_what_was_cut_short_says_what_to_do(endless):
+    report = second.generate(endless, QUIET)
+    assert "stopped after 0.01 s, the best plan so far; raise --time-limit for a better one" in report.notes
+
+
+@pytest.mark.parametrize(("hurried", "said"), [(1, "1 kind of"), (2, "2 kinds of")])
+def test_notes_of_a_plan_in_python_do_not_say_twice_that_they_are_notes(asked, monkeypatch, hurried, said):
+    monkeypatch.setattr(Cache, "hurried", property(lambda self: hurried, lambda self, value: None), raising=False)
+    progress, traced = Progress(None), pipeline.trace_target(asked, QUIET)
+    report = making._report(pipeline.make_plan(replace(asked, budget="100%"), traced, progress), traced, progress)
+    note = f"{said} operations could not be measured as often as usual, within 1 s"
+    assert report.notes[0] == note and progress.noted == [f"note: {note}"]
 
 
 def test_a_file_made_when_the_time_was_up_is_exact_and_within_its_budget(asked):
