@@ -51,7 +51,8 @@ from remat_codegen.request import Request
 from remat_codegen.schedule import Schedule, simulate
 from remat_codegen.trace.ir import Variable
 
-MOST_LOST = 0.005  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for
 A_START = 0.3  # of a limited time: what each of those may take
 TIGHTER = (0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
@@ -76,7 +77,8 @@ class Brought:
 
 def generate(request: Request, progress: Progress) -> Report:
     """Writes the file that `request` asks for. Where that leaves the edition open, it is the second, if a table of parts takes
-    about as little time as the plan, and else the first, which says so. Raises RematError for whatever the user can put right.
+    at most `MOST_LOST` longer than the plan, and else the first, which says so. Raises RematError for whatever the user can put
+    right.
     """
     for path in (request.output_path, request.save_plan):
         if path is not None:
@@ -91,6 +93,7 @@ def generate(request: Request, progress: Progress) -> Report:
     except RematError as error:
         first = as_functions(request, made, error, progress)
         return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress, profile)
+    note_losses(plan, made, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
@@ -141,8 +144,20 @@ def _tabled(
         brought = _within_budget(request, traced, profile, made, progress)
         plan = as_planned(made, traced, profile, brought)
     if request.edition is None and not several and plan.overhead > made.overhead + MOST_LOST:
-        raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
+        raise BudgetError(_what_is_lost(plan, made))
     return plan, brought
+
+
+def _what_is_lost(plan: SavedPlan, made: SavedPlan) -> str:
+    return f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}"
+
+
+def note_losses(plan: SavedPlan, made: SavedPlan, progress: Progress) -> None:
+    """Says where the tables of a file take more than `LITTLE_LOST` longer than the plans that were `made`."""
+    for one, before in zip(plan.all(), made.all(), strict=True):
+        if one.overhead > before.overhead + LITTLE_LOST:
+            at = f"at {one.label}, " if made.others else ""
+            progress.note(f"note: {at}{_what_is_lost(one, before)}")
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:
@@ -214,7 +229,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
         brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule, seconds, progress.update)
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        if best is not None and best.overhead <= plan.overhead + MOST_LOST:
+        if best is not None and best.overhead <= plan.overhead + LITTLE_LOST:
             break
     if best is None:
         budget = format_bytes(plan.budget_bytes)
