@@ -17,7 +17,7 @@ from typing import Generic
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
-from remat_codegen.marked.demand import Again, Held, Keeps, Part, ready_to_run, run_of
+from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Pricing, Schedule
 
@@ -95,8 +95,8 @@ class Chooser(Generic[V]):
     ) -> None:
         """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`. `told`
         is called now and then with how many tables were priced, and the most that will be."""
-        self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
-        self.step_ns, self.pricing = sum(profile.time_ns), Pricing(graph, profile)
+        self.graph, self.profile, self.candidates, self.limit = graph, profile, candidates, limit
+        self.step_ns, self.pricing, self.rule = sum(profile.time_ns), Pricing(graph, profile), Rule(graph, held)
         self.tried, self.until, self.told = 0, math.inf, told
         self.further_tables = MOST_NODES // len(graph.nodes)
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
@@ -115,8 +115,9 @@ class Chooser(Generic[V]):
         return self.known[parts]
 
     def _priced(self, rows: Rows[V], parts: Sequence[Part]) -> Priced[V]:
-        ran = run_of(self.graph, parts, self.held)
-        peak_bytes, time_ns = self.pricing.price(ran.order, ran.held_at, ran.beside_bytes)
+        ran = self.rule.run_of(parts)
+        time_ns = self.pricing.time_ns(ran.order)
+        peak_bytes = self.pricing.peak_bytes(ran.order, ran.held_at, ran.beside_bytes)
         keys = {(r.candidate.key, r.keeps, r.again, r.late) for r in rows}
         marks = len({mark for r in rows for mark in r.candidate.marks})
         cost = time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)

@@ -163,7 +163,8 @@ def test_any_table_gives_a_valid_step(seed):
     validate(graph, schedule)
     timeline, ran = simulate(graph, profile, schedule), run_of(graph, parts)
     assert timeline.time_ns >= sum(profile.time_ns)
-    priced = Pricing(graph, profile).price(ran.order, ran.held_at, ran.beside_bytes)  # as the search does, without a schedule
+    pricing = Pricing(graph, profile)  # as the search does, without a schedule
+    priced = pricing.peak_bytes(ran.order, ran.held_at, ran.beside_bytes), pricing.time_ns(ran.order)
     assert priced == (timeline.peak_bytes, timeline.time_ns)
 
 
