@@ -215,7 +215,10 @@ class _Step:
         for index, given in enumerate(self.inputs):
             for data in given:
                 self.given_to.setdefault(data, []).append(index)
-        self.until = [max((self.last_read[d] for d in own), default=-1) for own in self.own]
+        self.until = [-1] * len(parts)  # by part: the last backward node that something of it is read for
+        for index in range(len(parts) - 1, -1, -1):
+            readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
+            self.until[index] = max([*readers, *(self.last_read[d] for d in self.own[index])], default=-1)
         self.done = [False] * len(parts)
         self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
         self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
