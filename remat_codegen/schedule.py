@@ -165,7 +165,7 @@ class Pricing:
         return sum(map(self.times_ns.__getitem__, order))
 
     def peak_bytes(self, order: Sequence[int], held: Mapping[int, Collection[int]], beside_bytes: Mapping[int, int]) -> int:
-        """The peak in bytes. `held` is as in `with_forgets`, `beside_bytes` as in a schedule. It goes backwards, so that whoever
+        """The peak in bytes. `held` is as in `with_forgets`, `beside_bytes` as in a schedule. It goes backwards, so that who
         touches a copy of a value first is the last that needs it."""
         nbytes, added_to, alive = self.nbytes, self.added_to, set(self.outputs)
         current = peak = sum(map(nbytes.__getitem__, alive))

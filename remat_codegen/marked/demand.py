@@ -165,8 +165,8 @@ class Rule:
         return self._inputs[stretch]
 
     def nodes(self, part: Part) -> list[tuple[int, tuple[int, ...], list[int]]]:
-        """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part is
-        given, and what it made before for variables."""
+        """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part
+        is given, and what it made before for variables."""
         stretch = part.first, part.last
         if stretch not in self._nodes:
             inputs, found = self.inputs(part), list[tuple[int, tuple[int, ...], list[int]]]()
