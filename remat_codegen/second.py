@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen import pipeline, planfile, planline
@@ -115,11 +115,20 @@ def tabled(
         raise PlanFileError("the plan was made for other batch sizes", hint=planfile.AGAIN)
     several = bool(made.others)
     numbered = enumerate(made.all())
-    plan, *others = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
-    if not others:
-        return plan
+    found = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
+    if not several:
+        return found[0]
+    first, *others = found if traced.others else [_quickest(plan, found) for plan, _ in found]
     plans, tables = zip(*others, strict=True)
-    return _in_one_file(request, traced, profile, replace(plan[0], others=plans), replace(plan[1], others=tables))
+    return _in_one_file(request, traced, profile, replace(first[0], others=plans), replace(first[1], others=tables))
+
+
+def _quickest(plan: SavedPlan, found: Sequence[tuple[SavedPlan, Brought]]) -> tuple[SavedPlan, Brought]:
+    """The plan with the quickest of some tables that fits into its budget, which may have been found for a smaller one."""
+    fitting = [(p, b) for p, b in found if p is plan or max(p.budget_bytes, p.planned_peak_bytes) <= plan.budget_bytes]
+    by, table = min(fitting, key=lambda pair: (pair[0].overhead, pair[0] is not plan))
+    same = replace(plan, planned_peak_bytes=by.planned_peak_bytes, overhead=by.overhead, order=by.order)
+    return same, table
 
 
 def _in_one_file(
