@@ -2,8 +2,9 @@
 
 The schedule says which nodes run again and what is forgotten. Each such node becomes a part, the smallest there is for it. Then
 parts are made larger where that costs nothing (one row for a block instead of ten), and what the rule of demand.py makes of
-them is improved by small changes, of all equal layers at once and then of single ones. The one simulator judges each: first
-what is above the limit, then the time, with a little for each row and mark that a reader has to look at.
+them is improved by small changes: of all equal layers at once, which soon shows what pays, and then of single ones. The one
+simulator judges each: first what is above the limit, then the time, with a little for each row and mark that a reader has to
+look at. In the end, rows go that hardly pay. What ends the search is a number of tables, so that it finds the same anywhere.
 """
 
 from __future__ import annotations
