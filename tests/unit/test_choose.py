@@ -54,6 +54,21 @@ def test_tables_are_priced_once():
     assert chooser.tried <= 1
 
 
+@pytest.mark.parametrize("a_byte", [math.inf, 0.5])
+def test_tables_whose_peak_nobody_looks_at_are_no_better(a_byte):
+    passed_over = 0
+    for seed in range(6):
+        chooser, schedule = chooser_of(seed, 0.7)
+        careful, _ = chooser_of(seed, 0.7)
+        for best in chooser.starts([schedule]):
+            for move in [*chooser.other_options(best, True), *chooser.without(best, False), *chooser.larger(best, False)]:
+                chooser.known.clear()
+                found, known = chooser.price(move(best.rows), best, a_byte), careful.price(move(best.rows))
+                assert found == known or (found is None and known.rank(a_byte) >= best.rank(a_byte))
+                passed_over += found != known
+    assert passed_over
+
+
 def test_a_step_within_its_limit_needs_no_table():
     chooser, schedule = chooser_of(0, 1.0)
     assert chooser.search([schedule]).rows == ()
