@@ -407,6 +407,7 @@ def _made_again(
     profile = pipeline.measured_costs(request, traced, progress)
     made = pipeline.make_plan(request, traced, progress, profile=profile)
     plan, brought = second.tabled(request, traced, profile, made, progress)
+    second.note_losses(plan, made, progress)
     plan = _still_saying(plan, header)
     return second.proved(header.request, traced, plan, brought, progress), plan
 

@@ -146,53 +146,46 @@ def with_forgets(graph: Graph, order: Sequence[int], held: Mapping[int, Collecti
 
 
 class Pricing:
-    """Peak and time of many orders of one graph's nodes: what `simulate` says of `with_forgets`, without making a schedule."""
+    """Peak and time of many orders of one graph's nodes: what `simulate` says of `with_forgets`, without making a schedule.
+
+    The orders begin with the forward pass and the loss; backward nodes run once.
+    """
 
     def __init__(self, graph: Graph, profile: Profile) -> None:
-        self.reads = [node.reads for node in graph.nodes]
-        self.writes = [node.writes for node in graph.nodes]
+        self.outputs, self.loss = frozenset(graph.outputs), graph.loss
         self.nbytes = [data.nbytes for data in graph.data]
+        self.reads, self.writes = [n.reads for n in graph.nodes], [n.writes for n in graph.nodes]
+        self.touches = [tuple({*n.reads, *n.writes}) for n in graph.nodes]
         self.added_to = [data.kind is Kind.GRADIENT for data in graph.data]
-        self.outputs = frozenset(graph.outputs)
-        self.stays = [gradient or d in self.outputs for d, gradient in enumerate(self.added_to)]
-        self.workspace_bytes, self.time_ns = profile.workspace_bytes, profile.time_ns
+        self.begins = [[d for d in n.writes if graph.producers[d][0] == n.id] for n in graph.nodes]
+        self.workspace_bytes, self.times_ns = profile.workspace_bytes, profile.time_ns
 
-    def price(
-        self, order: Sequence[int], held: Mapping[int, Collection[int]], beside_bytes: Mapping[int, int]
-    ) -> tuple[int, int]:
-        """The peak in bytes, and the time in nanoseconds. `held` is as in `with_forgets`, `beside_bytes` as in a schedule."""
-        forgets, nbytes, alive = self._forgotten(order, held), self.nbytes, set[int]()
-        current = peak = 0
-        for position, node in enumerate(order):
-            during = current + self.workspace_bytes[node] + beside_bytes.get(position, 0)
-            for data in self.writes[node]:
+    def time_ns(self, order: Sequence[int]) -> int:
+        """The time in nanoseconds."""
+        return sum(map(self.times_ns.__getitem__, order))
+
+    def peak_bytes(self, order: Sequence[int], held: Mapping[int, Collection[int]], beside_bytes: Mapping[int, int]) -> int:
+        """The peak in bytes. `held` is as in `with_forgets`, `beside_bytes` as in a schedule. It goes backwards, so that who
+        touches a copy of a value first is the last that needs it."""
+        nbytes, added_to, alive = self.nbytes, self.added_to, set(self.outputs)
+        current = peak = sum(map(nbytes.__getitem__, alive))
+        for position in range(len(order) - 1, -1, -1):
+            node = order[position]
+            more = held.get(position, ())
+            for data in (*self.touches[node], *more) if more else self.touches[node]:
                 if data not in alive:
                     alive.add(data)
                     current += nbytes[data]
-                    during += nbytes[data]
-                elif not self.added_to[data]:  # room for both
+            during = current + self.workspace_bytes[node] + beside_bytes.get(position, 0)
+            begins = self.begins[node] if node >= self.loss or position == node else ()
+            for data in self.writes[node]:
+                if data in begins or not (added_to[data] or data in self.outputs or data in more or data in self.reads[node]):
+                    alive.discard(data)
+                    current -= nbytes[data]
+                elif not added_to[data]:  # room for both
                     during += nbytes[data]
             peak = max(peak, during)
-            for data in forgets[position]:
-                alive.discard(data)
-                current -= nbytes[data]
-        return peak, sum(map(self.time_ns.__getitem__, order))
-
-    def _forgotten(self, order: Sequence[int], held: Mapping[int, Collection[int]]) -> list[list[int]]:
-        """By position in the order: the data that nothing reads any more then."""
-        read_next, outputs = dict[int, bool](), self.outputs
-        found: list[list[int]] = [[]] * len(order)
-        for position in range(len(order) - 1, -1, -1):
-            node = order[position]
-            reads, writes, more = self.reads[node], self.writes[node], held.get(position, ())
-            found[position] = [d for d in {*reads, *writes, *more} if not read_next.get(d, d in outputs)]
-            for data in writes:
-                read_next[data] = self.stays[data]
-            for data in reads:
-                read_next[data] = True
-            for data in more:
-                read_next[data] = True
-        return found
+        return peak
 
 
 def without_recomputation(graph: Graph) -> Schedule:

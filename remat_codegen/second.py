@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -50,13 +50,15 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report, percent
 from remat_codegen.request import Request
+from remat_codegen.reserve import Reserve
 from remat_codegen.schedule import Schedule, simulate
 from remat_codegen.trace.ir import Variable
 from remat_codegen.training import example_loss
 
-MOST_LOST = 0.005  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for
 A_START = 0.3  # of a limited time: what each of those may take
-TIGHTER = (0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
+SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class Brought:
 
 def generate(request: Request, progress: Progress) -> Report:
     """Writes the file that `request` asks for. Where that leaves the edition open, it is the second, if a table of parts takes
-    about as little time as the plan, and else the first, which says so. Raises RematError for whatever the user can put right.
+    at most `MOST_LOST` longer than the plan, and else the first, which says so. Raises RematError for whatever the user can put
+    right.
     """
     for path in (request.output_path, request.save_plan):
         if path is not None:
@@ -94,6 +97,7 @@ def generate(request: Request, progress: Progress) -> Report:
     except RematError as error:
         first = as_functions(request, made, error, progress)
         return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress, profile)
+    note_losses(plan, made, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
@@ -114,11 +118,20 @@ def tabled(
         raise PlanFileError("the plan was made for other batch sizes", hint=planfile.AGAIN)
     several = bool(made.others)
     numbered = enumerate(made.all())
-    plan, *others = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
-    if not others:
-        return plan
+    found = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
+    if not several:
+        return found[0]
+    first, *others = found if traced.others else [_quickest(plan, found) for plan, _ in found]
     plans, tables = zip(*others, strict=True)
-    return _in_one_file(request, traced, profile, replace(plan[0], others=plans), replace(plan[1], others=tables))
+    return _in_one_file(request, traced, profile, replace(first[0], others=plans), replace(first[1], others=tables))
+
+
+def _quickest(plan: SavedPlan, found: Sequence[tuple[SavedPlan, Brought]]) -> tuple[SavedPlan, Brought]:
+    """The plan with the quickest of some tables that fits into its budget, which may have been found for a smaller one."""
+    fitting = [(p, b) for p, b in found if p is plan or max(p.budget_bytes, p.planned_peak_bytes) <= plan.budget_bytes]
+    by, table = min(fitting, key=lambda pair: (pair[0].overhead, pair[0] is not plan))
+    same = replace(plan, planned_peak_bytes=by.planned_peak_bytes, overhead=by.overhead, order=by.order)
+    return same, table
 
 
 def _in_one_file(
@@ -144,8 +157,20 @@ def _tabled(
         brought = _within_budget(request, traced, profile, made, progress)
         plan = as_planned(made, traced, profile, brought)
     if request.edition is None and not several and plan.overhead > made.overhead + MOST_LOST:
-        raise BudgetError(f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}")
+        raise BudgetError(_what_is_lost(plan, made))
     return plan, brought
+
+
+def _what_is_lost(plan: SavedPlan, made: SavedPlan) -> str:
+    return f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}"
+
+
+def note_losses(plan: SavedPlan, made: SavedPlan, progress: Progress) -> None:
+    """Says where the tables of a file take more than `LITTLE_LOST` longer than the plans that were `made`."""
+    for one, before in zip(plan.all(), made.all(), strict=True):
+        if one.overhead > before.overhead + LITTLE_LOST:
+            at = f"at {one.label}, " if made.others else ""
+            progress.note(f"note: {at}{_what_is_lost(one, before)}")
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:
@@ -232,13 +257,16 @@ def library_file(module: str) -> str:
 def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan, progress: Progress) -> Brought:
     """The plan brought to parts. Where that leads to more than the budget, or to more time, other plans are tried, too.
     Raises BudgetError where no table fits."""
+    found = found_of(traced)
+    own = planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
     best: Brought | None = None
-    for schedule in _schedules(request, traced, profile, plan):
+    more = others(request, traced.graph, found.with_held(profile), reserve_of(traced), plan.budget_bytes)
+    for schedules in ([own], more):
         seconds = request.seconds_left()
-        brought = brought_to_parts(traced, profile, plan.budget_bytes, schedule, seconds, progress.update)
+        brought = brought_to_parts(traced, found, profile, plan.budget_bytes, schedules, seconds, progress.update)
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        if best is not None and best.overhead <= plan.overhead + MOST_LOST:
+        if request.time_is_up or (best is not None and best.overhead <= plan.overhead + LITTLE_LOST):
             break
     if best is None:
         budget = format_bytes(plan.budget_bytes)
@@ -247,36 +275,31 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     return best
 
 
-def _schedules(request: Request, traced: Traced, profile: Profile, plan: SavedPlan) -> Iterator[Schedule]:
-    """What the search for a table starts from: the plan; rockmate's, which treats equal blocks alike, as rows do; plans for
-    less."""
-    yield planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    tighter = [(request.planner, share) for share in TIGHTER]
-    for planner, share in [("rockmate", 1.0), *tighter] if plan.planner == "auto" else tighter:
-        if request.time_is_up:
-            break
-        limit = int(share * plan.budget_bytes) - reserve_of(traced).most_bytes
-        schedule = limited(planner, request.seconds_left(A_START))(traced.graph, profile, limit).schedule
-        if schedule is None:
+def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Schedule]:
+    """What else the search for a table starts from: rockmate's plans, which treat equal blocks alike, as rows do. They are by
+    the costs of the text, whose variables hold more than the plan knows of; and for ever less."""
+    for share in SHARES:
+        limit = int(share * budget_bytes) - reserve.most_bytes
+        schedule = limited("rockmate", request.seconds_left(A_START))(graph, costs, limit).schedule
+        if schedule is None or request.time_is_up:
             break
         yield schedule
 
 
 def brought_to_parts(
     traced: Traced,
+    found: Found,
     profile: Profile,
     limit: int,
-    schedule: Schedule,
+    schedules: Iterable[Schedule],
     seconds: float | None = None,
     told: Callable[[int, int], object] = lambda tried, most: None,
 ) -> Brought:
-    """The best table that the search finds from a schedule, in so many seconds if they are given. It may be above the limit.
-    `told` hears how far the search has come."""
-    reserve, graph = reserve_of(traced), traced.graph
-    found = found_of(traced)
-    costs = found.with_held(profile)
+    """The best table that the search finds from some schedules, in so many seconds if they are given. It may be above the
+    limit. `told` hears how far the search has come."""
+    reserve, graph, costs = reserve_of(traced), traced.graph, found.with_held(profile)
     chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held, told)
-    best = chooser.search(schedule, math.inf if seconds is None else time.monotonic() + seconds)
+    best = chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds)
     parts = [part for _, part in parts_of(best.rows)]
     overhead = best.time_ns / max(1, sum(profile.time_ns)) - 1
     return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes, overhead)

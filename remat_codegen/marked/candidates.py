@@ -25,6 +25,9 @@ class Candidate(Generic[V]):
     key: Hashable
     marks: tuple[tuple[Hashable, Hashable], ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.first, self.last))  # of one search, no others are equal there
+
     def holds(self, other: Candidate[V]) -> bool:
         """Whether another candidate lies within this one."""
         return self.first <= other.first and other.last <= self.last and self != other

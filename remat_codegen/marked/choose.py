@@ -2,8 +2,9 @@
 
 The schedule says which nodes run again and what is forgotten. Each such node becomes a part, the smallest there is for it. Then
 parts are made larger where that costs nothing (one row for a block instead of ten), and what the rule of demand.py makes of
-them is improved by small changes, of all equal layers at once and then of single ones. The one simulator judges each: first
-what is above the limit, then the time, with a little for each row and mark that a reader has to look at.
+them is improved by small changes: of all equal layers at once, which soon shows what pays, and then of single ones. The one
+simulator judges each: first what is above the limit, then the time, with a little for each row and mark that a reader has to
+look at. In the end, rows go that hardly pay. What ends the search is a number of tables, so that it finds the same anywhere.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
+from typing import Generic, TypeVar
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
-from remat_codegen.marked.demand import Again, Held, Keeps, Part, ready_to_run, run_of
+from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Pricing, Schedule
 
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
-MOST_TRIED = 4000  # tables that are priced from the first start
-STARTS, OFTEN = 4, 50  # rows that the search starts from; tables after which it tells how far it has come
-MOST_NODES = 200_000  # nodes in the tables that are priced from each further start
+A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end
+MOST_TABLES = 1500  # that are priced from one start
+MOST_NODES = 400_000  # in the tables that are priced from one start
+OFTEN = 50  # tables after which the search tells how far it has come
 ROUNDS = 3
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
 OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
@@ -47,6 +49,7 @@ class Row(Generic[V]):
 
 
 Rows = tuple[Row[V], ...]
+Move = Callable[[Rows[V]], Rows[V]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,87 +98,118 @@ class Chooser(Generic[V]):
     ) -> None:
         """`limit` gives the bytes that an order of nodes may take, `held` is as in `demand.schedule_of`. `told`
         is called now and then with how many tables were priced, and the most that will be."""
-        self.graph, self.profile, self.candidates, self.limit, self.held = graph, profile, candidates, limit, held
-        self.step_ns, self.pricing = sum(profile.time_ns), Pricing(graph, profile)
+        self.graph, self.profile, self.candidates, self.limit = graph, profile, candidates, limit
+        self.step_ns, self.pricing, self.rule = sum(profile.time_ns), Pricing(graph, profile), Rule(graph, held)
         self.tried, self.until, self.told = 0, math.inf, told
-        self.further_tables = MOST_NODES // len(graph.nodes)
+        self.most = self.tables = min(MOST_TABLES, MOST_NODES // len(graph.nodes))
+        self.costs: dict[tuple[Part, ...], float] = {}
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
 
-    def price(self, rows: Rows[V]) -> Priced[V] | None:
-        """What rows take; None where there are no such parts."""
+    # ------------------------------------------------------------------ what a table takes
+
+    def price(self, rows: Rows[V], best: Priced[V] | None = None, price: float = math.inf) -> Priced[V] | None:
+        """What rows take; None where there are no such parts, or if it shows early that they are no better than the best."""
         try:
             parts = tuple(part for _, part in parts_of(rows))
         except ValueError:
             return None
         if parts not in self.known:
-            self.tried += 1
-            if self.tried % OFTEN == 0:
-                self.told(self.tried, MOST_TRIED + (STARTS - 1) * self.further_tables)
-            self.known[parts] = self._priced(rows, parts)
+            if best is not None and self._is_worse(self.costs.get(parts, 0.0), best, price):
+                return None
+            self._count()
+            ran = self.rule.run_of(parts)
+            time_ns = self.pricing.time_ns(ran.order)
+            self.costs[parts] = time_ns + self.step_ns * (A_KEY * kinds(rows) + A_MARK * _marks(rows))
+            if best is not None and self._is_worse(self.costs[parts], best, price):
+                return None  # whatever its peak is
+            peak_bytes = self.pricing.peak_bytes(ran.order, ran.held_at, ran.beside_bytes)
+            over_bytes = max(0, peak_bytes - self.limit((*ran.order, *ready_to_run(parts))))
+            self.known[parts] = Priced(rows, over_bytes, self.costs[parts], time_ns, peak_bytes)
         return self.known[parts]
 
-    def _priced(self, rows: Rows[V], parts: Sequence[Part]) -> Priced[V]:
-        ran = run_of(self.graph, parts, self.held)
-        peak_bytes, time_ns = self.pricing.price(ran.order, ran.held_at, ran.beside_bytes)
-        keys = {(r.candidate.key, r.keeps, r.again, r.late) for r in rows}
-        marks = len({mark for r in rows for mark in r.candidate.marks})
-        cost = time_ns + self.step_ns * (A_KEY * len(keys) + A_MARK * marks)
-        limit = self.limit((*ran.order, *ready_to_run(parts)))
-        return Priced(rows, max(0, peak_bytes - limit), cost, time_ns, peak_bytes)
+    @staticmethod
+    def _is_worse(cost_ns: float, best: Priced[V], price: float) -> bool:
+        """Whether rows of that cost are worse than the best, even if they keep to the limit."""
+        return cost_ns > best.rank(price)[1] and not (price == math.inf and best.over_bytes)
 
-    def search(self, schedule: Schedule, until: float = math.inf) -> Priced[V]:
-        """The best rows found, from several that a schedule leads to. They may be over the limit. `until` is a moment of
+    def _count(self) -> None:
+        self.tried += 1
+        if self.tried % OFTEN == 0:
+            self.told(self.tried, self.most)
+
+    # ------------------------------------------------------------------ the search
+
+    def search(self, schedules: Iterable[Schedule], until: float = math.inf) -> Priced[V]:
+        """The best rows found, from what schedules lead to. They may be over the limit. `until` is a moment of
         time.monotonic(); without one, no clock is looked at."""
         self.until = until
-        starts = enumerate(self.starts(schedule))
-        found = [self.searched(rows, self.further_tables if i else MOST_TRIED) for i, rows in starts]
-        return min(found, key=lambda p: p.rank(math.inf))  # the first of equal ones
+        starts = self.starts(schedules)
+        self.most = self.tried + len(starts) * self.tables
+        return self.simpler(self.least(map(self.searched, starts)))
 
-    def searched(self, rows: Rows[V], tables: int) -> Priced[V]:
-        """The best rows found from these, once so many tables were priced: by moves that keep to the limit if these do, or come
-        closer to it; and by moves that may leave it for a while."""
-        start = self.price(rows)
-        assert start is not None
-        found = [self.within(start, self.tried + tables // 2), self.freely(start, self.tried + tables)]
+    def least(self, found: Iterable[Priced[V]]) -> Priced[V]:
+        """The best, whatever it takes to keep to the limit; the first of equal ones."""
         return min(found, key=lambda p: p.rank(math.inf))
+
+    def searched(self, start: Priced[V]) -> Priced[V]:
+        """The best rows found from these: by moves that keep to the limit if these do, or come closer to it; and by moves that
+        may leave it for a while."""
+        within = self.within(start, self.tried + self.tables // 2)
+        return self.least([within, self.freely(start, self.tried + self.tables // 2)])
 
     def freely(self, best: Priced[V], most: int) -> Priced[V]:
         """The best rows found where a byte above the limit has its price."""
-        price = 100 * A_PERCENT * self.step_ns / max(1, self.limit(()))
-        for _ in range(ROUNDS):
-            before = best
-            for moves in (self.other_options, self.larger, self.smaller, self.without):
-                best = self.improved(best, moves, price, most)
-            if best.over_bytes:
-                best = self.improved(best, self.further, price, most)
-            if best.rank(price) == before.rank(price) or self.enough(most):
-                break
-        return self.within(best, most)
+        for alone in (False, True):
+            for _ in range(ROUNDS):
+                before = best
+                for moves in (self.other_options, self.larger, self.smaller, self.without, self.further):
+                    best = self.improved(best, moves(best, alone), self.a_byte, most)
+                if best is before or self.enough(most):
+                    break
+        return self.within(best, most + self.tables // 4)
+
+    @property
+    def a_byte(self) -> float:
+        """The time that a byte above the limit is worth, where moves may leave that."""
+        return 100 * A_PERCENT * self.step_ns / max(1, self.limit(()))
 
     def within(self, best: Priced[V], most: int) -> Priced[V]:
-        """Rows within the limit, whatever it takes; then with less of that."""
-        for _ in range(ROUNDS):
-            before = best
-            moves = (self.other_options, self.further, self.larger) if best.over_bytes else (self.without, self.smaller)
-            for kind in (*moves, self.other_options):
-                best = self.improved(best, kind, math.inf, most)
-            if best.rank(math.inf) == before.rank(math.inf):
-                break
+        """Rows within the limit, whatever it takes; then with less of that. All equal layers at once, then each."""
+        for alone in (False, True):
+            for _ in range(ROUNDS):
+                before = best
+                moves = (self.other_options, self.further, self.larger) if best.over_bytes else (self.without, self.smaller)
+                for kind in (*moves, self.other_options):
+                    best = self.improved(best, kind(best, alone), math.inf, most)
+                if best is before or self.enough(most):
+                    break
         return best
 
-    def improved(
-        self, best: Priced[V], moves: Callable[[Priced[V]], Iterator[Callable[[Rows[V]], Rows[V]]]], price: float, most: int
-    ) -> Priced[V]:
+    def improved(self, best: Priced[V], moves: Iterable[Move[V]], price: float, most: int) -> Priced[V]:
         """What is left once every move was tried that makes rows better."""
-        for move in moves(best):
+        for move in moves:
             rows = move(best.rows)
             if rows == best.rows:
                 continue
             if self.enough(most):
                 break
-            found = self.price(rows)
+            found = self.price(rows, best, price)
             if found is not None and found.rank(price) < best.rank(price):
                 best = found
+        return best
+
+    def simpler(self, best: Priced[V]) -> Priced[V]:
+        """As good as the best but for a little, within the limit if that is, with fewer kinds of rows and marks, or rows."""
+        slowest_ns = best.time_ns + A_LITTLE * self.step_ns
+        most = self.tried + self.tables // 2
+        for moves, alone in ((self.without, False), (self.alike, False), (self.without, True)):
+            for move in moves(best, alone):
+                rows = move(best.rows)
+                if _size(rows) >= _size(best.rows) or self.enough(most):
+                    continue
+                found = self.price(rows)
+                if found is not None and found.over_bytes <= best.over_bytes and found.time_ns <= slowest_ns:
+                    best = found
         return best
 
     def enough(self, most: int) -> bool:
@@ -184,11 +218,23 @@ class Chooser(Generic[V]):
 
     # ------------------------------------------------------------------ where it starts
 
-    def starts(self, schedule: Schedule) -> Iterator[Rows[V]]:
-        """Where the search begins: what the schedule runs again, as parts beside each other and within each other, and as parts
-        of one expression or call each; nothing."""
-        found = [self.first(schedule), self.first(schedule, nesting=True), self.first(schedule, vertices=1), ()]
-        yield from dict.fromkeys(found)
+    def starts(self, schedules: Iterable[Schedule]) -> list[Priced[V]]:
+        """Where the search begins: the best of all that schedules lead to, and what the first one leads to as it is. Schedules
+        for ever less are taken up to one whose rows keep to the limit: those after it only take longer."""
+        found: list[Priced[V]] = []
+        for schedule in schedules:
+            priced = map(self.price, self.tables_of(schedule))
+            found += [p for p in priced if p is not None]
+            if any(not p.over_bytes for p in found):
+                break
+        found += [p for p in [self.price(())] if p is not None]
+        own = [min(found, key=lambda p: p.rank(self.a_byte)), found[0]]
+        return list({p.rows: p for p in own}.values())
+
+    def tables_of(self, schedule: Schedule) -> list[Rows[V]]:
+        """What a schedule runs again, as parts beside each other and within each other, and as parts of one expression or call
+        each."""
+        return [self.first(schedule), self.first(schedule, nesting=True), self.first(schedule, vertices=1)]
 
     def first(self, schedule: Schedule, nesting: bool = False, vertices: float = math.inf) -> Rows[V]:
         """For each node that a schedule runs again, the smallest part there is for it, of so many vertices at most."""
@@ -222,47 +268,66 @@ class Chooser(Generic[V]):
         return any(r is not None and not candidate.first <= r <= candidate.last for r in readers)
 
     # ------------------------------------------------------------------ what is tried
+    # Each gives changes of all rows, or candidates, of the same code; or, `alone`, of single ones.
 
-    def larger(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
-        """One part for many: for all of the same code, then for each."""
-        for group in self.candidates.groups(least=2):
+    def larger(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+        """One part for many."""
+        for group in _some(self.candidates.groups(least=2), alone):
             for keeps in OFFERED:
-                for inner in (True, False):
-                    yield _merging(group, keeps, inner)
-                    yield from (_merging([c], keeps, inner) for c in group if len(group) > 1 and inner)
+                yield from (_merging(group, keeps, inner) for inner in ((True,) if alone else (True, False)))
 
-    def other_options(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
-        """Other options for the rows of one code, then for each row."""
-        for rows in _by_key(best.rows):
-            for options in OPTIONS:
-                yield _setting({r.candidate for r in rows}, *options)
-        for row in best.rows:
-            for options in OPTIONS:
-                yield _setting({row.candidate}, *options)
+    def other_options(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+        """Other options."""
+        for rows in _some(_by_key(best.rows), alone):
+            yield from (_setting({r.candidate for r in rows}, *options) for options in OPTIONS)
 
-    def smaller(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
-        """The largest parts within one for it: for all of the same code, then for each. And such parts within it."""
-        for rows in _by_key(best.rows):
-            for some in ([rows] if len(rows) == 1 else [rows, *([r] for r in rows)]):
-                within = [c for r in some for c in self.candidates.largest_within(r.candidate)]
-                for keeps in OFFERED if within else ():
-                    yield _splitting([r.candidate for r in some], within, keeps, False)
-                    yield _splitting([r.candidate for r in some], within, keeps, True)
+    def smaller(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+        """The largest parts within one for it, or within it."""
+        for rows in _some(_by_key(best.rows), alone):
+            within = [c for r in rows for c in self.candidates.largest_within(r.candidate)]
+            for keeps in OFFERED if within else ():
+                yield from (_splitting([r.candidate for r in rows], within, keeps, nesting) for nesting in (False, True))
 
-    def without(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+    def without(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
         """Fewer parts."""
-        for rows in _by_key(best.rows):
-            yield _dropping({r.candidate for r in rows})
-        for row in best.rows:
-            yield _dropping({row.candidate})
+        yield from (_dropping({r.candidate for r in rows}) for rows in _some(_by_key(best.rows), alone))
 
-    def further(self, best: Priced[V]) -> Iterator[Callable[[Rows[V]], Rows[V]]]:
+    def further(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
         """More parts, while the rows are above the limit."""
-        if best.over_bytes:
-            for group in self.candidates.groups():
-                for keeps in reversed(OFFERED):
-                    yield _merging(group, keeps, True)
-                    yield from (_merging([c], keeps, True) for c in group if len(group) > 1)
+        for group in _some(self.candidates.groups(), alone) if best.over_bytes else ():
+            yield from (_merging(group, keeps, True) for keeps in reversed(OFFERED))
+
+    def alike(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+        """The options that some rows have for all of the same code."""
+        for rows in _by_key(best.rows):
+            for options in dict.fromkeys((r.keeps, r.again, r.late) for r in rows):
+                yield _setting({r.candidate for r in rows}, *options)
+
+
+T = TypeVar("T")
+
+
+def _some(groups: Iterable[Sequence[T]], alone: bool) -> Iterator[Sequence[T]]:
+    """Groups, or what is in those of several, one by one."""
+    for group in groups:
+        if not alone:
+            yield group
+        elif len(group) > 1:
+            yield from ([one] for one in group)
+
+
+def kinds(rows: Iterable[Row[V]]) -> int:
+    """How many different rows there are: those of the same code, and with the same options, are equal."""
+    return len({(r.candidate.key, r.keeps, r.again, r.late) for r in rows})
+
+
+def _marks(rows: Iterable[Row[V]]) -> int:
+    return len({mark for r in rows for mark in r.candidate.marks})
+
+
+def _size(rows: Rows[V]) -> tuple[int, int]:
+    """What a reader has to look at, and what else there is."""
+    return kinds(rows) + _marks(rows), len(rows)
 
 
 def _first_readers(graph: Graph, schedule: Schedule, node: int) -> set[int]:
@@ -296,7 +361,7 @@ def _by_key(rows: Rows[V]) -> list[list[Row[V]]]:
     return list(found.values())
 
 
-def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Callable[[Rows[V]], Rows[V]]:
+def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Move[V]:
     """Parts of these candidates for those within them; `inner` leaves the ones there that are rebuilt more than once."""
 
     def change(rows: Rows[V]) -> Rows[V]:
@@ -312,9 +377,7 @@ def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Callab
     return change
 
 
-def _splitting(
-    candidates: Sequence[Candidate[V]], within: Sequence[Candidate[V]], keeps: Keeps, nested: bool
-) -> Callable[[Rows[V]], Rows[V]]:
+def _splitting(candidates: Sequence[Candidate[V]], within: Sequence[Candidate[V]], keeps: Keeps, nested: bool) -> Move[V]:
     """Parts within those of some candidates: instead of them, or beside them."""
 
     def change(rows: Rows[V]) -> Rows[V]:
@@ -326,12 +389,12 @@ def _splitting(
     return change
 
 
-def _setting(candidates: set[Candidate[V]], keeps: Keeps, again: Again, late: bool) -> Callable[[Rows[V]], Rows[V]]:
+def _setting(candidates: set[Candidate[V]], keeps: Keeps, again: Again, late: bool) -> Move[V]:
     def change(rows: Rows[V]) -> Rows[V]:
         return tuple(replace(r, keeps=keeps, again=again, late=late) if r.candidate in candidates else r for r in rows)
 
     return change
 
 
-def _dropping(candidates: set[Candidate[V]]) -> Callable[[Rows[V]], Rows[V]]:
+def _dropping(candidates: set[Candidate[V]]) -> Move[V]:
     return lambda rows: tuple(r for r in rows if r.candidate not in candidates)

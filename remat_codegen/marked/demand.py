@@ -26,6 +26,8 @@ class Keeps(StrEnum):
     RESULT = "inside"
     SAVED = "result"  # only its result is rebuilt
 
+    __hash__ = str.__hash__  # an enumeration's own takes long, and tables are looked up by the thousand
+
 
 class Again(StrEnum):
     """How often a part runs again. The words are those that the table has after a slash."""
@@ -34,6 +36,8 @@ class Again(StrEnum):
     TWICE = "twice"  # first for one reader of its result alone
     THRICE = "thrice"  # first for two of them, each alone
     SHARED = "shared"  # first for all parts that are given its result
+
+    __hash__ = str.__hash__
 
     @property
     def spares(self) -> int:
@@ -99,20 +103,19 @@ def schedule_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -
 class Ran:
     """An order of nodes; by position in it, data that somebody holds while that node runs, and the bytes beside these."""
 
-    order: tuple[int, ...]
+    order: Sequence[int]
     held_at: Mapping[int, Collection[int]]
     beside_bytes: Mapping[int, int]
 
 
 def run_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> Ran:
     """What runs in a training step with these parts, as `schedule_of` schedules it."""
-    step = _Step(graph, parts, held or {})
-    return Ran(step.run(), step.held_at, step.beside)
+    return Rule(graph, held).run_of(parts)
 
 
 def order_of(graph: Graph, parts: Sequence[Part]) -> tuple[int, ...]:
     """The nodes of a training step with these parts, in the order in which they run."""
-    return _Step(graph, parts, {}).run()
+    return tuple(run_of(graph, parts).order)
 
 
 def ready_to_run(parts: Iterable[Part]) -> list[int]:
@@ -122,52 +125,68 @@ def ready_to_run(parts: Iterable[Part]) -> list[int]:
 
 def forgotten(graph: Graph, parts: Sequence[Part]) -> frozenset[int]:
     """The data that are not kept between the forward and the backward pass."""
-    step = _Step(graph, parts, {})
+    step = _Step(Rule(graph), parts)
     return frozenset(step.owner) - step.kept
 
 
-class _Step:
-    """One training step, as parts make it."""
+Stretch = tuple[int, int]  # the first and the last node of a part
 
-    def __init__(self, graph: Graph, parts: Sequence[Part], held: Held) -> None:
-        self.graph, self.parts, self.held = graph, parts, held
+
+class Rule:
+    """The rule for one graph: what it has to know of nodes and of stretches of them, found once for many tables."""
+
+    def __init__(self, graph: Graph, held: Held | None = None) -> None:
+        self.graph, self.held = graph, held or {}
         self.last_read = [max((r for r in readers if r > graph.loss), default=-1) for readers in graph.readers]
-        self.owner = self._owners()  # by data that is not kept: the part whose run brings it back
-        self.own: list[list[int]] = [[] for _ in parts]
-        for data, part in self.owner.items():
-            self.own[part].append(data)
-        self.inputs = [self._inputs(p) for p in parts]
-        self.given_to: dict[int, list[int]] = {}  # by data: the parts that are given it
-        for index, given in enumerate(self.inputs):
-            for data in given:
-                self.given_to.setdefault(data, []).append(index)
-        self.until = [max((self.last_read[d] for d in own), default=-1) for own in self.own]
-        self.done = [False] * len(parts)
-        self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
-        self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
-        self.kept = {d for d, part in self.owner.items() if parts[part].late}  # until it is read
-        self.made: set[int] = set(self.kept)
-        self.order: list[int] = []
-        self.held_at: dict[int, Collection[int]] = {}  # by position in the order
-        self.beside: dict[int, int] = {}  # by position in the order: bytes of what a run finds beside the data that are alive
-        self.now = 0
-        self.taken: list[int] = []  # what parts were given that ran again for others' sake, until the next node runs
-        self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
+        self.backward = [(node, self._begun(node)) for node in graph.backward_nodes]
+        self._inputs: dict[Stretch, list[int]] = {}
+        self._nodes: dict[Stretch, list[tuple[int, tuple[int, ...], list[int]]]] = {}
+        self._forgotten: dict[tuple[int, int, Keeps], list[int]] = {}
 
-    # ------------------------------------------------------------------ what is kept
+    def run_of(self, parts: Sequence[Part]) -> Ran:
+        """What runs in a training step with these parts."""
+        step = _Step(self, parts)
+        return Ran(step.run(), step.held_at, step.beside)
 
-    def _owners(self) -> dict[int, int]:
-        """The innermost part that does not keep a value, for all that are not kept."""
-        found: dict[int, int] = {}
-        for index, part in enumerate(self.parts):  # outer ones come first
+    def _begun(self, node: Node) -> int:
+        """Bytes of the gradient of a whole value, which comes first where only that of a slice of it comes back."""
+        made = self.graph.nodes[node.forward].writes if node.forward is not None else ()
+        whole = total_bytes(self.graph, (d for d in made if self.graph.data[d].kind is Kind.VALUE))
+        came = total_bytes(self.graph, (d for d in node.reads if self.graph.data[d].kind is Kind.GRADIENT))
+        return max(0, whole - came) if came else 0
+
+    def inputs(self, part: Part) -> list[int]:
+        """The data that a part reads and does not make."""
+        stretch = part.first, part.last
+        if stretch not in self._inputs:
+            nodes = self.graph.nodes[part.first : part.last + 1]
+            made = {d for n in nodes for d in n.writes}
+            self._inputs[stretch] = sorted({d for n in nodes for d in n.reads} - made)
+        return self._inputs[stretch]
+
+    def nodes(self, part: Part) -> list[tuple[int, tuple[int, ...], list[int]]]:
+        """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part
+        is given, and what it made before for variables."""
+        stretch = part.first, part.last
+        if stretch not in self._nodes:
+            inputs, found = self.inputs(part), list[tuple[int, tuple[int, ...], list[int]]]()
+            here = set(inputs)
             for node in self.graph.nodes[part.first : part.last + 1]:
-                found |= {d: index for d in node.writes if self._forgets(part, d)}
-                for data in node.writes if part.keeps is Keeps.SAVED else ():
-                    if self._saves(part, data):  # whatever a part around it says: who saves it holds it
-                        found.pop(data, None)
-        return found
+                if node.recomputable:
+                    found.append((node.id, node.writes, [*inputs, *(d for d in self.held.get(node.id, ()) if d in here)]))
+                    here.update(node.writes)
+            self._nodes[stretch] = found
+        return self._nodes[stretch]
 
-    def _saves(self, part: Part, data: int) -> bool:
+    def forgets(self, part: Part) -> list[int]:
+        """What a part does not keep of what it makes."""
+        key = part.first, part.last, part.keeps
+        if key not in self._forgotten:
+            nodes = self.graph.nodes[part.first : part.last + 1]
+            self._forgotten[key] = [d for n in nodes for d in n.writes if self._forgets(part, d)]
+        return self._forgotten[key]
+
+    def saves(self, part: Part, data: int) -> bool:
         """Whether autograd saves a value within a part."""
         return any(self.graph.nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
 
@@ -178,47 +197,73 @@ class _Step:
         leaves = any(r not in part for r in readers if r <= self.graph.loss)
         leaves = leaves or any(self.graph.nodes[r].forward not in part for r in readers if r > self.graph.loss)
         if part.keeps is Keeps.SAVED:
-            return leaves and not self._saves(part, data)
+            return leaves and not self.saves(part, data)
         return part.keeps is Keeps.NOTHING or not leaves
 
-    def _inputs(self, part: Part) -> list[int]:
-        """The data that a part reads and does not make."""
-        nodes = self.graph.nodes[part.first : part.last + 1]
-        made = {d for n in nodes for d in n.writes}
-        return sorted({d for n in nodes for d in n.reads} - made)
+
+class _Step:
+    """One training step, as parts make it."""
+
+    def __init__(self, rule: Rule, parts: Sequence[Part]) -> None:
+        self.rule, self.graph, self.parts, self.last_read = rule, rule.graph, parts, rule.last_read
+        self.owner = self._owners()  # by data that is not kept: the part whose run brings it back
+        self.own: list[list[int]] = [[] for _ in parts]
+        for data, part in self.owner.items():
+            self.own[part].append(data)
+        self.inputs = list(map(rule.inputs, parts))
+        self.given_to: dict[int, list[int]] = {}  # by data: the parts that are given it
+        for index, given in enumerate(self.inputs):
+            for data in given:
+                self.given_to.setdefault(data, []).append(index)
+        self.until = [-1] * len(parts)  # by part: the last backward node that something of it is read for
+        for index in range(len(parts) - 1, -1, -1):
+            readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
+            self.until[index] = max([*readers, *(self.last_read[d] for d in self.own[index])], default=-1)
+        self.done = [False] * len(parts)
+        self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
+        self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
+        self.kept = {d for index, part in enumerate(parts) if part.late for d in self.own[index]}  # until it is read
+        self.made: set[int] = set(self.kept)
+        self.order: list[int] = []
+        self.held_at: dict[int, Collection[int]] = {}  # by position in the order
+        self.beside: dict[int, int] = {}  # by position in the order: bytes of what a run finds beside the data that are alive
+        self.now = 0
+        self.taken: list[int] = []  # what parts were given that ran again for others' sake, until the next node runs
+        self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
+
+    def _owners(self) -> dict[int, int]:
+        """The innermost part that does not keep a value, for all that are not kept."""
+        found: dict[int, int] = {}
+        for index, part in enumerate(self.parts):  # outer ones come first
+            found.update(dict.fromkeys(self.rule.forgets(part), index))
+            for node in self.graph.nodes[part.first : part.last + 1] if part.keeps is Keeps.SAVED else ():
+                for data in node.writes:
+                    if self.rule.saves(part, data):  # whatever a part around it says: who saves it holds it
+                        found.pop(data, None)
+        return found
 
     # ------------------------------------------------------------------ running
 
-    def run(self) -> tuple[int, ...]:
+    def run(self) -> list[int]:
         """The order of nodes."""
         self.order = list(range(self.graph.loss + 1))
-        self.held_at.update(self.held)
-        for node in self.graph.backward_nodes:
-            self.now, self.begun = node.id, self._begun(node)
+        self.held_at.update(self.rule.held)
+        for node, begun in self.rule.backward:
+            self.now, self.begun = node.id, begun
             for data in node.reads:
-                self._demand(data, alone=node.forward not in self._part_of(data), for_a_part=False)
+                if data in self.owner and data not in self.made:
+                    self._demand(data, alone=node.forward not in self.parts[self.owner[data]], for_a_part=False)
             self.held_at[len(self.order)] = self._ready_to_run(self.kept.intersection(node.reads))
             self.order.append(node.id)
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
-        return tuple(self.order)
-
-    def _begun(self, node: Node) -> int:
-        """Bytes of the gradient of a whole value, which comes first where only that of a slice of it comes back."""
-        made = self.graph.nodes[node.forward].writes if node.forward is not None else ()
-        whole = total_bytes(self.graph, (d for d in made if self.graph.data[d].kind is Kind.VALUE))
-        came = total_bytes(self.graph, (d for d in node.reads if self.graph.data[d].kind is Kind.GRADIENT))
-        return max(0, whole - came) if came else 0
+        return self.order
 
     def _ready_to_run(self, data: Iterable[int]) -> list[int]:
         """What parts are given that have made these values and may have to run again yet: as long as a place waits for them."""
         parts = {self.owner[d] for d in data}
         given = (d for part in parts if not self.done[part] for d in self.inputs[part])
         return [d for d in given if d not in self.owner or d in self.kept]
-
-    def _part_of(self, data: int) -> Part | range:
-        """The part that brings a value back; nothing where it is kept."""
-        return self.parts[self.owner[data]] if data in self.owner else range(0)
 
     def _is_spared(self, data: int) -> bool:
         """Whether the part that brings a value back would do so for one reader, or for parts, alone."""
@@ -241,7 +286,7 @@ class _Step:
         self.spares[index] -= passing
         for data in sorted(self.inputs[index], key=self._is_spared):  # those last, which could go again meanwhile
             self._demand(data, alone=True, for_a_part=True)
-        self._run(index, range(part.first, self._end(index, wanted if passing else None)))
+        self._run(index, self._end(index, wanted if passing else None))
         if not passing:
             self.made.update(self.own[index])
             self.kept.difference_update(self.own[index])  # from now on they are like any other part's
@@ -259,38 +304,43 @@ class _Step:
                 self.shared.discard(data)
                 self.made.discard(data)
 
-    def _run(self, index: int, nodes: Iterable[int]) -> None:
-        """Runs nodes of a part, less those that run once; what it is given and what it makes for variables is held."""
-        running = [n for n in nodes if self.graph.nodes[n].recomputable]
-        last_use = {d: n for n in running for d in self.graph.nodes[n].reads}
-        here, twins = set(self.inputs[index]), set[int]()
+    def _run(self, index: int, end: int) -> None:
+        """Runs the nodes of a part before `end`, less those that run once; what it is given and what it makes for variables is
+        held."""
+        running = [entry for entry in self.rule.nodes(self.parts[index]) if entry[0] < end]
         if not running:  # it only hands something on to a part within it
             self.taken += self.inputs[index]
-        for node in running:
-            variables = [d for d in self.held.get(node, ()) if d in here]
-            there = self._still_there(index, node)
-            twins = {d for d in twins if last_use.get(d, -1) >= node or d in variables}
+        twins: set[int] = set()
+        for node, writes, held in running:
+            there = self._still_there(writes)
+            if twins:
+                needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
+                twins &= needed.union(held)
             if twins or self.begun:
                 self.beside[len(self.order)] = self.begun + total_bytes(self.graph, twins)
-            self.held_at[len(self.order)] = [*self.inputs[index], *variables, *there, *self.taken]
+            self.held_at[len(self.order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             self.order.append(node)
-            here.update(self.graph.nodes[node].writes)
             twins.update(there)
 
-    def _still_there(self, index: int, node: int) -> list[int]:
+    def _still_there(self, writes: Iterable[int]) -> list[int]:
         """What a node makes once more though it was kept, or is another part's to bring back: its readers have that copy."""
-        written = (d for d in self.graph.nodes[node].writes if self._is_needed(d))
-        return [d for d in written if d not in self.owner or d in self.made]
+        return [d for d in writes if (d not in self.owner or d in self.made) and self._is_needed(d)]
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""
         part = self.parts[index]
-        needed = {wanted} if wanted is not None else {d for d in self.own[index] if self._is_needed(d) and d not in self.shared}
-        nodes = (n for n in self.graph.nodes[part.first : part.last + 1] if not needed.isdisjoint(n.writes))
-        return max((n.id + 1 for n in nodes), default=part.first)
+        for node in range(part.last, part.first - 1, -1):
+            writes = self.graph.nodes[node].writes
+            if wanted in writes if wanted is not None else any(self._waited_for(d, index) for d in writes):
+                return node + 1
+        return part.first
+
+    def _waited_for(self, data: int, index: int) -> bool:
+        return self.owner.get(data) == index and data not in self.shared and self._is_needed(data)
 
     def _is_needed(self, data: int) -> bool:
         """Whether a backward node, or a part that has not run again yet, is still to read a value."""
-        waiting = (p for p in self.given_to.get(data, ()) if not self.done[p])
-        return self.last_read[data] >= self.now or any(self.until[p] >= self.now for p in waiting)
+        if self.last_read[data] >= self.now:
+            return True
+        return any(self.until[p] >= self.now and not self.done[p] for p in self.given_to.get(data, ()))

@@ -19,6 +19,7 @@ from remat_codegen.errors import BudgetError, RematError, VerifyError
 from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
+from remat_codegen.planfile import SavedPlan
 from remat_codegen.planline import plan_in
 from remat_codegen.readback.tables import closing_lines
 from remat_codegen.report import Progress, percent
@@ -337,3 +338,14 @@ def test_verify_misses_a_table_whose_key_was_edited(file):
     file.write_text(text.replace(f"    {key}: {{", f"    {key + 1}: {{"))
     found = pipeline.verify(file, f"{file.with_name('net.py')}:Net", steps=1, progress=QUIET)
     assert not found.ok and any(row.detail == "the file has no such table" for row in found.rows)
+
+
+def test_a_larger_budget_takes_the_table_of_a_smaller_one_that_is_quicker():
+    made = SavedPlan("", "none", "feasible", "", 100, 90, 200, 0.3, None, "cpu", (1, 2))
+    larger, quick = replace(made, budget_bytes=150, overhead=0.4, order=(3,)), replace(
+        made, budget_bytes=80, planned_peak_bytes=70
+    )
+    found = [(p, p.overhead) for p in (larger, quick, made)]
+    taken, table = second._quickest(larger, found)
+    assert (taken.budget_bytes, taken.overhead, taken.order, taken.planned_peak_bytes, table) == (150, 0.3, (1, 2), 70, 0.3)
+    assert second._quickest(made, found)[0] == made and second._quickest(quick, found)[0] == quick

@@ -84,17 +84,18 @@ def test_a_bound_that_gets_no_time_is_the_step_without_recomputation():
 def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
     tried = {}
 
-    def search(self, schedule, until=math.inf, *, own=Chooser.search):
-        found = own(self, schedule, until)
+    def search(self, schedules, until=math.inf, *, own=Chooser.search):
+        found = own(self, schedules, until)
         tried[until < math.inf] = self.tried
         return found
 
     monkeypatch.setattr(Chooser, "search", search)
     traced = pipeline.trace_target(asked, QUIET)
     profile = pipeline.measured_costs(asked, traced, QUIET)
-    plain = without_recomputation(traced.graph)
+    plain, found = without_recomputation(traced.graph), second.found_of(traced)
+    limit = simulate(traced.graph, profile, plain).peak_bytes // 2
     for seconds in (None, 0.0):
-        second.brought_to_parts(traced, profile, simulate(traced.graph, profile, plain).peak_bytes // 2, plain, seconds)
+        second.brought_to_parts(traced, found, profile, limit, [plain], seconds)
     assert tried[True] < tried[False] // 4
 
 
