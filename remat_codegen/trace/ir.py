@@ -114,6 +114,30 @@ class Operation:
         return str(schema(without_kernels(self.target)).name.removeprefix("aten::"))
 
 
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A tensor without its values and its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run found on the example inputs, where what forward does depends on values; a plan is then for that run.
+
+    `lines` are those that depend on values. `values` are the integers and truth values that operations read, by variable, on the
+    CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in it
+    whose results depend on values: numbers, and a Like for each tensor.
+    """
+
+    lines: tuple[str, ...]
+    values: Mapping[int, torch.Tensor]
+    found: Mapping[int, tuple[tuple[str, Any], ...]]
+
+
 @dataclass(frozen=True)
 class Trace:
     """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf
@@ -130,7 +154,8 @@ class Trace:
     `objects` are those of plain objects that modules hold, by path.
     `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
     `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
-    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others.
+    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others. `run` is there where it was recorded
+    in one run, as torch.export cannot follow what forward does.
     """
 
     variables: tuple[Variable, ...]
@@ -151,6 +176,7 @@ class Trace:
     dtypes: frozenset[torch.dtype] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
     modes: frozenset[str] = frozenset()
+    run: Run | None = field(default=None, compare=False, repr=False)
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
