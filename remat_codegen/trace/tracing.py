@@ -72,9 +72,12 @@ def trace(
                 raise
             why = error
     try:
-        return traced_alike(partial(_recorded, module, args, kwargs, autocast), module)
+        found = traced_alike(partial(_recorded, module, args, kwargs, autocast), module)
     except TraceError as error:  # it may be that nothing can run here, as on a device that is not there
         raise why or error from error
+    assert found.run is not None
+    lines = found.run.lines or ((why.where if why is not None else None) or "forward",)
+    return replace(found, run=replace(found.run, lines=lines))
 
 
 def _exported(
