@@ -86,7 +86,8 @@ class Operation:
     """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
     tensor or unused. `autocast` is what it runs under, `regions` are the calls of torch.utils.checkpoint that it stands in,
     outermost first. `calls` say where in the source it was made, and `held` are the operations whose results variables of that
-    source hold while it runs; they are no part of what makes two operations alike."""
+    source hold while it runs; they are no part of what makes two operations alike. `asked` are variables whose values Python
+    asked for between it and its neighbours, in a recorded run."""
 
     id: int
     target: Any
@@ -102,6 +103,7 @@ class Operation:
     regions: tuple[Region, ...] = ()
     calls: tuple[Call, ...] = field(default=(), compare=False, repr=False)
     held: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from remat_codegen.torch_seam import (
 from remat_codegen.trace.checkpoints import regions_of
 from remat_codegen.trace.frames import calls_of, held_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
+from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
 
@@ -51,6 +52,7 @@ class Reader:
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
+        self.asked: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
         self.constants: list[tuple[int, torch.Tensor]] = []
 
@@ -204,12 +206,22 @@ class Reader:
                 return tuple(self._argument(a) for a in node.args[0])
             if node.op == "get_attr":
                 self.of_node[node] = getattr(graph_module, node.target)
+            elif node.target is asked:
+                self._asked(self._argument(node.args[0]))
             elif node.target in SWITCHES:
                 around = self._switched(node, around, outside)
             elif node.op == "call_function":
                 with naming_the_line(source_of(node)):
                     self._call(node, around)
         raise TraceError("the traced graph has no output")
+
+    def _asked(self, tensor: Any) -> None:
+        """Notes of the operations before and after that Python asked for a value between them."""
+        if isinstance(tensor, Ref):
+            self.asked.append(tensor.variable)
+            if self.operations:
+                last = self.operations[-1]
+                self.operations[-1] = replace(last, asked=(*last.asked, tensor.variable))
 
     def _switched(self, node: torch.fx.Node, around: Surroundings, outside: list[Autocast]) -> Surroundings:
         """The modes from a call on that sets one: of recorded runs, which have no regions."""
@@ -292,8 +304,10 @@ class Reader:
                 regions_of(node),
                 calls_of(node),
                 self._held(node),
+                tuple(self.asked),
             )
         )
+        self.asked = []
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))
         return returned if many else returned[0]
 

@@ -17,7 +17,16 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from remat_codegen.torch_seam import OpOverload, disable_current_modes, pytree, recorded_graph, schema, version
+from remat_codegen.torch_seam import (
+    OpOverload,
+    disable_current_modes,
+    made_by,
+    pytree,
+    recorded_graph,
+    schema,
+    trace_in_progress,
+    version,
+)
 from remat_codegen.trace.refusals import asking_line, unknown_class
 from remat_codegen.trace.state import attributes_of, put_back, tensors_in
 from remat_codegen.trace.values import ASKING, are_constant
@@ -139,6 +148,7 @@ def _noting_what_is_asked(lines: dict[str, None]) -> Iterator[None]:
         def ask(tensor: torch.Tensor) -> Any:
             if not are_constant([tensor]):
                 lines.setdefault(asking_line())
+                _note_asked(tensor)
             with disable_current_modes():
                 return usual[name](tensor)
 
@@ -153,6 +163,17 @@ def _noting_what_is_asked(lines: dict[str, None]) -> Iterator[None]:
             setattr(torch.Tensor, name, usual[name]) if name in own else delattr(torch.Tensor, name)
 
 
+def asked(tensor: torch.Tensor) -> None:
+    """Stands in a recorded graph where Python asked for a tensor's value."""
+
+
+def _note_asked(tensor: torch.Tensor) -> None:
+    tracer = trace_in_progress()
+    node = made_by(tensor, tracer)
+    if node is not None:
+        tracer.graph.call_function(asked, (node,))
+
+
 @contextlib.contextmanager
 def saving_nothing() -> Iterator[None]:
     """Nobody goes back through a recorded run: it takes no more memory than a forward pass."""
@@ -161,10 +182,14 @@ def saving_nothing() -> Iterator[None]:
 
 
 def _leave_out_answers(graph: Graph) -> None:
-    """Removes what gives no tensor but a number, which is known, and what nobody uses and nobody sees."""
+    """Removes what gives no tensor but a number, which is known, and what nobody uses and nobody sees; but not that it asked."""
     for node in reversed(list(graph.nodes)):
         if isinstance(node.target, OpOverload) and not node.users and not schema(node.target).is_mutable:
             number = isinstance(node.meta.get("val"), (bool, int, float, complex))
+            if number:
+                with graph.inserting_before(node):
+                    for given in node.all_input_nodes:
+                        graph.call_function(asked, (given,))
             if number or node.target is torch.ops.aten.detach.default:
                 graph.erase_node(node)
 
