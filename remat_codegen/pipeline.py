@@ -200,7 +200,7 @@ def _trace_loaded(target: Target, request: Request, progress: Progress) -> Trace
 
 
 def _check_recorded(traced: Trace, request: Request, progress: Progress) -> None:
-    """Says that a plan is for one run. Raises UnsupportedError where a file of functions is asked for: it would be of that run."""
+    """Says that a plan is for one run. Raises UnsupportedError where a file of functions is asked for: it could do no other."""
     found = recorded_lines(traced)
     if request.edition == 1:
         what = f"{found}, which no file of functions can follow"
@@ -495,7 +495,9 @@ def _lines_of_run(trace: Trace) -> tuple[str, ...]:
     """What the header says of a plan for one run."""
     if trace.run is None:
         return ()
-    text = f"{recorded_lines(trace)}: the plan is for what these inputs take. The file trains on others, too, which may take more memory."
+    text = (
+        f"{recorded_lines(trace)}: the plan is for what these inputs take. The file trains on others, too, which may take more."
+    )
     return tuple(textwrap.wrap(text, ANSWER_COLUMNS))
 
 

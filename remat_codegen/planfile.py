@@ -32,8 +32,8 @@ class SavedPlan:
 
     `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
     `device` is a kind of device, cpu or cuda, and `capability` the compute capability of the GPU that was planned for (9.0).
-    `answer` says what the budget is the answer to, where it was found rather than given. `recorded` is true where the plan is for one
-    run, as what the model does depends on values.
+    `answer` says what the budget is the answer to, where it was found rather than given. `recorded` is true where the plan is
+    for one run, as what the model does depends on values.
     `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
     Or they are for smaller batch sizes, from the largest on, which `batch` says of each.
     """

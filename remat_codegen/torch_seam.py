@@ -225,9 +225,7 @@ def made_by(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
-def recorded_graph(
-    run: Callable[..., Any], module: torch.nn.Module, tensors: list[torch.Tensor]
-) -> torch.fx.GraphModule:
+def recorded_graph(run: Callable[..., Any], module: torch.nn.Module, tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
     """The operations of `run(*tensors)`, which calls `module`, noted while they run for real: what Python asks of a tensor's
     value is answered. Its placeholders are the tensors, in their order."""
     run._orig_mod = module  # type: ignore[attr-defined]  # by which nodes say in what modules they were made

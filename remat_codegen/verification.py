@@ -156,8 +156,8 @@ def _planned_peak_bytes(trial: _Trial) -> int | None:
 
 
 def _as_recorded(trial: _Trial, result: comparing.Comparison, alone: str) -> comparing.Comparison:
-    """A comparison whose peak is that of what was planned: of a run that was recorded that is the first step, as the weights that
-    a step changes may lead to another way."""
+    """A comparison whose peak is that of what was planned. Of a run that was recorded it is that of the first step: the weights
+    that a step changes may lead to another way."""
     if trial.plan is None or not trial.plan.recorded:
         return result
     first = trial.compare(trial.generated.rematerialize, steps=1, alone=alone)

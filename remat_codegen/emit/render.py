@@ -84,7 +84,8 @@ class Facts:
 
     `growth` is the power of each size that may change, by variable, that the peak grows with.
     `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
-    the answer to, where it was found, `recorded` what depends on values. `needs` is what the command cannot make by itself, in words.
+    the answer to, where it was found, `recorded` what depends on values. `needs` is what the command cannot make by itself, in
+    words.
     `others` are the plans for larger budgets, or for smaller batch sizes, where the file has several. `plan_lines` are the
     comment lines that hold the plan (planline.py).
     """

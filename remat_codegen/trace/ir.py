@@ -130,8 +130,8 @@ class Like:
 class Run:
     """What one run found on the example inputs, where what forward does depends on values; a plan is then for that run.
 
-    `lines` are those that depend on values. `values` are the integers and truth values that operations read, by variable, on the
-    CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in it
+    `lines` are those that depend on values. `values` are the integers and truth values that operations read, by variable, on
+    the CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in it
     whose results depend on values: numbers, and a Like for each tensor.
     """
 
@@ -156,8 +156,8 @@ class Trace:
     `objects` are those of plain objects that modules hold, by path.
     `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
     `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
-    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others. `run` is there where it was recorded
-    in one run, as torch.export cannot follow what forward does.
+    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others. `run` is there where it was
+    recorded in one run, as torch.export cannot follow what forward does.
     """
 
     variables: tuple[Variable, ...]

@@ -52,7 +52,7 @@ class Reader:
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
-        self.asked: list[int] = []  # variables whose values Python has asked for since the last operation
+        self.told: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
         self.constants: list[tuple[int, torch.Tensor]] = []
 
@@ -218,7 +218,7 @@ class Reader:
     def _asked(self, tensor: Any) -> None:
         """Notes of the operations before and after that Python asked for a value between them."""
         if isinstance(tensor, Ref):
-            self.asked.append(tensor.variable)
+            self.told.append(tensor.variable)
             if self.operations:
                 last = self.operations[-1]
                 self.operations[-1] = replace(last, asked=(*last.asked, tensor.variable))
@@ -229,7 +229,8 @@ class Reader:
             return replace(around, grad_enabled=bool(node.args[0]))
         if node.target is EXITS_AUTOCAST:
             return replace(around, autocast=outside.pop())
-        device, dtype, enabled, _ = node.args
+        given: Any = node.args
+        device, dtype, enabled, _ = given
         outside.append(around.autocast)
         return replace(around, autocast=with_autocast(around.autocast, str(device), dtype if enabled else None))
 
@@ -304,10 +305,10 @@ class Reader:
                 regions_of(node),
                 calls_of(node),
                 self._held(node),
-                tuple(self.asked),
+                tuple(self.told),
             )
         )
-        self.asked = []
+        self.told = []
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))
         return returned if many else returned[0]
 

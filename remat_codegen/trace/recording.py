@@ -70,7 +70,7 @@ class Recording:
 
 def recorded(module: torch.nn.Module, args: Any, kwargs: Any) -> Recording:
     """Runs `module` on copies of the inputs. It is left as it was, and so are PyTorch's generators."""
-    own = {f"p_{name}": tensor for name, tensor in module.named_parameters()}
+    own: dict[str, torch.Tensor] = {f"p_{name}": tensor for name, tensor in module.named_parameters()}
     own |= {f"b_{name}": tensor for name, tensor in module.named_buffers()}
     leaves, spec = pytree.tree_flatten((args, kwargs))
     copies = {id(leaf): copy_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
@@ -182,7 +182,7 @@ def saving_nothing() -> Iterator[None]:
 
 
 def _leave_out_answers(graph: Graph) -> None:
-    """Removes what gives no tensor but a number, which is known, and what nobody uses and nobody sees; but not that it asked."""
+    """Removes what gives no tensor but a number, which is known, and what nobody uses and nobody sees; not that it asked."""
     for node in reversed(list(graph.nodes)):
         if isinstance(node.target, OpOverload) and not node.users and not schema(node.target).is_mutable:
             number = isinstance(node.meta.get("val"), (bool, int, float, complex))

@@ -33,7 +33,8 @@ def refusal(error: BaseException | None) -> UnsupportedError | None:
 _ASKED = ("aten.item", "aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")  # how Python asks for a value
 
 
-def trace_error(error: Exception) -> TraceError:
+def trace_error(error: Exception) -> TraceError | UnsupportedError:
+    """The line for what torch.export raises, or the model itself."""
     text = str(error)
     where = _user_frame(error) or _quoted_frame(text)
     fixed = re.search(r"You marked L\['(\w+)'\].*?size\(\)\[(\d+)\] as dynamic but your code specialized it", text)
@@ -48,7 +49,7 @@ def trace_error(error: Exception) -> TraceError:
         return ValuesError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)
     if isinstance(error, TypeError) and "FakeTensor" in text and _comes_through(error, PACKED):
         hint = "plan on inputs without lengths: a file with marks trains on packed ones, too"
-        return ValuesError(
+        return UnsupportedError(  # what recurrent networks do with one, no run shows
             "a packed sequence has sizes by the values of a tensor, which a plan cannot follow", where=where, hint=hint
         )
     unknown = re.search(r"Found <class '([^']+)'> in output, which is not a known type", text)
@@ -56,7 +57,6 @@ def trace_error(error: Exception) -> TraceError:
         return unknown_class(unknown[1].rpartition(".")[2])
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
-
 
 
 def unknown_class(name: str) -> TraceError:

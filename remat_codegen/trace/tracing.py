@@ -81,7 +81,12 @@ def trace(
 
 
 def _exported(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast, dynamic: Asked, together: Together
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    autocast: Autocast,
+    dynamic: Asked,
+    together: Together,
 ) -> Trace:
     """The same, by torch.export.
 
@@ -124,9 +129,11 @@ def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocas
     """The operations of one run."""
     numbers, reads = _numbers(module), Reads()
     try:
-        with warnings.catch_warnings(record=True), watched(module, seen, Decisions()), reads.noted():
-            with saving_nothing(), _watching(module, autocast), swapped(refused_calls()):
-                run = record_run(module, args, kwargs)
+        noting = warnings.catch_warnings(record=True), watched(module, seen, Decisions()), reads.noted(), saving_nothing()
+        with contextlib.ExitStack() as around:
+            for context in (*noting, _watching(module, autocast), swapped(refused_calls())):
+                around.enter_context(context)
+            run = record_run(module, args, kwargs)
     except Exception as error:  # whatever the model raises
         raise refusal(error) or trace_error(error) from error
     reader = Reader(run, module, autocast, frozenset(), Together.NONE)
