@@ -131,8 +131,8 @@ class Run:
     """What one run found on the example inputs, where what forward does depends on values; a plan is then for that run.
 
     `lines` are those that depend on values. `values` are the integers and truth values that operations read, by variable, on
-    the CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in it
-    whose results depend on values: numbers, and a Like for each tensor.
+    the CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in
+    it whose results depend on values: numbers, and a Like for each tensor.
     """
 
     lines: tuple[str, ...]
