@@ -35,7 +35,7 @@ def not_repeated(trace: Trace, record: Record) -> frozenset[int]:
 
 
 def _decisions(trace: Trace, record: Record, on_gpu: Sequence[Operation]) -> frozenset[int]:
-    """Operations that turn numbers which differ from run to run into indices or masks, and those beside which Python asks for such."""
+    """Operations that turn numbers which differ from run to run into indices or masks, or beside which Python asks for them."""
     unsteady: set[int] = set()  # storages
     found = set()
     for op in on_gpu:
