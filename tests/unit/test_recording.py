@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from remat_codegen import lifecycle, pipeline, second
 from remat_codegen.errors import BudgetError, TraceError, UnsupportedError
 from remat_codegen.marked.choose import Row
 from remat_codegen.pipeline import Traced
+from remat_codegen.profile.bench import Bench
+from remat_codegen.profile.clock import clock_for
+from remat_codegen.profile.numbers import random_tensor
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.trace import trace
@@ -94,6 +98,14 @@ def test_lines_that_depend_on_values_are_named(traced):
     assert lines["graphs"] == ["(`nodes = int(edges.max()) + 1`)"]
     assert lines["experts"] == ["(`rows, place = torch.where(chosen == number)`)"]
     assert lines["halting"] == ["(`while total < 3 and steps < 12`)"]
+
+
+def test_nodes_are_measured_on_the_integers_that_were_recorded(traced):
+    model = traced("graphs")[0].model
+    run, clock = model.trace.run, clock_for("cpu", math.inf)
+    benches = [Bench(model, node, clock, False, random_tensor, {}) for node in model.graph.forward_nodes]
+    found = [(bench.given[v], run.values[v]) for bench in benches for v in bench.given if v in run.values]
+    assert found and all(torch.equal(given, there) for given, there in found)
 
 
 class Rewriting(nn.Linear):
