@@ -32,6 +32,10 @@ class TraceError(RematError):
     """The model cannot be captured as one graph of operations."""
 
 
+class ValuesError(TraceError):
+    """What the model does depends on values of tensors, which no trace without data can follow."""
+
+
 class UnsupportedError(RematError):
     """An operation that no exact plan is known for."""
 

@@ -29,6 +29,7 @@ from remat_codegen.target import read_source, split_spec
 LONGEST_DIFF = 40  # lines
 NEWER = "`update` writes it anew, `check --strict` shows how"
 LINE_BACK = "put it back as it was, or generate the file again"
+ANOTHER_WAY = "by other values, the model takes another way than its plan is for: only its source was compared, not its table"
 EARLIER = "; found for an earlier plan of this file"
 
 _FIRST = re.compile(
@@ -275,6 +276,8 @@ def _compared(
         return Finding(file, (*edited, *changed, header.damage))
     both = [(plan.graph, traced.at(number).graph.digest()) for number, plan in enumerate(header.plan.all())]
     if differing := [(planned, now) for planned, now in both if planned != now]:
+        if header.plan.recorded and traced.model.trace.run is not None and not (edited or changed):
+            return Finding(file, notes=(ANOTHER_WAY,))
         diff = (f"-graph {differing[0][0][:12]}", f"+graph {differing[0][1][:12]}")
         return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability(header.request.device))), diff)
     try:

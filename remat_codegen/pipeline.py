@@ -20,7 +20,7 @@ from remat_codegen.batch import at_batch, at_largest_batch, parse_batches
 from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Figures, Original, render
-from remat_codegen.errors import BudgetError, TargetError
+from remat_codegen.errors import BudgetError, TargetError, UnsupportedError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
@@ -47,7 +47,7 @@ from remat_codegen.several import budget_bytes
 from remat_codegen.sizes import parse_dynamic
 from remat_codegen.target import Target, load_target
 from remat_codegen.torch_seam import pytree
-from remat_codegen.trace import Autocast, know_dataclasses
+from remat_codegen.trace import Autocast, Trace, know_dataclasses
 from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verification import STEPS, verification
 
@@ -190,6 +190,8 @@ def _trace_loaded(target: Target, request: Request, progress: Progress) -> Trace
     with progress.stage("trace"):
         asked = parse_dynamic(request.dynamic, target.module.forward, target.args, target.kwargs)
         traced = trace_sizes(target.module, target.args, target.kwargs, _autocast(request), asked)
+    if traced.run is not None:
+        _check_recorded(traced, request, progress)
     with progress.stage("graph"):
         try:
             recorded = record(traced, request.loss)
@@ -204,6 +206,24 @@ def _trace_loaded(target: Target, request: Request, progress: Progress) -> Trace
             "note: forward returns its loss, so none outside of the model is counted; --loss cross-entropy counts one"
         )
     return Traced(target, model)
+
+
+def _check_recorded(traced: Trace, request: Request, progress: Progress) -> None:
+    """Says that a plan is for one run. Raises UnsupportedError where a file of functions is asked for: it could do no other."""
+    found = recorded_lines(traced)
+    if request.edition == 1:
+        what = f"{found}, which no file of functions can follow"
+        raise UnsupportedError(what, hint="leave out --edition 1: a file with marks trains on all inputs")
+    progress.note(f"note: {found}: the plan and its budget are for what these inputs take; the file trains on others, too")
+
+
+def recorded_lines(traced: Trace) -> str | None:
+    """What depends on values, where a trace is of one run."""
+    if traced.run is None:
+        return None
+    first, *more = traced.run.lines
+    others = f" and {len(more)} more {'line' if len(more) == 1 else 'lines'}" if more else ""
+    return f"{first}{others} {'depend' if more else 'depends'} on values"
 
 
 def _target(request: Request) -> Target:
@@ -311,6 +331,7 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
         as_written_overhead=None if own is None else own.overhead,
         capability=capability(request.device),
         loss=traced.model.record.loss,
+        recorded=True if traced.model.trace.run is not None else None,
     )
 
 
@@ -429,6 +450,9 @@ def _is_random(traced: Traced, node: int) -> bool:
 def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) -> str:
     """The generated file's text: a pure function of the traced model, the plan and the request's words."""
     target = traced.target
+    if (found := recorded_lines(traced.model.trace)) is not None:
+        what = f"{found}, which no file of functions can follow"
+        raise UnsupportedError(what, where=target.label, hint="only files with marks can be made")
     source = own_source(target)
     original = Original(
         target=portable(request.target),
@@ -462,6 +486,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         plan_lines=planline.plan_lines(plan),
         growth=grows,
         answer=_answer_lines(plan),
+        recorded=_lines_of_run(traced.model.trace),
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
         batch=plan.batch,
@@ -477,6 +502,16 @@ def _answer_lines(plan: SavedPlan) -> tuple[str, ...]:
     """What the header says of a budget that was found."""
     said = [] if plan.answer is None else textwrap.wrap(f"Budget: {plan.budget_bytes} bytes, {plan.answer}.", ANSWER_COLUMNS)
     return tuple(said)
+
+
+def _lines_of_run(trace: Trace) -> tuple[str, ...]:
+    """What the header says of a plan for one run."""
+    if trace.run is None:
+        return ()
+    text = (
+        f"{recorded_lines(trace)}: the plan is for what these inputs take. The file trains on others, too, which may take more."
+    )
+    return tuple(textwrap.wrap(text, ANSWER_COLUMNS))
 
 
 def own_source(target: Target) -> str | None:

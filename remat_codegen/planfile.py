@@ -20,7 +20,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
 # Fields that most plans leave out.
-OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "batch", "loss", "others")
+OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "recorded", "batch", "loss", "others")
 USUAL_LOSS = "cross-entropy"
 FORMAT, VERSION = "remat-codegen plan", 1
 SAVED = "name a file that --save-plan wrote"
@@ -33,7 +33,8 @@ class SavedPlan:
 
     `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
     `device` is a kind of device, cpu or cuda, and `capability` the compute capability of the GPU that was planned for (9.0).
-    `answer` says what the budget is the answer to, where it was found rather than given.
+    `answer` says what the budget is the answer to, where it was found rather than given. `recorded` is true where the plan is
+    for one run, as what the model does depends on values.
     `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
     Or they are for smaller batch sizes, from the largest on, which `batch` says of each.
     `loss` is what the step goes back from (training.example_loss).
@@ -55,6 +56,7 @@ class SavedPlan:
     as_written_overhead: float | None = None
     capability: str | None = None
     answer: str | None = None
+    recorded: bool | None = None
     batch: int | None = None
     loss: str = USUAL_LOSS
     others: tuple[SavedPlan, ...] = ()
@@ -136,6 +138,8 @@ def _entries(rows: dict[str, Any]) -> dict[str, Any]:
 def _fits(value: Any, name: str) -> bool:
     if name == "order":
         return True
+    if name == "recorded":
+        return value is True
     if name.endswith("_bytes") or name == "batch":
         return type(value) is int
     if name in ("overhead", "bound", "as_written_overhead"):

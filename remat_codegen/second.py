@@ -152,11 +152,12 @@ def _in_one_file(
 def _tabled(
     request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress, several: bool
 ) -> tuple[SavedPlan, Brought]:
-    """`several` says that there are others, which one file has only by tables, whatever these take."""
+    """`several` says that there are others, which one file has only by tables, whatever these take; so has one for a run."""
     with progress.stage("table"):
         brought = _within_budget(request, traced, profile, made, progress)
         plan = as_planned(made, traced, profile, brought)
-    if request.edition is None and not several and plan.overhead > made.overhead + MOST_LOST:
+    needed = several or traced.model.trace.run is not None
+    if request.edition is None and not needed and plan.overhead > made.overhead + MOST_LOST:
         raise BudgetError(_what_is_lost(plan, made))
     return plan, brought
 
@@ -182,7 +183,8 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
         changed = next((what for what in found if what is not None), None)
         if changed is not None:
             what = f"marks would change what the model does: {changed}"
-            raise UnsupportedError(what, where=traced.target.label, hint="use --edition 1")
+            hint = "use --edition 1" if traced.model.trace.run is None else None
+            raise UnsupportedError(what, where=traced.target.label, hint=hint)
         _check_replays(text, traced, plan)
     return text
 
@@ -197,20 +199,22 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
         name = replays.keyword_of(file)
         for number, one in enumerate(plan.all()):
             target = traced.at(number).target
-            key = {} if name is None else {name: one.budget_bytes if one.batch is None else one.batch}
+            table = None if name is None else (name, one.budget_bytes if one.batch is None else one.batch)
+            given = file, target.module, target.args, target.kwargs, trace.autocast, back
             try:
-                found = replays.difference(file, target.module, target.args, target.kwargs, trace.autocast, back, **key)
+                found = replays.difference(*given, table=table, data=trace.run is not None)
             except replays.Unseen:
                 found = f"what reads {left[0]}" if left else None
             if found is not None:
                 what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
-                raise UnsupportedError(what, where=where, hint="hand that over by arguments, or use --edition 1")
+                hint = "hand that over by arguments" + (", or use --edition 1" if trace.run is None else "")
+                raise UnsupportedError(what, where=where, hint=hint)
 
 
 def as_functions(request: Request, made: SavedPlan, why: RematError, progress: Progress) -> Request:
     """The request for a file of the first edition instead. Raises the error where that is no way out: several plans are
-    `made`, or the second edition is asked for."""
-    if request.edition is not None or isinstance(why, PlanFileError) or made.others:
+    `made`, or one for a run, or the second edition is asked for."""
+    if request.edition is not None or isinstance(why, PlanFileError) or made.others or made.recorded:
         raise why
     progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
     if not request.dynamic:
@@ -271,7 +275,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     if best is None:
         budget = format_bytes(plan.budget_bytes)
         what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
-        raise BudgetError(what, hint="allow more memory, or use --edition 1")
+        raise BudgetError(what, hint="allow more memory" + (", or use --edition 1" if traced.model.trace.run is None else ""))
     return best
 
 
@@ -363,11 +367,11 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
 def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = False) -> Features:
     """What the helpers have to know for this model. What depends on the table alone they always know, so that another budget
     changes rows and not the helpers."""
-    record = traced.model.record
+    record, other_ways = traced.model.record, traced.model.trace.run is not None  # in which there may be all of these
     return Features(
-        random=draws(traced.model.trace),
-        buffers=moves_buffers(traced.target.module, record),
-        in_place=changes_in_place(record),
+        random=other_ways or draws(traced.model.trace),
+        buffers=other_ways or moves_buffers(traced.target.module, record),
+        in_place=other_ways or changes_in_place(record),
         marks=bool(marks.names),
         defaulted=without_cache(traced),
         library=any(file not in carried_sources(traced) for file in marks.texts),

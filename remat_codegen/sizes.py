@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 import torch
 
-from remat_codegen.errors import TargetError, UnsupportedError
+from remat_codegen.errors import TargetError, UnsupportedError, ValuesError
 from remat_codegen.torch_seam import PythonPrinter, pytree
 
 FORM = "NAME.DIMENSION, such as idx.0; several are separated by commas"
@@ -116,13 +116,13 @@ def named_leaves(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def hint(number: Any) -> int:
-    """A size as it is for the traced inputs. Raises UnsupportedError where it depends on a tensor's values."""
+    """A size as it is for the traced inputs. Raises ValuesError where it depends on a tensor's values."""
     if not isinstance(number, torch.SymInt):
         return int(number)
     value = number.node.hint
     if value is None:
         hint = "use torch.where, or a mask that keeps the shape"
-        raise UnsupportedError("a size depends on the values of a tensor, which a plan cannot follow", hint=hint)
+        raise ValuesError("a size depends on the values of a tensor, which a plan cannot follow", hint=hint)
     return int(value)
 
 

@@ -225,6 +225,26 @@ def made_by(tensor: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
+def recorded_graph(run: Callable[..., Any], module: torch.nn.Module, tensors: list[torch.Tensor]) -> torch.fx.GraphModule:
+    """The operations of `run(*tensors)`, which calls `module`, noted while they run for real: what Python asks of a tensor's
+    value is answered. Its placeholders are the tensors, in their order."""
+    run._orig_mod = module  # type: ignore[attr-defined]  # by which nodes say in what modules they were made
+    noting = proxy_tensor.make_fx(run, pre_dispatch=True, record_module_stack=True, _error_on_data_dependent_ops=False)
+    found: torch.fx.GraphModule = noting(*tensors)
+    return found
+
+
+ENTERS_AUTOCAST = _take(
+    "torch.amp.autocast_mode._enter_autocast", "which begins a cast in a recorded run", "casts inside of forward are not seen"
+)
+EXITS_AUTOCAST = _take(
+    "torch.amp.autocast_mode._exit_autocast", "which ends a cast in a recorded run", "casts inside of forward are not seen"
+)
+SWITCHES_GRADIENTS = _take(
+    "torch._C._set_grad_enabled", "which switches gradients in a recorded run", "no_grad inside of forward is not seen"
+)
+
+
 CALLS_MODULE = _take("torch.nn.Module._call_impl", "which calls a module's forward", "no call of one is known").__code__
 HANDS_OVER = _take(
     "torch.overrides.handle_torch_function", "by which a function runs once more, under a mode", "it is found twice"

@@ -86,7 +86,8 @@ class Facts:
 
     `growth` is the power of each size that may change, by variable, that the peak grows with.
     `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
-    the answer to, where it was found. `needs` is what the command cannot make by itself, in words.
+    the answer to, where it was found, `recorded` what depends on values. `needs` is what the command cannot make by itself, in
+    words.
     `others` are the plans for larger budgets, or for smaller batch sizes, where the file has several. `plan_lines` are the
     comment lines that hold the plan (planline.py). `loss` says what the step goes back from, where that is not the usual.
     """
@@ -106,6 +107,7 @@ class Facts:
     as_written: str = ""
     needs: str = ""
     answer: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
     batch: int | None = None
     others: tuple[Figures, ...] = ()
     loss: str = ""

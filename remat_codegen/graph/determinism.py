@@ -35,7 +35,7 @@ def not_repeated(trace: Trace, record: Record) -> frozenset[int]:
 
 
 def _decisions(trace: Trace, record: Record, on_gpu: Sequence[Operation]) -> frozenset[int]:
-    """Operations that turn numbers which differ from run to run into indices or masks."""
+    """Operations that turn numbers which differ from run to run into indices or masks, or beside which Python asks for them."""
     unsteady: set[int] = set()  # storages
     found = set()
     for op in on_gpu:
@@ -44,8 +44,9 @@ def _decisions(trace: Trace, record: Record, on_gpu: Sequence[Operation]) -> fro
         numbers = {record.of_variable[v] for v in results if _is_number(trace.variables[v].dtype)}
         if reads_some or _adds_in_any_order(op):
             unsteady |= numbers | (set(record.mutated[op.id]) if numbers else set())
+        asks = not unsteady.isdisjoint(record.of_variable[v] for v in op.asked)
         decides = op.base.rstrip("_") in STEPS or any(not _is_number(trace.variables[v].dtype) for v in results)
-        if reads_some and decides:
+        if asks or (reads_some and decides):
             found.add(op.id)
     return frozenset(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,15 +86,19 @@ def written_tensors(target: Any, args: Any, kwargs: Any) -> Iterator[torch.Tenso
         yield from (t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
-def rows_at_most(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Indices with numbers in place of masks, as many as if every mask were True everywhere: how many rows a mask takes depends
-    on data. `h[mask] = row` takes those of the gradient on its way back."""
+def rows_at_most(
+    indices: Sequence[torch.Tensor | None], known: Callable[[torch.Tensor], int | None]
+) -> list[torch.Tensor | None]:
+    """Indices with numbers in place of masks, as many as are `known` to be True, or as if every mask were True everywhere: how
+    many rows a mask takes depends on data. `h[mask] = row` takes those of the gradient on its way back."""
     found: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             found.append(index)
         else:
-            found += [index.new_empty(index.numel(), dtype=torch.int64) for _ in range(index.dim())]
+            count = known(index)
+            rows = index.numel() if count is None else count
+            found += [index.new_empty(rows, dtype=torch.int64) for _ in range(index.dim())]
     return found
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import functools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ from remat_codegen.torch_seam import (
     version,
 )
 from remat_codegen.trace import (
+    BY_VALUES,
+    Like,
     Operation,
     Origin,
     Ref,
@@ -112,8 +114,10 @@ def record(trace: Trace, loss: str | None = None) -> Record:
 
     Raises ValueError where there is nothing to go back from, UnsupportedError where this is no loss of the model.
     """
+    values = {} if trace.run is None else trace.run.values
+    true = {v: int(value.count_nonzero()) for v, value in values.items() if value.dtype is torch.bool}
     with FakeTensorMode(allow_non_fake_inputs=True), Layouts():
-        return _Recorder(trace, loss).run()
+        return _Recorder(trace, true, loss).run()
 
 
 def _chosen(asked: str | None, outputs: list[torch.Tensor]) -> str:
@@ -142,7 +146,7 @@ class _Births(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.index.Tensor:
-            args = args[0], rows_at_most(args[1])
+            args = args[0], rows_at_most(args[1], self.recorder.count)
         if schema(func).is_mutable:
             self.recorder.check_written(written_tensors(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
@@ -155,6 +159,26 @@ class _Births(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.recorder.see(tensor)
         return out
+
+
+class _Found(TorchDispatchMode):
+    """Gives kernels whose results depend on values those that they gave when the trace was recorded."""
+
+    def __init__(self, found: Sequence[tuple[str, Any]]) -> None:
+        super().__init__()
+        self.found = iter(found)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if BY_VALUES.isdisjoint(func.tags):
+            return func(*args, **(kwargs or {}))
+        name, given = next(self.found, ("", None))
+        return pytree.tree_map(_made, given) if name == str(func) else func(*args, **(kwargs or {}))
+
+
+def _made(value: Any) -> Any:
+    if not isinstance(value, Like):
+        return value
+    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
 
 
 class _Casts(TorchDispatchMode):
@@ -174,11 +198,13 @@ class _Casts(TorchDispatchMode):
 @dataclass
 class _Recorder:
     trace: Trace
+    true: Mapping[int, int]  # by variable: in how many places a mask is True, where that is known
     loss: str | None = None
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
     of_storage: dict[int, int] = field(default_factory=dict)  # _cdata -> storage id; storages are kept alive by `tensors`
     of_variable: dict[int, int] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)  # _cdata of masks -> in how many places they are True
     grads: dict[int, bool] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
     births: dict[int, _Birth] = field(default_factory=dict)
@@ -269,6 +295,8 @@ class _Recorder:
             self.of_storage[key] = len(self.storages)
             self.storages.append(Storage(len(self.storages), tensor.untyped_storage().nbytes(), operation))
         self.tensors[variable] = tensor
+        if variable in self.true:
+            self.counts[key] = self.true[variable]
         self.of_variable[variable] = self.of_storage[key]
         self.grads[variable] = tensor.requires_grad
 
@@ -290,7 +318,8 @@ class _Recorder:
         versions = [version(t) for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         seen, named = _Casts(self.casts), without_data(lambda: op)
-        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, saving, named:
+        known = _Found(() if self.trace.run is None else self.trace.run.found.get(op.id, ()))
+        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, known, saving, named:
             out = op.target(*args, **kwargs)
         self.starts.append(next_sequence_number())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
@@ -401,6 +430,10 @@ class _Recorder:
         for key in (storage_key(t) for t in tensors):
             born = self.births[key].born if key in self.births else self.step
             check_backward(self._undone(), key in self.of_storage or key in self.saved or born != self.step)
+
+    def count(self, mask: torch.Tensor) -> int | None:
+        """In how many places a mask is True, if that is known."""
+        return self.counts.get(storage_key(mask))
 
     def see(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided:

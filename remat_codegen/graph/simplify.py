@@ -317,6 +317,8 @@ class _Builder:
                 if storage not in own:
                     return False
             operation = self.trace.operations[op]
+            if any(self._changed_later(self.record.of_variable[v]) for v in operation.asked):  # it would go another way then
+                return False
             own_statistics = set(_statistics(operation)) if moves_statistics(operation) else set()
             for variable in set(refs((operation.args, dict(operation.kwargs)))) - own_statistics:
                 storage = self.record.of_variable[variable]

@@ -36,7 +36,7 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
             for plan in plans:
                 file.Table(marked, plan, [*module.modules()])
             _call_plainly(module, file.InstanceMethod)
-            ours = trace(module, args, kwargs, original.autocast)
+            ours = trace(module, args, kwargs, original.autocast, recorded=original.run is not None)
     except (RematError, ValueError, TypeError, AttributeError, NameError) as error:
         return str(error).partition("\n")[0]
     if acting:

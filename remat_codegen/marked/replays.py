@@ -79,15 +79,24 @@ class Unseen(RuntimeError):
 
 
 def difference(
-    file: Any, module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, back: Callable[[Any], Any], **named: int
+    file: Any,
+    module: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    autocast: Autocast,
+    back: Callable[[Any], Any],
+    table: tuple[str, int] | None = None,
+    data: bool = False,
 ) -> str | None:
     """What of an imported file computes something else when it runs again, as "mul of blocks.0.exp"; None where nothing does.
-    `back` gives the loss of outputs, and `named` the table that is meant. Raises Unseen where that cannot be seen."""
+    `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of copies.
+    Raises Unseen where it cannot be seen."""
+    given = _copied if data else _empty
     try:
-        model, inputs = _without_data(module), pytree.tree_map(_empty, (args, kwargs))
-        with warnings.catch_warnings(), _watching(file):
+        model, inputs = _copy(module, given), pytree.tree_map(given, (args, kwargs))
+        with warnings.catch_warnings(), _watching(file), torch.random.fork_rng(enabled=data):
             warnings.simplefilter("ignore")
-            marked = file.rematerialize(model, **named)
+            marked = file.rematerialize(model, **dict([table] if table else []))
             first = _forward(marked, inputs, autocast)
             _forward(marked, inputs, autocast)
             back(first).backward()
@@ -106,10 +115,21 @@ def _forward(model: torch.nn.Module, inputs: Any, autocast: Autocast) -> Any:
         return know_dataclasses(model(*args, **kwargs))
 
 
-def _without_data(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a module whose tensors have no data."""
+def _copy(module: torch.nn.Module, given: Callable[[Any], Any]) -> torch.nn.Module:
+    """A copy of a module, with other tensors."""
     tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, computed_attributes(module) | {id(t): _empty(t) for t in tensors})
+    return copy.deepcopy(module, computed_attributes(module) | {id(t): given(t) for t in tensors})
+
+
+def _copied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    found = leaf.detach().clone()
+    return (
+        torch.nn.Parameter(found, leaf.requires_grad)
+        if isinstance(leaf, torch.nn.Parameter)
+        else found.requires_grad_(leaf.requires_grad)
+    )
 
 
 def _empty(leaf: Any) -> Any:

@@ -14,7 +14,7 @@ from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.simplify import Model, early_ends
 from remat_codegen.profile.clock import Clock
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
-from remat_codegen.profile.numbers import random_tensor
+from remat_codegen.profile.numbers import random_tensor, recorded_tensor
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, refs, substitute
 
@@ -73,7 +73,9 @@ class Bench:
         mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
         indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
+        self.recorded = model.trace.run.values if model.trace.run is not None else {}
         self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
+        self.settled = {v: self._recorded(v) for v in made.intersection(mentioned, self.recorded) if self._owns_memory(v)}
         for op in (op for op in self.operations if is_opaque(op)):
             weights = [self.given[v] for v in refs(weights_of(op)) if v in self.given]
             if len(weights) == len(weights_of(op)) and weights[0].is_cuda:
@@ -88,6 +90,8 @@ class Bench:
         self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
 
     def _input(self, variable: int) -> torch.Tensor:
+        if variable in self.recorded:
+            return self._recorded(variable)
         v = self.model.trace.variables[variable]
         tensor = self.values(v, self.device, self.ranges.get(variable, 1))
         if variable in self.masks:  # which takes most
@@ -97,6 +101,21 @@ class Bench:
             if v.origin is Origin.PARAMETER:  # an input's own gradient counts among what the node writes, and stays
                 tensor.grad = torch.zeros_like(tensor)
         return tensor
+
+    def _recorded(self, variable: int) -> torch.Tensor:
+        """What a variable was when the trace was recorded: by other integers, other sizes would follow."""
+        return recorded_tensor(self.model.trace.variables[variable], self.recorded[variable], self.device)
+
+    def _owns_memory(self, variable: int) -> bool:
+        owner = self.model.record.storages[self.model.record.of_variable[variable]].operation
+        return owner is not None and variable in self.model.trace.operations[owner].results
+
+    def _settle(self, variable: int, value: torch.Tensor) -> torch.Tensor:
+        """A result that the node computes from other numbers than the model does, as it is in there."""
+        known = self.settled.get(variable)
+        if known is None:
+            return value
+        return value.copy_(known) if value.shape == known.shape else known.clone()
 
     def forward(self, held: list[Any] | None = None) -> dict[int, torch.Tensor]:
         tensors: dict[int, torch.Tensor] = {}
@@ -115,7 +134,7 @@ class Bench:
                 out = op.target(*substitute(op.args, tensors), **substitute(dict(op.kwargs), tensors))
             for variable, value in zip(op.results, out if op.many else (out,), strict=True):
                 if variable is not None:
-                    tensors[variable] = value
+                    tensors[variable] = self._settle(variable, value)
             out = value = None
             for variable in self.ends.get(op.id, ()):
                 del tensors[variable]

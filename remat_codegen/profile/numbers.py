@@ -30,6 +30,14 @@ def span(variable: Variable) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(variable.shape, variable.stride, strict=True))
 
 
+def recorded_tensor(variable: Variable, value: torch.Tensor, device: str) -> torch.Tensor:
+    """The tensor that a variable was in a recorded run, in its layout. What lies in one place several times is written once."""
+    tensor = torch.zeros(span(variable), dtype=variable.dtype, device=device).as_strided(variable.shape, variable.stride)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in variable.stride)
+    tensor[once].copy_(value[once])
+    return tensor
+
+
 def near_identity(variable: Variable, device: str, high: int = 1) -> torch.Tensor:
     """Another tensor of its layout, for operations that take probabilities or positive definite matrices only."""
     tensor = random_tensor(variable, device, high, _small)

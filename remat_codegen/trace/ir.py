@@ -86,7 +86,8 @@ class Operation:
     """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
     tensor or unused. `autocast` is what it runs under, `regions` are the calls of torch.utils.checkpoint that it stands in,
     outermost first. `calls` say where in the source it was made, and `held` are the operations whose results variables of that
-    source hold while it runs; they are no part of what makes two operations alike."""
+    source hold while it runs; they are no part of what makes two operations alike. `asked` are variables whose values Python
+    asked for between it and its neighbours, in a recorded run."""
 
     id: int
     target: Any
@@ -102,6 +103,7 @@ class Operation:
     regions: tuple[Region, ...] = ()
     calls: tuple[Call, ...] = field(default=(), compare=False, repr=False)
     held: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -112,6 +114,30 @@ class Operation:
     def base(self) -> str:
         """The same without namespace and overload, such as linear."""
         return str(schema(without_kernels(self.target)).name.removeprefix("aten::"))
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A tensor without its values and its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run found on the example inputs, where what forward does depends on values; a plan is then for that run.
+
+    `lines` are those that depend on values. `values` are the integers and truth values that operations read, by variable, on
+    the CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in
+    it whose results depend on values: numbers, and a Like for each tensor.
+    """
+
+    lines: tuple[str, ...]
+    values: Mapping[int, torch.Tensor]
+    found: Mapping[int, tuple[tuple[str, Any], ...]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +156,8 @@ class Trace:
     `objects` are those of plain objects that modules hold, by path.
     `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
     `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
-    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others.
+    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others. `run` is there where it was
+    recorded in one run, as torch.export cannot follow what forward does.
     """
 
     variables: tuple[Variable, ...]
@@ -151,6 +178,7 @@ class Trace:
     dtypes: frozenset[torch.dtype] = frozenset()
     numbers: Mapping[str, int] = field(default_factory=dict)
     modes: frozenset[str] = frozenset()
+    run: Run | None = field(default=None, compare=False, repr=False)
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""

@@ -11,15 +11,24 @@ import sympy
 import torch
 
 from remat_codegen.attributes import attribute_paths
-from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.errors import TraceError, UnsupportedError, ValuesError
 from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
-from remat_codegen.torch_seam import OpOverload, is_functorch, pytree
+from remat_codegen.torch_seam import (
+    ENTERS_AUTOCAST,
+    EXITS_AUTOCAST,
+    SWITCHES_GRADIENTS,
+    OpOverload,
+    is_functorch,
+    pytree,
+)
 from remat_codegen.trace.checkpoints import regions_of
 from remat_codegen.trace.frames import calls_of, held_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
+from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
 
+SWITCHES = (SWITCHES_GRADIENTS, ENTERS_AUTOCAST, EXITS_AUTOCAST)
 ON_TENSORS = "write it with operations on tensors, or move it out of the model"
 
 
@@ -43,6 +52,7 @@ class Reader:
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
+        self.told: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
         self.constants: list[tuple[int, torch.Tensor]] = []
 
@@ -190,15 +200,39 @@ class Reader:
 
     def _body(self, graph_module: torch.fx.GraphModule, around: Surroundings) -> Any:
         """Reads a graph's operations, and those of the regions inside it; returns its outputs."""
+        outside: list[Autocast] = []  # of casts that a recorded run is in
         for node in graph_module.graph.nodes:
             if node.op == "output":
                 return tuple(self._argument(a) for a in node.args[0])
             if node.op == "get_attr":
                 self.of_node[node] = getattr(graph_module, node.target)
+            elif node.target is asked:
+                self._asked(self._argument(node.args[0]))
+            elif node.target in SWITCHES:
+                around = self._switched(node, around, outside)
             elif node.op == "call_function":
                 with naming_the_line(source_of(node)):
                     self._call(node, around)
         raise TraceError("the traced graph has no output")
+
+    def _asked(self, tensor: Any) -> None:
+        """Notes of the operations before and after that Python asked for a value between them."""
+        if isinstance(tensor, Ref):
+            self.told.append(tensor.variable)
+            if self.operations:
+                last = self.operations[-1]
+                self.operations[-1] = replace(last, asked=(*last.asked, tensor.variable))
+
+    def _switched(self, node: torch.fx.Node, around: Surroundings, outside: list[Autocast]) -> Surroundings:
+        """The modes from a call on that sets one: of recorded runs, which have no regions."""
+        if node.target is SWITCHES_GRADIENTS:
+            return replace(around, grad_enabled=bool(node.args[0]))
+        if node.target is EXITS_AUTOCAST:
+            return replace(around, autocast=outside.pop())
+        given: Any = node.args
+        device, dtype, enabled, _ = given
+        outside.append(around.autocast)
+        return replace(around, autocast=with_autocast(around.autocast, str(device), dtype if enabled else None))
 
     def _call(self, node: Any, around: Surroundings) -> None:
         if node.target is operator.getitem:
@@ -229,7 +263,7 @@ class Reader:
             return self.symbols.size(value)
         if isinstance(node.target, OpOverload):
             hint = "leave it a tensor, or compute it outside of the model"
-            raise UnsupportedError("the model makes a number of a tensor's value, which a plan cannot follow", hint=hint)
+            raise ValuesError("the model makes a number of a tensor's value, which a plan cannot follow", hint=hint)
         return combine(node.target, [self._argument(a) for a in node.args])
 
     def _region(self, body: torch.fx.Node, args: tuple[Any, ...], around: Surroundings) -> Any:
@@ -271,8 +305,10 @@ class Reader:
                 regions_of(node),
                 calls_of(node),
                 self._held(node),
+                tuple(self.told),
             )
         )
+        self.told = []
         returned = tuple(v if r is None else Ref(r) for r, v in zip(results, values, strict=True))
         return returned if many else returned[0]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.errors import TraceError, UnsupportedError, ValuesError
 from remat_codegen.torch_seam import DATA_DEPENDENT
 from remat_codegen.trace.ir import Source
 
@@ -33,7 +33,8 @@ def refusal(error: BaseException | None) -> UnsupportedError | None:
 _ASKED = ("aten.item", "aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")  # how Python asks for a value
 
 
-def trace_error(error: Exception) -> TraceError:
+def trace_error(error: Exception) -> TraceError | UnsupportedError:
+    """The line for what torch.export raises, or the model itself."""
     text = str(error)
     where = _user_frame(error) or _quoted_frame(text)
     fixed = re.search(r"You marked L\['(\w+)'\].*?size\(\)\[(\d+)\] as dynamic but your code specialized it", text)
@@ -45,23 +46,28 @@ def trace_error(error: Exception) -> TraceError:
     if isinstance(error, DATA_DEPENDENT) or "data-dependent" in text:
         hint = "compute it with torch.where or masks, or move the decision out of the model"
         hint = "compute it from the model's outputs" if "_loss" in str(getattr(error, "func", "")) else hint
-        return TraceError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)
+        return ValuesError(f"{_decider(error)} by the value of a tensor, which a plan cannot follow", where=where, hint=hint)
     if isinstance(error, TypeError) and "FakeTensor" in text and _comes_through(error, PACKED):
         hint = "plan on inputs without lengths: a file with marks trains on packed ones, too"
-        return TraceError(
+        return UnsupportedError(  # what recurrent networks do with one, no run shows
             "a packed sequence has sizes by the values of a tensor, which a plan cannot follow", where=where, hint=hint
         )
     unknown = re.search(r"Found <class '([^']+)'> in output, which is not a known type", text)
     if unknown:
-        name = unknown[1].rpartition(".")[2]
-        hint = "return tensors in tuples, lists and dicts, or register the class with torch.utils._pytree"
-        if name.endswith("Cache"):  # what models of transformers return unless told not to
-            hint = "training needs no cache: set use_cache=False in the configuration or the inputs"
-        return TraceError(f"forward returns a {name}, which torch.export does not know", hint=hint)
+        return unknown_class(unknown[1].rpartition(".")[2])
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return TraceError(f"the forward pass cannot be traced: {type(error).__name__}: {first[:300]}", where=where)
 
 
+def unknown_class(name: str) -> TraceError:
+    """The error for what forward returns, where that is of a class that can hold tensors unseen."""
+    hint = "return tensors in tuples, lists and dicts, or register the class with torch.utils._pytree"
+    if name.endswith("Cache"):  # what models of transformers return unless told not to
+        hint = "training needs no cache: set use_cache=False in the configuration or the inputs"
+    return TraceError(f"forward returns a {name}, which torch.export does not know", hint=hint)
+
+
+LONGEST = 120  # characters of a line that asks for a value, in messages
 PACKED = "/torch/nn/modules/rnn.py", "/torch/nn/utils/rnn.py"  # where packed sequences are made and read
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -121,6 +127,17 @@ def _short(path: str) -> str:
     return "cell" if folder.rpartition("/")[2].startswith("ipykernel_") else name
 
 
+def asking_line() -> str:
+    """The line that asks for a value: where it is, and its text."""
+    frame = next(f for f in reversed(traceback.extract_stack()) if not is_library(f.filename))
+    return line_of(frame.filename, frame.lineno or 0, frame.line or "")
+
+
+def line_of(file: str, line: int, text: str) -> str:
+    """A line as notes print it: file.py:12 (`n = int(index.max())`)."""
+    return f"{_short(file)}:{line} (`{text.strip().rstrip(':')[:LONGEST]}`)"
+
+
 def location(source: Source | None) -> str | None:
     """A source line as messages print it: file.py:12."""
     return None if source is None else f"{_short(source.file)}:{source.line}"
@@ -131,7 +148,7 @@ def naming_the_line(source: Source | None) -> Iterator[None]:
     """Adds a user's line to refusals of what is inside that name none."""
     try:
         yield
-    except UnsupportedError as error:
+    except (UnsupportedError, ValuesError) as error:
         if error.where is not None or source is None:
             raise
-        raise UnsupportedError(error.what, where=location(source), hint=error.hint) from error
+        raise type(error)(error.what, where=location(source), hint=error.hint) from error

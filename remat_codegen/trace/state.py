@@ -72,7 +72,7 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
         now = attributes_of(module)
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
-        seen.constant |= {name for name, value in changed.items() if are_constant([*_tensors_in({name: value})])}
+        seen.constant |= {name for name, value in changed.items() if are_constant([*tensors_in({name: value})])}
         more = [*seen.assigned.values(), *decisions.settled()]
         return (result, more) if more else result
 
@@ -90,7 +90,7 @@ def _assigned_buffers(module: torch.nn.Module, before: Attributes) -> dict[str, 
 
     Raises UnsupportedError where the next call would compute something else with the new one.
     """
-    own = {storage_key(t) for t in (*module.parameters(), *_tensors_in(before))}
+    own = {storage_key(t) for t in (*module.parameters(), *tensors_in(before))}
     found = {}
     for path, part in module.named_modules():
         for name, tensor in buffers_of(part).items():
@@ -108,7 +108,8 @@ def _assigned_buffers(module: torch.nn.Module, before: Attributes) -> dict[str, 
     return found
 
 
-def _tensors_in(attributes: Attributes) -> Iterator[torch.Tensor]:
+def tensors_in(attributes: Attributes) -> Iterator[torch.Tensor]:
+    """The tensors among attributes, and in dicts, lists and tuples among them."""
     return (leaf for leaf in pytree.tree_leaves(attributes) if isinstance(leaf, torch.Tensor))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from remat_codegen.errors import RematError
+from remat_codegen.errors import RematError, TraceError
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
 from remat_codegen.trace.checkpoints import checkpoints_noted
@@ -31,7 +31,10 @@ from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.kernels import kernels_as_operations
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
+from remat_codegen.trace.recording import recorded as record_run
+from remat_codegen.trace.recording import saving_nothing
 from remat_codegen.trace.refusals import refusal, trace_error
+from remat_codegen.trace.replay import with_run
 from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.state import Seen, attributes_of, hooks_of, put_back, put_hooks_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
@@ -51,15 +54,44 @@ def trace(
     autocast: Autocast = (),
     dynamic: Asked = (),
     together: Together = Together.NONE,
+    recorded: bool = False,
 ) -> Trace:
     """The operations of `module(*args, **kwargs)`, called under `autocast`. `dynamic` names the sizes that may change;
-    `together` says which of them are always equal.
-
-    Libraries that decide something by an input's value (a mask that is all ones is left out) do not in a trace, and may round
-    otherwise then. Where they do, the trace is that of what they decide by these inputs.
+    `together` says which of them are always equal. Where forward does something by a tensor's value, and always if `recorded`,
+    they are those of one run on these inputs, if no size may change.
 
     Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
     (naming the line).
+    """
+    why: RematError | None = None
+    if not recorded:
+        try:
+            return _exported(module, args, kwargs, autocast, dynamic, together)
+        except TraceError as error:
+            if dynamic:
+                raise
+            why = error
+    try:
+        found = traced_alike(partial(_recorded, module, args, kwargs, autocast), module)
+    except TraceError as error:  # it may be that nothing can run here, as on a device that is not there
+        raise why or error from error
+    assert found.run is not None
+    lines = found.run.lines or ((why.where if why is not None else None) or "forward",)
+    return replace(found, run=replace(found.run, lines=lines))
+
+
+def _exported(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    autocast: Autocast,
+    dynamic: Asked,
+    together: Together,
+) -> Trace:
+    """The same, by torch.export.
+
+    Libraries that decide something by an input's value (a mask that is all ones is left out) do not in a trace, and may round
+    otherwise then. Where they do, the trace is that of what they decide by these inputs.
     """
     numbers = _numbers(module)
     leaves = pytree.tree_leaves((args, kwargs))
@@ -74,16 +106,8 @@ def trace(
             programs.extend([Program(exported.module(), bool(seen.assigned or decisions.made))] if questions.told else [])
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
-        typed = reads.asked_for_types or mentions_types(exported.graph_module)
-        dtypes = {p.dtype for p in module.parameters()} if typed else set()
-        flatten_vmaps(exported.graph_module, _trained(exported, module))
-        separate_views(exported.graph_module)
-        _leave_out_unread(exported.graph_module)
-        found = Reader(exported, module, autocast, asked, together).read()
-        settings = reads.of(module, [*seen.attributes, *seen.written])
-        found = replace(found, numbers=numbers, settings=settings, objects=reads.of_objects(module))
-        found = replace(found, dtypes=frozenset(dtypes), modes=reads.modes(module))
-        return with_returned(found, seen.assigned, decisions.lines())
+        found = _read(Reader(exported, module, autocast, asked, together), exported, module, reads, seen)
+        return with_returned(replace(found, numbers=numbers), seen.assigned, decisions.lines())
 
     found = traced_alike(read, module)
     if not programs:
@@ -101,7 +125,36 @@ def trace(
     return found if differs else decided
 
 
-def _trained(exported: torch.export.ExportedProgram, module: torch.nn.Module) -> set[str]:
+def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, seen: Seen) -> Trace:
+    """The operations of one run."""
+    numbers, reads = _numbers(module), Reads()
+    try:
+        noting = warnings.catch_warnings(record=True), watched(module, seen, Decisions()), reads.noted(), saving_nothing()
+        with contextlib.ExitStack() as around:
+            for context in (*noting, _watching(module, autocast), swapped(refused_calls())):
+                around.enter_context(context)
+            run = record_run(module, args, kwargs)
+    except Exception as error:  # whatever the model raises
+        raise refusal(error) or trace_error(error) from error
+    reader = Reader(run, module, autocast, frozenset(), Together.NONE)
+    found = with_returned(replace(_read(reader, run, module, reads, seen), numbers=numbers), seen.assigned, ())
+    return with_run(found, {reader.of_node[node].variable: tensor for node, tensor in run.given.items()}, run.lines)
+
+
+def _read(reader: Reader, exported: Any, module: torch.nn.Module, reads: Reads, seen: Seen) -> Trace:
+    """The trace of an exported program, or of a recorded run."""
+    typed = reads.asked_for_types or mentions_types(exported.graph_module)
+    dtypes = {p.dtype for p in module.parameters()} if typed else set()
+    flatten_vmaps(exported.graph_module, _trained(exported, module))
+    separate_views(exported.graph_module)
+    _leave_out_unread(exported.graph_module)
+    found = reader.read()
+    settings = reads.of(module, [*seen.attributes, *seen.written])
+    found = replace(found, settings=settings, objects=reads.of_objects(module))
+    return replace(found, dtypes=frozenset(dtypes), modes=reads.modes(module))
+
+
+def _trained(exported: Any, module: torch.nn.Module) -> set[str]:
     """The placeholders of a traced graph that get gradients."""
     names = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
@@ -141,19 +194,8 @@ def _export(
         if dynamic:
             given, copied = _copies(given, dynamic)
             shapes = _shapes(module, given[0], given[1], copied, others)
-        quiet = contextlib.redirect_stderr(io.StringIO())
         with contextlib.ExitStack() as around:
-            around.enter_context(silent_logs())
-            around.enter_context(quiet)
-            for context in (unchecked_distributions(), traced_data(), kernels_as_operations()):
-                around.enter_context(context)
-            for watched in (no_switching(module), known_outputs(module)):
-                around.enter_context(watched)
-            around.enter_context(autocasting(autocast))
-            around.enter_context(only_plain_gradients())
-            around.enter_context(functions_as_operations())
-            around.enter_context(checkpoints_noted())
-            around.enter_context(places_noted(module))
+            around.enter_context(_watching(module, autocast))
             around.enter_context(swapped(refused_calls() | ({} if noticed else questions.answers())))
             if not noticed:
                 around.enter_context(decisions.answered(module))
@@ -175,6 +217,19 @@ def _export(
             with contextlib.suppress(Exception):
                 return export(**way)
         raise
+
+
+@contextlib.contextmanager
+def _watching(module: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
+    """What a forward pass does is noted in here, or refused where no trace shows it."""
+    with contextlib.ExitStack() as around:
+        for context in (
+            *(silent_logs(), contextlib.redirect_stderr(io.StringIO()), unchecked_distributions(), traced_data()),
+            *(kernels_as_operations(), no_switching(module), known_outputs(module), autocasting(autocast)),
+            *(only_plain_gradients(), functions_as_operations(), checkpoints_noted(), places_noted(module)),
+        ):
+            around.enter_context(context)
+        yield
 
 
 def _asked_again(export: Callable[[], torch.export.ExportedProgram], questions: Questions) -> torch.export.ExportedProgram:

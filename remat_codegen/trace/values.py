@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +15,8 @@ import torch
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.torch_seam import OpOverload, disable_current_modes, proxy_tensor, pytree, schema
-from remat_codegen.trace.refusals import is_library
+from remat_codegen.trace.refusals import asking_line
 
-LONGEST = 120  # characters of a line that asks for a value, in messages
 ASKING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")  # how Python asks for a tensor's value
 
 
@@ -99,7 +97,7 @@ class Decisions:
                 key = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), numbers.__getitem__))
                 numbers[node] = self.numbers.setdefault(key, f"{len(self.numbers)}")
             if ours and numbers[made] not in (number for *_, number in self.made):
-                self.made.append((tensor, bool(values[made]), _asking_line(), numbers[made]))
+                self.made.append((tensor, bool(values[made]), asking_line(), numbers[made]))
             return values[made]
 
     def settled(self) -> list[torch.Tensor]:
@@ -113,13 +111,6 @@ class Decisions:
     def lines(self) -> list[tuple[str, bool]]:
         """The lines that ask, and what they found."""
         return [(line, value) for _, value, line, _ in self.made]
-
-
-def _asking_line() -> str:
-    """The line that asks for a value: where it is, and its text."""
-    frame = next(f for f in reversed(traceback.extract_stack()) if not is_library(f.filename))
-    text = (frame.line or "").strip().rstrip(":")
-    return f"{frame.filename.rpartition('/')[2]}:{frame.lineno} (`{text[:LONGEST]}`)"
 
 
 def _makers(tensors: list[torch.Tensor]) -> set[torch.fx.Node] | None:

@@ -25,9 +25,6 @@ REFUSED = {
 
 
 LINES = {
-    "h[h > 0]": "a size depends on the values of a tensor",
-    "h * h.max().item()": "the model makes a number of a tensor's value",
-    "h if h.sum() > 0 else -h": "the model decides something by the value of a tensor",
     "torch.nn.functional.ctc_loss(h[None], x[:1].long(), (1,), (1,))": "aten._ctc_loss.default decides the size of what",
     "torch.vmap(torch.no_grad()(torch.sin))(h) + h": "this torch.vmap inside of forward cannot",
     "torch.func.jvp(torch.sin, (h,), (h,))[0]": "torch.func (jvp, grad and the like) inside of forward is not supported",
@@ -95,12 +92,30 @@ def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     assert (BEFORE_2_13[text] if other else where + LINES[text]) in caught.value.line()
 
 
+BY_VALUES = {
+    "h[h > 0]": "h[h > 0]",
+    "h * h.max().item()": "h.max().item()",
+    "h if h.sum() > 0 else -h": "h.sum() > 0",
+}
+
+
+@pytest.mark.parametrize("text", BY_VALUES)
+def test_what_depends_on_values_is_refused_for_files_of_functions(text, tmp_path):
+    body = f"class Net(torch.nn.Linear):\n    def forward(self, x):\n        h = super().forward(x)\n        return {text}\n"
+    (tmp_path / "model.py").write_text(f"import torch\n\n\n{body}")
+    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1", edition=1)
+    with pytest.raises(UnsupportedError, match=r"depends on values, which no file of functions can follow") as caught:
+        pipeline.generate(request, Progress(None))
+    assert caught.value.what.startswith("model.py:7 (`") and BY_VALUES[text] in caught.value.what
+
+
 def test_a_module_of_pytorch_that_decides_by_a_value_is_named(tmp_path):
     norm = "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=None))"
     net = f"class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.norm = {norm}\n"
     net += "\n    def forward(self, x):\n        return self.norm(x)\n"
     (tmp_path / "model.py").write_text(f"import torch\n\n\n{net}")
-    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", inputs="float32[2,4]")
+    path = f"{tmp_path / 'model.py'}:Net"
+    request = Request(path, "100%", tmp_path / "out.py", inputs="float32[2,4]", dynamic="x.0", edition=1)
     with pytest.raises(TraceError, match=r"model.py:10: a BatchNorm1d \(batchnorm.py:\d+\) decides something by the value"):
         pipeline.generate(request, Progress(None))
 

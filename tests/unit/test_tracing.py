@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_codegen.errors import TraceError
+from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.tracing import trace
 
 LIBRARY = torch.library.Library("remat_codegen_tests", "DEF")
@@ -50,7 +50,7 @@ class Packs(nn.Module):
 
 def test_packed_sequences_are_refused_with_what_to_do():
     with pytest.raises(
-        TraceError, match=r"a packed sequence has sizes by the values .*; plan on inputs without lengths"
+        UnsupportedError, match=r"a packed sequence has sizes by the values .*; plan on inputs without lengths"
     ) as found:
         trace(Packs(), (torch.randn(2, 3, 4), torch.tensor([2, 3])), {})
     assert found.value.where.startswith("test_tracing.py:")
