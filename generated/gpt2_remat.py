@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"dbbb124dbe0f55cb"}
+#: "seal":"3ff3ae12631d1648"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -155,7 +155,8 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned
+TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -284,12 +285,12 @@ def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
-    step = Step(model, plan, (args, kwargs))
-    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+    step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
+    if LARGEST and model not in TOLD and (factor := _numbers(step.given) / planned[0]) > 1:
+        peak = f"some {factor * planned[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST[1] = 0
+        TOLD.add(model)
     return step.first(forward, args, kwargs)
 
 
@@ -577,7 +578,8 @@ class Part:
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
         given = {tensor.untyped_storage()._cdata: tensor for tensor in results if _plain(tensor)}
         for ref, storage, how, version in self.saved:
-            place, found = ref(), storage() and given.get(storage()._cdata)
+            place, memory = ref(), storage()  # which is false where it is empty
+            found = None if memory is None else given.get(memory._cdata)
             if place and found is not None and found._version == version:
                 place.keep(found, how)
         self.saved = ()

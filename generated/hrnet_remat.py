@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"1e68bc741e62988b"}
+#: "seal":"26d0a42f79e87284"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -160,7 +160,8 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned
+TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -289,12 +290,12 @@ def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
-    step = Step(model, plan, (args, kwargs))
-    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+    step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
+    if LARGEST and model not in TOLD and (factor := _numbers(step.given) / planned[0]) > 1:
+        peak = f"some {factor * planned[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST[1] = 0
+        TOLD.add(model)
     return step.first(forward, args, kwargs)
 
 
@@ -584,7 +585,8 @@ class Part:
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
         given = {tensor.untyped_storage()._cdata: tensor for tensor in results if _plain(tensor)}
         for ref, storage, how, version in self.saved:
-            place, found = ref(), storage() and given.get(storage()._cdata)
+            place, memory = ref(), storage()  # which is false where it is empty
+            found = None if memory is None else given.get(memory._cdata)
             if place and found is not None and found._version == version:
                 place.keep(found, how)
         self.saved = ()
@@ -595,9 +597,9 @@ class Part:
 
     def learn(self, given):
         """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
-        before, self.versions = self.versions, _versions(self.entry)
-        if before != self.versions:
-            raise self.error(f"changes the buffer {self.moved(before)} in place: take it out of the plan")
+        if name := self.moved(self.versions):
+            raise self.error(f"changes the buffer {name} in place: take it out of the plan")
+        self.versions = _versions(self.entry)
         changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
         if changed:
             raise self.error(f"changes an input in place, its tensor {changed[0]}: take it out of the plan")
@@ -727,9 +729,9 @@ class Part:
             replay.lent.clear()
 
     def moved(self, before):
-        """The name of the first buffer that has another version than before; None where there is none."""
+        """The name of the first buffer that is the one before and has another version; None where there is none."""
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
-        return next((name for (_, name), seen, version in found if seen != version), None)
+        return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
     def clones(self):
         """Buffers for its next run to move: (the dict that has it, name, buffer)."""
@@ -1001,7 +1003,8 @@ def _exchange(things):
 
 
 def _versions(entry):
-    return [buffers[name]._version if buffers.get(name) is not None else None for buffers, name in entry.buffers]
+    found = [buffers.get(name) for buffers, name in entry.buffers]
+    return [(buffer, None if buffer is None else buffer._version) for buffer in found]
 
 
 def _settings():

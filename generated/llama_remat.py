@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"a9fd9b4217f4ab54"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"1974c4ceec61f998"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -141,7 +141,8 @@ CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned
+TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -270,12 +271,12 @@ def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
-    step = Step(model, plan, (args, kwargs))
-    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+    step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
+    if LARGEST and model not in TOLD and (factor := _numbers(step.given) / planned[0]) > 1:
+        peak = f"some {factor * planned[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST[1] = 0
+        TOLD.add(model)
     return step.first(forward, args, kwargs)
 
 
@@ -563,7 +564,8 @@ class Part:
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
         given = {tensor.untyped_storage()._cdata: tensor for tensor in results if _plain(tensor)}
         for ref, storage, how, version in self.saved:
-            place, found = ref(), storage() and given.get(storage()._cdata)
+            place, memory = ref(), storage()  # which is false where it is empty
+            found = None if memory is None else given.get(memory._cdata)
             if place and found is not None and found._version == version:
                 place.keep(found, how)
         self.saved = ()

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"984417c0c6a75784"}
+#: "seal":"008643800e704368"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -107,7 +107,8 @@ PLANNED_PEAK_BYTES = 47893960
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned; no peak once a larger one came
+LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned
+TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
@@ -186,12 +187,12 @@ def _step(model, plan, forward, args, kwargs):
     """A training step; or a plain call, where another step, save_on_cpu or a checkpoint around it goes first."""
     if _hooks() is not None or RUNNING.get() is not None:
         return forward(*args, **kwargs)
-    step = Step(model, plan, (args, kwargs))
-    if LARGEST and LARGEST[1] and (factor := _numbers(step.given) / LARGEST[0]) > 1:
-        peak = f"some {factor * LARGEST[1] / 2**20:,.1f} MiB of activations"
+    step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
+    if LARGEST and model not in TOLD and (factor := _numbers(step.given) / planned[0]) > 1:
+        peak = f"some {factor * planned[1] / 2**20:,.1f} MiB of activations"
         larger = f"an input is {factor:.2f} times as large as planned"
         warnings.warn(f"{larger}: expect {peak}, or more", stacklevel=_calls())
-        LARGEST[1] = 0
+        TOLD.add(model)
     return step.first(forward, args, kwargs)
 
 
@@ -464,7 +465,8 @@ class Part:
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
         given = {tensor.untyped_storage()._cdata: tensor for tensor in results if _plain(tensor)}
         for ref, storage, how, version in self.saved:
-            place, found = ref(), storage() and given.get(storage()._cdata)
+            place, memory = ref(), storage()  # which is false where it is empty
+            found = None if memory is None else given.get(memory._cdata)
             if place and found is not None and found._version == version:
                 place.keep(found, how)
         self.saved = ()

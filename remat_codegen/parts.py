@@ -972,10 +972,6 @@ class Step:
             self.lent.clear()  # what nobody saved is not lent any more
             self.part, self.given = None, ()
             self.rest()
-        for m in _walk(self.model()):  # hooks that forward has registered, or removed: nobody looked at what they change
-            held = [vars(m)[name] for name in HOOKS]
-            if held != self.hooks.get(id(m), [{}] * len(HOOKS)):
-                self.hooks[id(m)], self.active = [hooks.copy() for hooks in held], True
         drawn = random.getstate() != self.chance
         if RANDOM:
             self.by_chance = drawn

@@ -89,8 +89,8 @@ def difference(
     data: bool = False,
 ) -> str | None:
     """What of an imported file computes something else when it runs again, as "mul of blocks.0.exp"; None where nothing does.
-    `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of copies.
-    Raises Unseen where it cannot be seen."""
+    `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of
+    copies. Raises Unseen where it cannot be seen."""
     given = _copied if data else _empty
     try:
         model, inputs = _copy(module, given), pytree.tree_map(given, (args, kwargs))
