@@ -45,6 +45,7 @@ TWICE = True  # it has entries with /twice
 NUMBERED = True  # it has entries for one call of several, such as relu#1
 SEVERAL = True  # the file has a table for each of several budgets
 BATCHES = True  # the file has a table for each of several batch sizes
+RECORDED = False  # what its model does depends on values, of which one run was planned for
 CHECKPOINTS = True  # its modules checkpoint where they are told to, as those of transformers
 ON_GPU = True  # it is for GPUs, whose memory may run out
 
@@ -484,7 +485,7 @@ class Place:
         self.late = TWICE and part.late  # it has its first value until autograd has read that
         self.shared = []  # while it has a value for parts alone: those that did not run again yet
         self.truth = None
-        if (CHECK or part.step.hooks) and tensor.dtype is not torch.uint8:  # of a library's own, not all is written
+        if (CHECK or RECORDED or part.step.hooks) and tensor.dtype is not torch.uint8:  # of a library's own, not all is written
             self.truth = tensor.detach().clone() if CHECK else _some(tensor)
 
     def get(self, reader=False):
@@ -594,7 +595,7 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
-        self.run = _frozen(run, self.captured, {})
+        self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         if RANDOM:
             self.states = step.states()
         if NUMBERED:
@@ -615,7 +616,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = None
         self.held = but
 
     def first(self, run, inputs):
@@ -788,9 +789,9 @@ class Part:
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others, grad = step.exchanged, torch.is_grad_enabled()
+        others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         if BUFFERS:
-            others = others + self.clones()
+            others = others + self.clones({(id(held), name): value for held, name, value in others})
         if RANDOM:
             states = self.states and step.states()
         if NUMBERED:
@@ -830,11 +831,12 @@ class Part:
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
-    def clones(self):
-        """Buffers for its next run to move: (the dict that has it, name, buffer)."""
+    def clones(self, others):
+        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not what stands there now."""
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
-        return [(held, name, held[name].clone()) for held, name in self.entry.moving if held[name] is not None]
+        moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
+        return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
 
 
 def _passed_on(lenders):
@@ -944,6 +946,7 @@ class Step:
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -1005,6 +1008,10 @@ class Step:
             f" Of {total / 2**30:,.2f} GiB there are: {listed}. To blame is {blame}."
             f" To plan for less, run the command at the top of this file with --budget {room}."
         )
+
+    def assigned(self):
+        """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
+        return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
     def call(self, entries):
         """A call of a module with these entries."""

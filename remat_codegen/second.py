@@ -204,7 +204,7 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
             try:
                 found = replays.difference(*given, table=table, data=trace.run is not None)
             except replays.Unseen:
-                found = f"what reads {left[0]}" if left else None
+                found = left[0] if left else None
             if found is not None:
                 what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
                 hint = "hand that over by arguments" + (", or use --edition 1" if trace.run is None else "")
@@ -378,6 +378,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         several=several,
         batches=batches,
         checkpoints=any(hasattr(type(m), "gradient_checkpointing_enable") for m in traced.target.module.modules()),
+        recorded=traced.model.trace.run is not None,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
     )
 

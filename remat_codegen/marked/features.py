@@ -33,6 +33,7 @@ class Features:
     several: bool = False
     batches: bool = False
     checkpoints: bool = False
+    recorded: bool = False
     on_gpu: bool = False
 
     def constants(self) -> dict[str, bool]:

@@ -74,6 +74,36 @@ class Calls(TorchDispatchMode):
         return self.known.get(place, place), leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
 
 
+class Another:
+    """Stands where forward has set an attribute. What it will be when a part runs again, nobody knows: reading it raises."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, *_: Any, **__: Any) -> Any:
+        raise Differs(self.name)
+
+    __getattr__ = __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = __getitem__ = __call__ = __eq__ = read
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = read
+    __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __neg__ = __contains__ = __torch_function__ = read
+    __hash__ = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def _attributes_noted() -> Iterator[list[tuple[torch.nn.Module, str]]]:
+    """Notes the attributes of modules that are set in here, but for modules, parameters and buffers."""
+    found: list[tuple[torch.nn.Module, str]] = []
+    usual = torch.nn.Module.__setattr__
+
+    def noting(module: torch.nn.Module, name: str, value: Any) -> None:
+        usual(module, name, value)
+        if name in vars(module) and name != "training":
+            found.append((module, name))
+
+    with mock.patch.object(torch.nn.Module, "__setattr__", noting):
+        yield found
+
+
 class Unseen(RuntimeError):
     """The steps cannot be run without data."""
 
@@ -88,7 +118,7 @@ def difference(
     table: tuple[str, int] | None = None,
     data: bool = False,
 ) -> str | None:
-    """What of an imported file computes something else when it runs again, as "mul of blocks.0.exp"; None where nothing does.
+    """What of an imported file computes something else when it runs again, as "mul in blocks.0.exp"; None where nothing does.
     `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of
     copies. Raises Unseen where it cannot be seen."""
     given = _copied if data else _empty
@@ -98,7 +128,10 @@ def difference(
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
             first = _forward(marked, inputs, autocast)
-            _forward(marked, inputs, autocast)
+            with _attributes_noted() as noted:
+                _forward(marked, inputs, autocast)
+            for owner, name in noted:
+                vars(owner)[name] = Another(name)
             back(first).backward()
     except Differs as found:
         return str(found)
@@ -165,7 +198,7 @@ def _watching(file: Any) -> Iterator[None]:
                 with Calls([*pytree.tree_leaves(given), *moving(part)], expected):
                     return run(*given)
             except Differs as found:
-                raise Differs(f"{found} of {part.entry.name}") from None
+                raise Differs(f"{found} in {part.entry.name}") from None
 
         part.run = compared
         try:
@@ -174,7 +207,16 @@ def _watching(file: Any) -> Iterator[None]:
             if part.run is compared:
                 part.run = run
 
-    with mock.patch.object(file.Part, "first", noting), mock.patch.object(file.Part, "as_before", comparing):
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(mock.patch.object(file.Part, "first", noting))
+        patched.enter_context(mock.patch.object(file.Part, "as_before", comparing))
+        none = torch.zeros(0)  # what helpers compare values with are operations, too
+        for owner, name, other in (
+            (file.Place, "check", lambda *_: None),
+            (file, "_some", lambda _: none),
+            (file, "CHECK", False),
+        ):
+            patched.enter_context(mock.patch.object(owner, name, other, create=True))
         yield
 
 
