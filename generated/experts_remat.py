@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6765576,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0722,"bound":0.0708,"device":"cpu","order":"219|2*(111:109;114:105-106;
 #: 117:103;120:99-100;123:97;126:93-94;129:91;132:87-88;135:85)+35-36;2*(181:37)+3-3;190:28;2*(196:21-22;199:19)+6-6",
-#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"1af2f341a0759eca"}
+#: "notes":["27\u0020options\u0020from\u002022\u0020integer\u0020programs"],"seal":"0a403c120a389560"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -526,7 +526,7 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
-        self.run = _frozen(run, self.captured, {})
+        self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         self.states = step.states()
         self.counts = dict(step.counts)
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
@@ -544,7 +544,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = None
         self.held = but
 
     def first(self, run, inputs):
@@ -692,7 +692,7 @@ class Part:
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others, grad = step.exchanged, torch.is_grad_enabled()
+        others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         states = self.states and step.states()
         counts, step.counts = step.counts, dict(self.counts)
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
@@ -813,6 +813,7 @@ class Step:
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -838,6 +839,10 @@ class Step:
         self.by_chance = drawn
         self.compare_versions(f"by the model, {OTHER}")
         return result
+
+    def assigned(self):
+        """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
+        return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
     def call(self, entries):
         """A call of a module with these entries."""

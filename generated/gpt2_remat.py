@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"3ff3ae12631d1648"}
+#: "seal":"661c6eb8f1099310"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -535,7 +535,7 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
-        self.run = _frozen(run, self.captured, {})
+        self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         self.states = step.states()
         self.counts = dict(step.counts)
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
@@ -553,7 +553,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = None
         self.held = but
 
     def first(self, run, inputs):
@@ -701,7 +701,7 @@ class Part:
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others, grad = step.exchanged, torch.is_grad_enabled()
+        others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         states = self.states and step.states()
         counts, step.counts = step.counts, dict(self.counts)
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
@@ -822,6 +822,7 @@ class Step:
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -847,6 +848,10 @@ class Step:
         self.by_chance = drawn
         self.compare_versions(f"by the model, {OTHER}")
         return result
+
+    def assigned(self):
+        """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
+        return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
     def call(self, entries):
         """A call of a module with these entries."""

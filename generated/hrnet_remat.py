@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"26d0a42f79e87284"}
+#: "seal":"0e9b701bf4ee4ec4"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -542,7 +542,7 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
-        self.run = _frozen(run, self.captured, {})
+        self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         self.counts = dict(step.counts)
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
@@ -559,7 +559,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = None
         self.held = but
 
     def first(self, run, inputs):
@@ -703,8 +703,8 @@ class Part:
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others, grad = step.exchanged, torch.is_grad_enabled()
-        others = others + self.clones()
+        others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
+        others = others + self.clones({(id(held), name): value for held, name, value in others})
         counts, step.counts = step.counts, dict(self.counts)
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
         try:
@@ -733,11 +733,12 @@ class Part:
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
-    def clones(self):
-        """Buffers for its next run to move: (the dict that has it, name, buffer)."""
+    def clones(self, others):
+        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not what stands there now."""
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
-        return [(held, name, held[name].clone()) for held, name in self.entry.moving if held[name] is not None]
+        moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
+        return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
 
 
 def _passed_on(lenders):
@@ -833,6 +834,7 @@ class Step:
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -858,6 +860,10 @@ class Step:
         if drawn or not all(map(torch.equal, vars(self).pop("before"), self.states())):
             raise RuntimeError(f"the model draws random numbers, {OTHER}")
         return result
+
+    def assigned(self):
+        """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
+        return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
     def call(self, entries):
         """A call of a module with these entries."""

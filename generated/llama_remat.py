@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"1974c4ceec61f998"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"b6c93bebb01231ef"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -521,7 +521,7 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
-        self.run = _frozen(run, self.captured, {})
+        self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         self.states = step.states()
         self.counts = dict(step.counts)
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
@@ -539,7 +539,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = None
         self.held = but
 
     def first(self, run, inputs):
@@ -687,7 +687,7 @@ class Part:
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others, grad = step.exchanged, torch.is_grad_enabled()
+        others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         states = self.states and step.states()
         counts, step.counts = step.counts, dict(self.counts)
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
@@ -808,6 +808,7 @@ class Step:
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -833,6 +834,10 @@ class Step:
         self.by_chance = drawn
         self.compare_versions(f"by the model, {OTHER}")
         return result
+
+    def assigned(self):
+        """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
+        return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
     def call(self, entries):
         """A call of a module with these entries."""

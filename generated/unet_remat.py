@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40363208,"planned_peak_bytes":39866244,
 #: "unmodified_peak_bytes":73383556,"overhead":0.0358,"bound":0.03,"device":"cpu","order":"155|84:74;89:66-69;90:66-68;
 #: 2*(94:55-56)+1+7;100:57-58;101:57;134:23-24;143:8-15",
-#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"bfa4f5ec65fd2a25"}
+#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"17e3c58ef5ee0c93"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -505,7 +505,7 @@ class Part:
     def hold(self, run, inputs):
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
-        self.run = _frozen(run, self.captured, {})
+        self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         self.counts = dict(step.counts)
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
@@ -522,7 +522,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = None
         self.held = but
 
     def first(self, run, inputs):
@@ -662,7 +662,7 @@ class Part:
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
-        others, grad = step.exchanged, torch.is_grad_enabled()
+        others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         counts, step.counts = step.counts, dict(self.counts)
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
         try:
@@ -780,6 +780,7 @@ class Step:
         tensors = [*self.given, *(t for *_, t, _ in seen)] if torch.cuda.is_initialized() else []
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
+        self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         self.modes, self.chance = [m.training for m in modules], random.getstate()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -806,6 +807,10 @@ class Step:
             raise RuntimeError(f"the model draws random numbers, {OTHER}")
         self.compare_versions(f"by the model, {OTHER}")
         return result
+
+    def assigned(self):
+        """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
+        return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
     def call(self, entries):
         """A call of a module with these entries."""
