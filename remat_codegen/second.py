@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from remat_codegen import pipeline, planfile, planline
 from remat_codegen.budget import format_bytes
@@ -200,15 +201,26 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
         for number, one in enumerate(plan.all()):
             target = traced.at(number).target
             table = None if name is None else (name, one.budget_bytes if one.batch is None else one.batch)
-            given = file, target.module, target.args, target.kwargs, trace.autocast, back
+            given = file, target.module, target.args, target.kwargs, trace.autocast, back, table
             try:
-                found = replays.difference(*given, table=table, data=trace.run is not None)
+                found = _replayed(given, trace.run is not None, bool(left))
             except replays.Unseen:
                 found = left[0] if left else None
             if found is not None:
                 what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
                 hint = "hand that over by arguments" + (", or use --edition 1" if trace.run is None else "")
                 raise UnsupportedError(what, where=where, hint=hint)
+
+
+def _replayed(given: tuple[Any, ...], recorded: bool, leaves: bool) -> str | None:
+    """What runs otherwise again: without data, or with it, where values decide, or where forward leaves something and nothing can
+    be seen without. Raises Unseen."""
+    try:
+        return replays.difference(*given, recorded)
+    except replays.Unseen:
+        if recorded or not leaves:
+            raise
+        return replays.difference(*given, True)
 
 
 def as_functions(request: Request, made: SavedPlan, why: RematError, progress: Progress) -> Request:

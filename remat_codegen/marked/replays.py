@@ -16,10 +16,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_codegen.attributes import computed_attributes
-from remat_codegen.torch_seam import pytree
+from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
 
 MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
@@ -64,13 +63,13 @@ class Calls(TorchDispatchMode):
 
     def _name(self, tensor: torch.Tensor, name: Any) -> None:
         self.held.append(tensor)  # so that no other gets its number
-        self.known.setdefault(tensor.untyped_storage()._cdata, name)
+        self.known.setdefault(storage_key(tensor), name)
 
     def _said(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return repr(leaf)
-        place = leaf.untyped_storage()._cdata  # the number of its memory, while that is held
-        self.held.append(leaf)
+        place = storage_key(leaf)
+        self.held.append(leaf)  # so that no other gets its number
         return self.known.get(place, place), leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
 
 
@@ -180,7 +179,7 @@ def _watching(file: Any) -> Iterator[None]:
 
     def moving(part: Any) -> list[Any]:
         model = part.step.model()
-        dicts = [m._buffers for m in model.modules()] if model is not None else []
+        dicts = [buffers_of(m) for m in model.modules()] if model is not None else []
         return [t for held in dicts if MOVING in held for t in held.values()]
 
     def noting(part: Any, run: Any, inputs: Any) -> Any:

@@ -28,7 +28,7 @@ from remat_codegen.torch_seam import (
     version,
 )
 from remat_codegen.trace.refusals import asking_line, unknown_class
-from remat_codegen.trace.state import attributes_of, put_back, tensors_in
+from remat_codegen.trace.state import attributes_of, hooks_of, put_back, put_hooks_back, tensors_in
 from remat_codegen.trace.values import ASKING, are_constant
 
 SEED = 0
@@ -125,13 +125,14 @@ def seeded() -> Iterator[None]:
 @contextlib.contextmanager
 def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
     """Takes back what a run assigns and writes in a module."""
-    held = attributes_of(module)
+    held, hooks = attributes_of(module), hooks_of(module)
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers(), *tensors_in(held))}
     before = [(t, t.detach().clone(), version(t)) for t in tensors.values()]
     try:
         yield
     finally:
         put_back(module, held)
+        put_hooks_back(hooks)
         with torch.no_grad():
             for tensor, copy, number in before:
                 if version(tensor) != number:

@@ -68,7 +68,7 @@ def lengths(file):
 
 def test_there_is_little_to_review():
     whole, beside = lengths(FIRST / "gpt2_remat.py")
-    assert whole < 600 and beside < 425
+    assert whole < 600 and beside < 440
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_four_times_the_layers_are_hardly_more_to_read(budget, tmp_path):
         pipeline.generate(request, Progress(None))
         lines.append(lengths(output))
     (few, few_beside), (many, _) = lines
-    assert many < 600 and many <= 1.2 * few and few_beside < 425
+    assert many < 600 and many <= 1.2 * few and few_beside < 440
 
 
 @pytest.fixture(params=MODELS)

@@ -309,7 +309,7 @@ def example_inputs():
         ("Net", ["--device", "tpu"], ["unknown device 'tpu'"]),
         ("Net", ["-o", "missing/out.py"], ["the folder", "does not exist"]),
         ("frozen", [], ["no parameter requires grad"]),
-        ("Branching", [], ["net.py:21", "value of a tensor"]),
+        ("Branching", ["--edition", "1"], ["net.py:21", "values"]),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_the_output(write_file, tmp_path, monkeypatch, name, options, parts):
