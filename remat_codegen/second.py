@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from remat_codegen import pipeline, planfile, planline
 from remat_codegen.budget import format_bytes
@@ -203,7 +202,7 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
             table = None if name is None else (name, one.budget_bytes if one.batch is None else one.batch)
             given = file, target.module, target.args, target.kwargs, trace.autocast, back, table
             try:
-                found = _replayed(given, trace.run is not None, bool(left))
+                found = _replayed(partial(replays.difference, *given), trace.run is not None, bool(left))
             except replays.Unseen:
                 found = left[0] if left else None
             if found is not None:
@@ -212,15 +211,15 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
                 raise UnsupportedError(what, where=where, hint=hint)
 
 
-def _replayed(given: tuple[Any, ...], recorded: bool, leaves: bool) -> str | None:
-    """What runs otherwise again: without data, or with it, where values decide, or where forward leaves something and nothing can
-    be seen without. Raises Unseen."""
+def _replayed(see: Callable[..., str | None], recorded: bool, leaves: bool) -> str | None:
+    """What runs otherwise again: seen without data, or with it, where values decide, or where forward leaves something and
+    nothing can be seen without. Raises Unseen."""
     try:
-        return replays.difference(*given, recorded)
+        return see(data=recorded)
     except replays.Unseen:
         if recorded or not leaves:
             raise
-        return replays.difference(*given, True)
+        return see(data=True)
 
 
 def as_functions(request: Request, made: SavedPlan, why: RematError, progress: Progress) -> Request:

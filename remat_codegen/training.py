@@ -121,7 +121,9 @@ def deterministic_algorithms(asked: bool) -> Iterator[None]:
 class Run:
     """One of several models that take the same steps, with its optimizer and what its last step gave."""
 
-    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any, loss: str) -> None:
+    def __init__(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any, loss: str = LOSSES[0]
+    ) -> None:
         self.model, self.autocast, self.loss = model, autocast, loss
         self.args, self.kwargs = pytree.tree_map(_own_copy, (args, kwargs))
         trainable = [p for p in model.parameters() if p.requires_grad]
