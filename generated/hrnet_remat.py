@@ -12,7 +12,7 @@
 #: "unmodified_peak_bytes":17760108,"overhead":0.0204,"bound":0.0197,"device":"cpu","order":"200|126:106;128:6,8,12,
 #: 14-15,22,24,28,30,18,36,42-43,45-47,49,56,58,62,64;134:92,96;3*(149:73)+2-3;2*(158:59;162:53)+14-20;2*(181:25;
 #: 185:19)+11-16;198:0","notes":["36\u0020options\u0020from\u002025\u0020integer\u0020programs"],
-#: "seal":"0e9b701bf4ee4ec4"}
+#: "seal":"37172a9f80f93a6f"}
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
 
@@ -734,7 +734,7 @@ class Part:
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
     def clones(self, others):
-        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not what stands there now."""
+        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not those there now."""
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
 #: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"f77fee663b8b53a0"}
+#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"edf1caab150804d7"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -697,7 +697,7 @@ class Part:
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
     def clones(self, others):
-        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not what stands there now."""
+        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not those there now."""
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]

@@ -832,7 +832,7 @@ class Part:
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
     def clones(self, others):
-        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not what stands there now."""
+        """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not those there now."""
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
