@@ -4,6 +4,7 @@
 
 A row is a table, in steps whose times are compared with those of the model as it is. "Computed twice" is that model, with what
 the table rebuilds computed once more in forward: what no helper can avoid. "Checkpoint" is torch.utils.checkpoint around it.
+"Hooks that check nothing" rebuild it, too, and nothing else: what saved-tensor hooks written in Python cost at least.
 Times are those of the process, in steps by turns, and of each kind the median.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from remat_codegen.parts import adopt, parts
@@ -60,6 +62,37 @@ class Checkpointed(Block):
         return found
 
 
+class Bare:
+    """One run of an activation, which runs again when autograd misses what it saved."""
+
+    def __init__(self, run: Run, x: torch.Tensor) -> None:
+        self.run, self.x, self.count, self.found = run, x, 0, None
+        self.state = torch.default_generator.get_state()
+
+    def first(self) -> torch.Tensor:
+        with saved_tensors_hooks(self.pack, self.unpack):
+            return self.run(self.x)
+
+    def pack(self, _: torch.Tensor) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def unpack(self, number: int) -> torch.Tensor:
+        if self.found is None:
+            self.found: list[torch.Tensor] | None = []
+            state = torch.default_generator.get_state()
+            torch.default_generator.set_state(self.state)
+            with torch.enable_grad(), saved_tensors_hooks(self.found.append, lambda x: x):
+                self.run(self.x.detach().requires_grad_())
+            torch.default_generator.set_state(state)
+        return self.found[number]
+
+
+class Hooked(Block):
+    def activation(self, run: Run, x: torch.Tensor) -> torch.Tensor:
+        return Bare(run, x).first()
+
+
 class Net(nn.Module):
     def __init__(self, kind: type[Block]) -> None:
         super().__init__()
@@ -86,6 +119,7 @@ TABLES: Mapping[str, dict[str, str]] = {
 }
 OTHERS = {
     f"{LAYERS} activations computed twice": Twice,
+    f"{LAYERS} activations by hooks that check nothing": Hooked,
     f"{LAYERS} activations by torch.utils.checkpoint": Checkpointed,
 }
 
