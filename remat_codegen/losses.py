@@ -33,9 +33,9 @@ def loss_note(model: Model, profile: Profile, order: Sequence[int]) -> str | Non
     node = graph.nodes[step.node] if isinstance(step, Compute) else None
     if model.record.loss == "model" and node is not None and node.phase is Phase.LOSS:
         return None
-    if node is None or _own_bytes(model, profile, node) < MOST * timeline.peak_bytes:
+    if node is None or own_bytes(model, profile, node) < MOST * timeline.peak_bytes:
         return None
-    needs = f"of the peak, {format_bytes(timeline.peak_bytes)}, {format_bytes(_own_bytes(model, profile, node))} are what"
+    needs = f"of the peak, {format_bytes(timeline.peak_bytes)}, {format_bytes(own_bytes(model, profile, node))} are what"
     if node.phase is Phase.LOSS:
         size = format_bytes(total_bytes(graph, graph.outputs))
         how = "let the model return what its last layer is given, and compute"
@@ -45,7 +45,7 @@ def loss_note(model: Model, profile: Profile, order: Sequence[int]) -> str | Non
     return None if where is None else f"{needs} the cross entropy at {where} needs: {_remedy('compute it by')}"
 
 
-def _own_bytes(model: Model, profile: Profile, node: Node) -> int:
+def own_bytes(model: Model, profile: Profile, node: Node) -> int:
     """What is there while a node runs because it runs: what it reads, what it writes, and its workspace."""
     return total_bytes(model.graph, {*node.reads, *node.writes}) + profile.workspace_bytes[node.id]
 

@@ -28,6 +28,7 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.graph.unplannable import check_indices, check_place
 from remat_codegen.losses import loss_note
+from remat_codegen.obstacle import obstacle
 from remat_codegen.patched import is_patched
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.bound import bound
@@ -410,17 +411,19 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
         hint, known = "raise --time-limit, or allow more memory", min(plan.minimum_bytes or unmodified, unmodified)
         raise BudgetError(what, where=traced.target.label, hint=hint, least_bytes=known, out_of_time=True)
     if plan.schedule is None:
-        raise _too_small(traced, request.planner, limit, plan.minimum_bytes, unmodified)
+        raise _too_small(traced, profile, request.planner, limit, plan, unmodified)
     return plan
 
 
-def _too_small(traced: Traced, planner: str, limit: int, least: int | None, unmodified: int) -> BudgetError:
+def _too_small(traced: Traced, profile: Profile, planner: str, limit: int, plan: Plan, unmodified: int) -> BudgetError:
+    least = plan.minimum_bytes
     found = min(least or unmodified, unmodified)
     usual = planner == Request("").planner
     what = f"the smallest budget that works{'' if usual else f' with {planner}'} is"
     what = what if least is not None else "without recomputation the step needs"
     others = "" if usual or least is not None else f"; {Request('').planner} may need less"
-    hint = f"{what} {format_bytes(found, up=True)} ({found} bytes){others}"
+    why = None if plan.smallest is None else obstacle(traced.model, profile, plan.smallest)
+    hint = f"{what} {format_bytes(found, up=True)} ({found} bytes){others}{f'; {why}' if why else ''}"
     return BudgetError(
         f"no plan keeps the activations of {traced.target.label} under {format_bytes(limit)}", hint=hint, least_bytes=found
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import rockmate
-from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.result import Plan, Status, smallest_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
 
@@ -80,14 +80,15 @@ def plan_within(
     variants = _variants(graph, reserve, plain_bytes)
     if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED and not hurried:
         variants = sorted(variants, key=lambda v: _promise(v, profile, limit_bytes))
-    least, notes = [], dict[str, None]()  # of all: time may have been too short for one of them
+    found, notes = [], dict[str, None]()  # of all: time may have been too short for one of them
     for variant in variants:
         plan = run(variant.graph, limit_bytes - variant.most_bytes)
         if plan.schedule is not None:
             return _of_all(plan, variant, graph, reserve)
-        least += [] if plan.minimum_bytes is None else [plan.minimum_bytes + variant.most_bytes]
+        found += [] if plan.minimum_bytes is None else [replace(plan, minimum_bytes=plan.minimum_bytes + variant.most_bytes)]
         notes |= dict.fromkeys(plan.notes)
-    return replace(plan, minimum_bytes=min(least, default=None), notes=tuple(notes))
+    least, smallest = smallest_of(found)
+    return replace(plan, minimum_bytes=least, smallest=smallest, notes=tuple(notes))
 
 
 def repeats(order: Sequence[int]) -> bool:

@@ -122,6 +122,15 @@ class Graph:
         return hashlib.sha256(repr(astuple(self)).encode()).hexdigest()
 
 
+def shown_name(data: Data) -> str:
+    """A data node's name for people."""
+    if data.kind is Kind.PHANTOM:
+        return f"{data.name.removesuffix(' phantom')} (saved by autograd)"
+    if data.kind is Kind.GRADIENT and " of " in data.name:
+        return f"gradient of {data.name.partition(' of ')[2]}"
+    return data.name
+
+
 def total_bytes(graph: Graph, data: Iterable[int]) -> int:
     """The bytes of some data nodes together."""
     return sum(graph.data[d].nbytes for d in data)

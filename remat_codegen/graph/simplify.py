@@ -68,6 +68,14 @@ def with_strides(trace: Trace, record: Record) -> Trace:
     return replace(trace, variables=tuple(v if s is None or s == v.stride else replace(v, stride=s) for v, s in pairs))
 
 
+def main_operation(model: Model, node: int) -> Operation:
+    """The operation that a forward node is named after, else its first one."""
+    own = [model.trace.operations[op] for op in model.bodies[node].operations]
+    wanted = model.graph.nodes[node].name
+    names = {v: model.trace.variables[v].name for op in own for v in op.results if v is not None}
+    return next((op for op in own if any(names.get(v) == wanted for v in op.results if v is not None)), own[0])
+
+
 def allocates(record: Record, operation: Operation) -> bool:
     """Whether an operation owns memory, rather than looking at or changing what exists."""
     owned = {record.storages[record.of_variable[v]].operation for v in operation.results if v is not None}

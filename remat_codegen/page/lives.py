@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from remat_codegen.budget import format_bytes
-from remat_codegen.graph.ir import Data, Graph, Kind
+from remat_codegen.graph.ir import Data, Graph, Kind, shown_name
 from remat_codegen.graph.simplify import Model
 from remat_codegen.page.data import Curve, Run, Tensor, ValueRow
 from remat_codegen.profile.costs import Profile
@@ -210,15 +210,6 @@ class _Values:
         names = list(dict.fromkeys(self.graph.nodes[self.runs[r].node].name for r in runs))
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         return ", ".join(names[:MOST_NAMED]) + more
-
-
-def shown_name(data: Data) -> str:
-    """A data node's name for people."""
-    if data.kind is Kind.PHANTOM:
-        return f"{data.name.removesuffix(' phantom')} (saved by autograd)"
-    if data.kind is Kind.GRADIENT and " of " in data.name:
-        return f"gradient of {data.name.partition(' of ')[2]}"
-    return data.name
 
 
 def shown_time(nanoseconds: int) -> str:

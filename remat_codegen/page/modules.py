@@ -6,20 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from remat_codegen.graph.ir import Graph, Node, Phase
-from remat_codegen.graph.simplify import Model, allocates
+from remat_codegen.graph.simplify import Model, allocates, main_operation
 from remat_codegen.page.data import ModuleRow, NodeRow, Place, Run, ValueRow
 from remat_codegen.profile.costs import Profile
 from remat_codegen.trace import Operation, called
 
 PHASES = ("forward", "again", "backward")
-
-
-def main_operation(model: Model, node: int) -> Operation:
-    """The operation that a forward node is named after, else its first one."""
-    own = [model.trace.operations[op] for op in model.bodies[node].operations]
-    wanted = model.graph.nodes[node].name
-    names = {v: model.trace.variables[v].name for op in own for v in op.results if v is not None}
-    return next((op for op in own if any(names.get(v) == wanted for v in op.results if v is not None)), own[0])
 
 
 def nodes_of(model: Model, profile: Profile, texts: Mapping[str, int]) -> tuple[NodeRow, ...]:

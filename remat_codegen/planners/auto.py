@@ -38,6 +38,7 @@ from remat_codegen.planners.result import Plan, Status
 from remat_codegen.planners.segments import starting_orders
 from remat_codegen.planners.splits import squeeze
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import with_forgets
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan
 WORK = 300_000  # of the search at each middle: some half a second
@@ -89,7 +90,8 @@ def _below(graph: Graph, profile: Profile, budget_bytes: int, least: Point) -> P
     plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in LOWEST_HEURISTICS]
     fitting = [p for p in plans if p.schedule is not None]
     if not fitting:
-        return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least.limit_bytes)
+        smallest = with_forgets(graph, least.order)
+        return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least.limit_bytes, smallest=smallest)
     return replace(min(fitting, key=lambda p: (p.time_ns, p.peak_bytes)), planner="auto")
 
 

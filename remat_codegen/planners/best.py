@@ -22,7 +22,7 @@ from remat_codegen.planners import auto, chain, chen, dtr, ends, hierarchy, knap
 from remat_codegen.planners.ends import Progress
 from remat_codegen.planners.improve import improve
 from remat_codegen.planners.lives import Board, Limits
-from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.result import Plan, Status, smallest_of
 from remat_codegen.profile.costs import Profile
 
 IMPROVED = 4  # how many plans are improved
@@ -58,8 +58,7 @@ def plan(
     notes = (f"{NO_TIME_FOR} {', '.join(late)}",) if late else ()
     fitting = sorted((r for r in ran if r[0].schedule is not None), key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes))
     if not fitting:
-        least = min((p.minimum_bytes for p in plans if p.minimum_bytes is not None), default=None)
-        return Plan("best", Status.INFEASIBLE, None, minimum_bytes=least, notes=notes)
+        return Plan("best", Status.INFEASIBLE, None, 0, 0, None, *smallest_of(plans), notes)
     improved = []
     for number, (found, name) in enumerate(_different(fitting)[:IMPROVED]):
         left = max(LEAST_SECONDS, (time_limit - (time.monotonic() - started)) / (IMPROVED - number))

@@ -96,7 +96,7 @@ def plan(
         found = judge(graph, profile, schedule)
         time_ns, peak = found.time_ns, found.peak_bytes
     if peak > budget_bytes:
-        return Plan(name, Status.INFEASIBLE, None, minimum_bytes=peak)
+        return Plan(name, Status.INFEASIBLE, None, minimum_bytes=peak, smallest=schedule)
     base = sum(profile.time_ns)
     notes = (f"{runtime.evictions} evictions",)
     status = Status.OPTIMAL if time_ns == base else Status.FEASIBLE

@@ -119,8 +119,9 @@ def chosen(
     """The plan that takes the fastest candidate that fits; INFEASIBLE, with the least peak among them, where none does."""
     found = fastest(candidates, budget_bytes)
     if found is None:
-        least = min((c.peak_bytes for c in candidates), default=None)
-        return Plan(planner, Status.INFEASIBLE, None, minimum_bytes=least, notes=tuple(notes))
+        least = min(candidates, key=lambda c: c.peak_bytes, default=None)
+        peak, schedule = (None, None) if least is None else (least.peak_bytes, least.schedule)
+        return Plan(planner, Status.INFEASIBLE, None, 0, 0, None, peak, schedule, tuple(notes))
     base = sum(profile.time_ns)
     status = Status.OPTIMAL if found.time_ns == base else status
     return Plan(planner, status, found.schedule, found.time_ns, found.peak_bytes, base, notes=tuple(notes))

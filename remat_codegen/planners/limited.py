@@ -21,7 +21,7 @@ from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.deadline import TimeUp, Watch, check, within
 from remat_codegen.planners.ends import Progress
 from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.planners.result import Plan, Status
+from remat_codegen.planners.result import Plan, Status, smallest_of
 from remat_codegen.planners.rockmate import judge
 from remat_codegen.planners.whole import NO_SCHEDULE_IN_TIME
 from remat_codegen.profile.costs import Profile
@@ -85,14 +85,14 @@ def _best(
 ) -> Plan:
     """The fastest of what was offered and what quick planners found."""
     found = [replace(p, notes=(f"from {p.planner}",)) for p in quick if p.schedule is not None]
-    known = [p.minimum_bytes for p in quick if p.minimum_bytes is not None]
+    known = [*quick]
     if watch.best is not None:
         own = judge(graph, profile, with_forgets(graph, watch.best))
-        known.append(own.peak_bytes)
+        known.append(Plan(name, Status.INFEASIBLE, None, minimum_bytes=own.peak_bytes, smallest=own.schedule))
         if own.peak_bytes <= budget_bytes:
             found.append(Plan(name, Status.TIME_LIMIT, own.schedule, own.time_ns, own.peak_bytes))
     if not found:
-        return Plan(name, Status.INFEASIBLE, None, minimum_bytes=min(known, default=None), notes=(NOTHING_FOUND,))
+        return Plan(name, Status.INFEASIBLE, None, 0, 0, None, *smallest_of(known), (NOTHING_FOUND,))
     best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
     notes = (f"stopped after {seconds:.3g} s, the best plan so far; raise --time-limit for a better one", *best.notes)
     return replace(best, planner=name, status=Status.TIME_LIMIT, bound_ns=None, notes=notes)

@@ -108,7 +108,7 @@ def _plan(status: Status, best: Candidate, notes: Sequence[str], profile: Profil
 
 
 def _infeasible(smallest: Candidate, notes: Sequence[str]) -> Plan:
-    return Plan("rockmate", Status.INFEASIBLE, None, minimum_bytes=smallest.peak_bytes, notes=tuple(notes))
+    return Plan("rockmate", Status.INFEASIBLE, None, 0, 0, None, smallest.peak_bytes, smallest.schedule, tuple(notes))
 
 
 def _order_of(candidate: Candidate) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ ALLOWED = {
     "batch": ("errors", "sizes", "target", "torch_seam"),
     "standing": ("budget", "errors", "graph.allocator", "optimizers", "report", "torch_seam"),
     "losses": ("budget", "graph", "profile.costs", "schedule", "trace"),
+    "obstacle": ("budget", "graph", "losses", "profile.costs", "schedule", "trace"),
     "inputs": ("errors", "torch_seam"),
     "target": ("errors", "inputs", "torch_seam"),
     "given": ("attributes", "errors", "inputs", "target", "torch_seam"),
