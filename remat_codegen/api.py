@@ -348,8 +348,9 @@ def _request(
         _planner(options["planner"])
     if options.get("edition") not in (None, *EDITIONS):
         raise RematError(f"there is no edition {options['edition']!r}; there are {' and '.join(map(str, EDITIONS))}")
-    where = find_device(str(device_of(model) if device is None else device))
     spec = spec_of(model)
+    check_has_data(model, spec)
+    where = find_device(str(device_of(model) if device is None else device))
     words = {name: value for name, value in options.items() if value is not None}
     return Request(
         spec,
@@ -429,10 +430,12 @@ def _traced(model: torch.nn.Module, inputs: Any, request: Request, progress: Pro
 
 @contextlib.contextmanager
 def _as_it_was(device: str) -> Iterator[None]:
-    """PyTorch's random state is the same afterwards; libraries' warnings, which are of our own calls, are not shown."""
+    """PyTorch's random state is the same afterwards; libraries' warnings, which are of our own calls, are not shown. Under
+    no_grad and inference_mode, too, gradients are taken in here."""
     where = torch.device(device)
     cuda = [where.index or 0] if where.type == "cuda" and torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=cuda), warnings.catch_warnings():
+    gradients = torch.inference_mode(False), torch.enable_grad()
+    with torch.random.fork_rng(devices=cuda), warnings.catch_warnings(), gradients[0], gradients[1]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", VersionWarning)
         yield

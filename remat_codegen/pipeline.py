@@ -60,6 +60,7 @@ LOSS_TEXTS = {  # of a header, where that is not one like cross entropy
     "none": ", with nothing counted for a loss but the gradient of the outputs",
     "sum": ", with nothing counted for a loss",
 }
+LOOK_BYTES = 512  # of the numbers by which a part's values are known again: `_some` in parts.py takes no more
 MEASURING = 0.4  # of a limited time, for that; for planning, of what is left then: the rest is the bound's and the table's
 PLANNING = 0.6
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
@@ -437,10 +438,17 @@ def generator_states(traced: Traced, schedule: Schedule) -> int:
 def reserve_of(traced: Traced) -> Reserve:
     """What a generated file may need beside the planned tensors."""
     random = (n.id for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id))
-    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes
+    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model)
     if not traced.model.trace.accelerator:
         return Reserve(fixed, frozenset(random))
     return Reserve(fixed, unsplit_bytes=unsplit_bytes(d.nbytes for d in traced.graph.data))
+
+
+def _looks_bytes(model: Model) -> int:
+    """What a file whose operations depend on values holds to compare: a few numbers of each thing that parts put back."""
+    if model.trace.run is None:
+        return 0
+    return LOOK_BYTES * sum(map(len, (*model.record.saved, *model.record.phantoms)))
 
 
 def _is_random(traced: Traced, node: int) -> bool:

@@ -359,7 +359,15 @@ def _plain_signature(signature: inspect.Signature) -> str:
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
+def check_has_data(module: torch.nn.Module, name: str) -> None:
+    """Raises TargetError for a model with parameters or buffers on the meta device."""
+    if empty := [path for path, t in (*module.named_parameters(), *module.named_buffers()) if t.is_meta]:
+        hint = "build it outside of torch.device('meta'), or call to_empty() and initialize it: operations are measured"
+        raise TargetError(f"{empty[0]} is on the meta device, without data", where=name, hint=hint)
+
+
 def _moved(module: torch.nn.Module, device: torch.device, name: str) -> torch.nn.Module:
+    check_has_data(module, name)
     try:
         return module.to(device)
     except (RuntimeError, NotImplementedError) as error:

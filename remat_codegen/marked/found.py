@@ -159,7 +159,12 @@ class Found:
     def _can_run_again(self, vertex: Vertex) -> bool:
         if vertex.parent is None or not (self.is_module(vertex) or self.is_marked(vertex)):
             return False
-        return vertex.end > vertex.begin
+        return vertex.end > vertex.begin and not self._is_quiet(vertex)
+
+    def _is_quiet(self, vertex: Vertex) -> bool:
+        """Whether all of it is evaluated under no_grad, where no part is one."""
+        operations = self.trace.operations[vertex.begin : vertex.end]
+        return bool(operations) and not any(operation.grad_enabled for operation in operations)
 
     def candidate(self, vertices: tuple[Vertex, ...]) -> Candidate[Vertex] | None:
         """What vertices hold, if that is whole nodes that can run again."""
@@ -292,14 +297,15 @@ class Found:
     # ------------------------------------------------------------------ names
 
     def _counted(self) -> tuple[dict[int, int], Counter[Hashable]]:
-        """By vertex: how often that call or expression of the same module was evaluated before; and how often each is in a
-        step."""
+        """By vertex: how often that call or expression of the same module was evaluated before, but under no_grad; and how
+        often each is in a step. Those under no_grad have no number."""
         times: Counter[Hashable] = Counter()
         numbers = {}
         for vertex in self.tree.vertices:
-            code = self.code(vertex)
-            numbers[vertex.id] = times[code]
-            times[code] += 1
+            if not self._is_quiet(vertex):
+                code = self.code(vertex)
+                numbers[vertex.id] = times[code]
+                times[code] += 1
         return numbers, times
 
     def code(self, vertex: Vertex) -> Hashable:

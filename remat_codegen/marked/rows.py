@@ -43,7 +43,7 @@ def _named(entry: Said, marks: Sequence[Mark], found: Found) -> list[Vertex]:
     keyed = [((v.text.function.file, v.text.function.name, v.text.span), v) for v in texts if v.text is not None]
     marked = (_as_marked(v, places[key], found) for key, v in keyed if key in places)
     named = calls or [v for v in marked if found.is_marked(v)]
-    return [v for v in named if entry.number in (None, found.numbers[v.id])]
+    return [v for v in named if v.id in found.numbers and entry.number in (None, found.numbers[v.id])]
 
 
 def _as_marked(vertex: Vertex, mark: Mark, found: Found) -> Vertex:

@@ -14,7 +14,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from remat_codegen.errors import TraceError, UnsupportedError
-from remat_codegen.torch_seam import is_fake, plain_data, plain_requires_grad, plain_requires_grad_, pytree
+from remat_codegen.torch_seam import (
+    is_fake,
+    made_by,
+    plain_data,
+    plain_requires_grad,
+    plain_requires_grad_,
+    pytree,
+    trace_in_progress,
+)
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import (
@@ -138,7 +146,8 @@ def no_switching(module: torch.nn.Module) -> Iterator[None]:
         if plain_requires_grad.__get__(tensor) == value or _asked_by_library(3):
             return
         error = refused(f"requires_grad is set to {value} inside of forward, which no trace shows")
-        if not value or not is_fake(tensor) or any(tensor is other for other in given):
+        made = is_fake(tensor) or made_by(tensor, trace_in_progress()) is not None
+        if not value or not made or any(tensor is other for other in given):
             raise error
         switched.append((tensor, error))
 
