@@ -37,7 +37,7 @@ from remat_codegen.report import OtherPlan, Progress, percent, report_table
 from remat_codegen.report_graphs import compare_tables
 from remat_codegen.request import EDITIONS, LOSSES, PLANNERS, Request, default_output
 from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
-from remat_codegen.target import find_device
+from remat_codegen.target import check_has_data, find_device
 
 AUTOCAST = ("bfloat16", "float16")
 LARGEST_SEED = 2**63 - 1

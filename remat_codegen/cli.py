@@ -264,7 +264,7 @@ def generate(
 
 @cli.command(short_help="Run a generated file against its original.")
 @click.argument("file", type=FILE)
-@click.argument("target")
+@click.argument("target", required=False)
 @model_options
 @click.option(
     "--steps", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Optimizer steps to compare."
@@ -277,11 +277,16 @@ def generate(
 )
 @DETERMINISTIC
 @output_options
-def verify(file: Path, target: str, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
-    """Trains the original TARGET, then FILE, and compares: outputs, gradients, buffers, random state, and the measured peak."""
-    with captured(as_json, quiet) as (progress, show):
-        from remat_codegen import pipeline, report
+def verify(file: Path, target: str | None, as_json: bool, quiet: bool, traceback: bool, **options: Any) -> int:
+    """Trains the original TARGET, then FILE, and compares: outputs, gradients, buffers, random state, and the measured peak.
 
+    Without TARGET, the original is what FILE was made from, with the inputs that it was planned for, as its header says.
+    """
+    with captured(as_json, quiet) as (progress, show):
+        from remat_codegen import lifecycle, pipeline, report
+
+        if target is None:
+            target, options = lifecycle.original(file, options)
         result = pipeline.verify(file, target, progress=progress, **options)
         show(result.to_json(), report.verification_table(result))
     return _exit_code(result)

@@ -87,7 +87,7 @@ def write(draft: Draft, progress: Progress) -> Report:
         except UnsupportedError as error:
             request = second.as_functions(request, draft.made, error, progress)
         else:
-            second.note_losses(draft.plan, draft.made, progress)
+            second.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
             write_atomically(request.output_path, text)
             if request.save_plan is not None:
                 write_atomically(request.save_plan, draft.made.dumps())

@@ -13,7 +13,7 @@ import hashlib
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,19 @@ def _read(file: Path) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- finding the model
+
+
+def original(file: Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What a file was made from, and `options` of a command about it, where these say nothing with what the header's command
+    says. Raises VerifyError where no command made the file."""
+    text = _read(file)
+    request = located(read_header(text, file).request, file)
+    if request.given:
+        raise _not_here(file, text)
+    batch = "" if "," in request.batch else request.batch  # of several, verify tries each
+    said = {"init": request.init, "inputs": request.inputs, "batch": batch, "device": request.device}
+    unsaid = {"init": "", "inputs": None, "batch": "", "device": "cpu"}
+    return request.target, {k: said[k] if k in said and v == unsaid[k] else v for k, v in options.items()}
 
 
 def located(request: Request, file: Path) -> Request:
@@ -410,7 +423,7 @@ def _made_again(
     profile = pipeline.measured_costs(request, traced, progress)
     made = pipeline.make_plan(request, traced, progress, profile=profile)
     plan, brought = second.tabled(request, traced, profile, made, progress)
-    second.note_losses(plan, made, progress)
+    second.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
     return second.proved(header.request, traced, plan, brought, progress), plan
 

@@ -56,7 +56,7 @@ def make(request: Request, traced: Traced, progress: Progress) -> Made:
 def _with_a_table(request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress) -> Made:
     plan, brought = second.tabled(request, traced, profile, made, progress)
     text = second.proved(request, traced, plan, brought, progress)
-    second.note_losses(plan, made, progress)
+    second.note_losses(plan, made, brought, profile, progress)
     rows, costs = second.summary(traced, profile, brought), brought.found.with_held(profile)
     return _made(text, plan, traced, costs, brought.schedule, rows, request, progress)
 

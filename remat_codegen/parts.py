@@ -51,13 +51,13 @@ ON_GPU = True  # it is for GPUs, whose memory may run out
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
-TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used
+TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 PLANNED: list = []  # bytes that a step is planned to take at most
-LARGEST: list = []  # numbers in the largest input, the peak, and its dtype, as planned
+LARGEST: list = []  # numbers in the largest input, the peak, its dtype, and the model's own modules, as planned
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
@@ -401,6 +401,9 @@ class Table:
 
     def __init__(self, model, plan, modules):
         self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
+        if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
+            larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
+            warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
         named = dict(model.named_modules(remove_duplicate=False))
         for row, entries in plan.items():
             for text in entries.split() if row in named else [""]:
@@ -766,11 +769,10 @@ class Part:
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
         taken.clear()
         if RANDOM:
-            chance = step.by_chance and random.getstate()
+            chance = step.by_chance and _chance()
         result = self.as_before(replay, inputs)
-        if RANDOM and chance and random.getstate() != chance:
-            random.setstate(chance)
-            raise self.error("draws from Python's random, which is not set back for it: take it out of the plan")
+        if RANDOM and chance and _chance() != chance:
+            raise self.error("draws from Python's or NumPy's random, which is not set back: take it out of the plan")
         return result
 
     def take(self, number, held, replay):
@@ -936,9 +938,13 @@ class Step:
     """One training step: what runs, and what is lent. It belongs to autograd, and goes with forward's graph."""
 
     def __init__(self, model, plan, given):
-        modules, table = _walk(model), TABLES.get(model)
-        if table is None or table.plan != plan or table.modules != [*map(id, modules)]:
-            table = TABLES[model] = Table(model, plan, modules)
+        modules = _walk(model)
+        ids = [*map(id, modules)]
+        tables = [table for table in TABLES.get(model, ()) if table.modules == ids]
+        table = next((table for table in tables if table.plan == plan), None)
+        if table is None:
+            table = Table(model, plan, modules)
+            TABLES[model] = [*tables, table]
         self.model, self.table, self.lock = weakref.ref(model), table, threading.RLock()
         self.part = self.replay = self.backward = self.kept = None
         self.lent, self.exchanged, self.given = {}, [], _all(given, torch.Tensor)
@@ -949,7 +955,7 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
-        self.modes, self.chance = [m.training for m in modules], random.getstate()
+        self.modes, self.chance = [m.training for m in modules], _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
@@ -977,7 +983,7 @@ class Step:
             self.lent.clear()  # what nobody saved is not lent any more
             self.part, self.given = None, ()
             self.rest()
-        drawn = random.getstate() != self.chance
+        drawn = _chance() != self.chance
         if RANDOM:
             self.by_chance = drawn
         elif drawn or not all(map(torch.equal, vars(self).pop("before"), self.states())):
@@ -1157,6 +1163,12 @@ def _walk(model):
     return found
 
 
+def own_modules(model, modules):
+    """How many modules are of classes that stand beside the model's own: adapters, and what shards, are not."""
+    home = next((kind.__module__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.")), None)
+    return sum(any(kind.__module__ == home for kind in type(m).__mro__[:-2]) for m in modules)
+
+
 def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name)) for held, name, _ in things]
@@ -1168,6 +1180,13 @@ def _exchange(things):
 def _versions(entry):
     found = [buffers.get(name) for buffers, name in entry.buffers]
     return [(buffer, None if buffer is None else buffer._version) for buffer in found]
+
+
+def _chance():
+    """The states of generators that are not PyTorch's."""
+    numpy = sys.modules.get("numpy.random")
+    kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
+    return random.getstate(), kind, bytes(keys), rest
 
 
 def _settings():

@@ -32,6 +32,7 @@ from remat_codegen.marked.rows import rows_of
 from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.marked.words import Vertex, build
+from remat_codegen.parts import own_modules
 from remat_codegen.pipeline import (
     Traced,
     facts_of,
@@ -56,6 +57,8 @@ from remat_codegen.trace.ir import Variable
 from remat_codegen.training import example_loss
 
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
+PART_NS = 200_000  # for each part, as benchmarks/bench_parts.py measures it
 LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for
 A_START = 0.3  # of a limited time: what each of those may take
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
@@ -97,7 +100,7 @@ def generate(request: Request, progress: Progress) -> Report:
     except RematError as error:
         first = as_functions(request, made, error, progress)
         return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress, profile)
-    note_losses(plan, made, progress)
+    note_losses(plan, made, brought, profile, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
@@ -166,12 +169,17 @@ def _what_is_lost(plan: SavedPlan, made: SavedPlan) -> str:
     return f"a table of parts takes {percent(plan.overhead)} more time, the plan {percent(made.overhead)}"
 
 
-def note_losses(plan: SavedPlan, made: SavedPlan, progress: Progress) -> None:
-    """Says where the tables of a file take more than `LITTLE_LOST` longer than the plans that were `made`."""
+def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Profile, progress: Progress) -> None:
+    """Says where the tables of a file take more than `LITTLE_LOST` longer than the plans that were `made`; and where the host's
+    own time for parts, which goes on beside a GPU's work but not beside a CPU's, is more than `LITTLE_FELT` of a step."""
     for one, before in zip(plan.all(), made.all(), strict=True):
         if one.overhead > before.overhead + LITTLE_LOST:
             at = f"at {one.label}, " if made.others else ""
             progress.note(f"note: {at}{_what_is_lost(one, before)}")
+    felt = len(brought.rows) * PART_NS / max(1, sum(profile.time_ns))
+    if profile.device == "cpu" and felt > LITTLE_FELT:
+        beside = f"parts take some {PART_NS / 1e6:g} ms each of Python's time beside their operations, which no plan counts"
+        progress.note(f"note: {beside}: {len(brought.rows)} of them, some {percent(felt)} of this step")
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:
@@ -457,10 +465,12 @@ def _described(traced: Traced) -> str:
     return ", ".join(f"{v.path}: {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for v in inputs) or "no inputs"
 
 
-def _largest(traced: Traced) -> tuple[int, str] | None:
-    """The numbers that the largest input has, and their type; None where none has any."""
-    found = max(((math.prod(t.shape), str(t.dtype)) for t in _inputs(traced)), default=(0, ""))
-    return found if found[0] else None
+def _largest(traced: Traced) -> tuple[int, str, int] | None:
+    """The numbers that the largest input has, and their type; how many modules of its own the model has. None where there is no
+    such input."""
+    numbers, dtype = max(((math.prod(t.shape), str(t.dtype)) for t in _inputs(traced)), default=(0, ""))
+    module = traced.target.module
+    return (numbers, dtype, own_modules(module, [*module.modules()])) if numbers else None
 
 
 def _peaks(plan: SavedPlan) -> list[int]:

@@ -158,6 +158,41 @@ class Masked(Block):
         return y + x
 
 
+class Conditioned(nn.Module):
+    """Sometimes the layers run on what they gave before, without gradients: as diffusion models that condition themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def through(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, x):
+        given = torch.zeros_like(x)
+        if x.mean() > 0:
+            with torch.no_grad():
+                given = self.through(x)
+        return self.through(torch.tanh(x) + given)
+
+
+class Switching(nn.Module):
+    """Switches gradients on for what it makes, as speech models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = x[None]
+        x.requires_grad = True
+        for block in self.blocks:
+            x = block(x) if x.mean() < 9 else x
+        return x
+
+
 def rows(*sizes: int, shift: float = 0.0) -> torch.Tensor:
     return torch.randn(*sizes, WIDTH) + shift
 
@@ -183,6 +218,9 @@ MODELS: dict[str, Callable[[], Made]] = {
     ),
     "halting": lambda: (Halting(), [(rows(80),), (rows(80, shift=2.0),), (rows(20, shift=-2.0),)]),
     "skipping": lambda: (Skipping(), [(rows(80),), (rows(40),)]),
+    "conditioned": lambda: (Conditioned(), [(rows(80, shift=1.0),), (rows(80, shift=-1.0),)]),
+    "not conditioned": lambda: (Conditioned(), [(rows(80, shift=-1.0),), (rows(80, shift=1.0),)]),
+    "switching": lambda: (Switching(), [(rows(80),), (rows(40, shift=1.0),)]),
     "masked": lambda: (nn.Sequential(Masked(), Masked()), [(rows(80),), (rows(80, shift=-3.0),), (rows(30, shift=1.0),)]),
 }
 

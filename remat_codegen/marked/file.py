@@ -44,16 +44,16 @@ class Given:
     """What a file is made from. `source` is the text of the user's file, where the class is carried, and `marked` the same with
     marks; they call the helper `parts` by that name, empty where there are none; `kinds` are the classes that have some,
     `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
-    `described` are the inputs that were planned for, in words, `largest` the numbers that the largest of them has, and its
-    type, `numbers` that, and the peak, for each of several batch sizes; `features` what helpers have to know, `made_from` what
-    methods with marks were made from, by module (`origins`).
+    `described` are the inputs that were planned for, in words. `largest` is of the largest of them how many numbers it has, and
+    their type, and how many modules of its own the model has; `numbers` the first, and the peak, for each of several batch
+    sizes. `features` are what helpers have to know, `made_from` what methods with marks were made from, by module (`origins`).
     """
 
     target: str
     class_name: str
     graph: str
     described: str
-    largest: tuple[int, str] | None
+    largest: tuple[int, str, int] | None
     source: str | None
     marked: str | None = None
     parts: str = ""

@@ -59,7 +59,10 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         hint = "do it in the model's own train()"
         raise UnsupportedError(f"forward switches {switched[0] or 'the model'} to another mode", hint=hint)
     if not alike and drawn:
-        hint = "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in"
+        hint = (
+            "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in; or plan the model with "
+            "that switched off (transformers: config.apply_spec_augment = False): the file trains it with that on, too"
+        )
         raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
     if not alike:
         set_by_forward = [name for name in seen.left() if name not in seen.assigned]

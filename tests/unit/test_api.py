@@ -140,6 +140,24 @@ def test_the_module_trains_as_the_model_does(name, edition):
     assert same(model.eval().state_dict().values(), made.eval().state_dict().values())
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_it_takes_gradients_where_they_are_switched_off(without):
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(64, 32)
+    with without():
+        found = remat_codegen.plan(model, (x,), budget="75%", **QUICK)
+        trained = found.module()
+        assert not torch.is_grad_enabled()
+    assert same(gradients(model, (x,)), gradients(trained, (x,)))
+
+
+def test_a_model_without_data_is_refused():
+    with torch.device("meta"):
+        model = Twice()
+    with pytest.raises(RematError, match=r"Twice: first\.weight is on the meta device, without data; build it outside of"):
+        remat_codegen.plan(model, (torch.randn(64, 32),), budget="75%", **QUICK)
+
+
 def test_rematerialize_is_the_plan_s_module_in_a_line():
     model, args = Twice(), (torch.randn(64, 32),)
     wanted = gradients(copy.deepcopy(model), args)

@@ -16,7 +16,7 @@ MIB = 2**20
 
 @pytest.fixture
 def models(monkeypatch):
-    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB, TOKENS.dtype])
+    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB, TOKENS.dtype, 0])
     net = Tied().train()
     return planned(net, PLAN), net
 
@@ -42,8 +42,20 @@ def test_the_line_that_calls_the_model_is_the_one_that_is_warned(models):
     assert [warning.filename for warning in found] == [__file__]
 
 
+def test_a_model_of_more_modules_than_planned_says_so_once(models, monkeypatch):
+    own = helpers.own_modules(models[1], [*models[1].modules()])
+    assert 0 < own < len([*models[1].modules()])  # those of torch are of all models
+    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB, TOKENS.dtype, own - 1])
+    with pytest.warns(UserWarning, match=f"the model has {own} modules of its own, {own - 1} were planned for"):
+        same(step(models[0], [TOKENS]), step(models[1], [TOKENS]))
+    monkeypatch.setattr(helpers, "LARGEST", [TOKENS.numel(), 100 * MIB, TOKENS.dtype, own])
+    with warnings.catch_warnings(action="error"):
+        same(step(models[0], [TOKENS]), step(models[1], [TOKENS]))
+        same(step(planned(models[1], PLAN), [TOKENS]), step(models[1], [TOKENS]))
+
+
 def test_what_stands_beside_the_planned_inputs_may_be_larger(monkeypatch):
-    monkeypatch.setattr(helpers, "LARGEST", [X.numel(), 100 * MIB, X.dtype])
+    monkeypatch.setattr(helpers, "LARGEST", [X.numel(), 100 * MIB, X.dtype, 0])
     model = planned(Net(lambda self, kept, x, places: kept.part("a", torch.tanh, self.one(x))[places], one=linear()), "a")
     with warnings.catch_warnings(action="error"):
         model(X, torch.zeros(100, 8, dtype=torch.int64)).sum().backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -234,12 +235,16 @@ def test_optimizers_that_step_inside_of_backward():
 
 
 def test_pythons_random():
-    loud("Python's random", simple(lambda x: F.silu(x) * random.random()))
+    loud("Python's or NumPy's random", simple(lambda x: F.silu(x) * random.random()))
 
 
-def test_pythons_random_outside_of_parts():
+def test_numpys_random():
+    loud("Python's or NumPy's random", simple(lambda x: F.silu(x) * float(numpy.random.rand())))
+
+
+def test_other_generators_outside_of_parts():
     def run(self, kept, x):
-        return kept.part("a", F.silu, self.one(x)).exp() * random.random()
+        return kept.part("a", F.silu, self.one(x)).exp() * random.random() * float(numpy.random.rand())
 
     model = planned(Net(run, one=linear()).train(), "a")
     state = random.getstate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 
 import by_values
@@ -40,7 +41,7 @@ def traced():
     return lambda name: known.setdefault(name, recorded(name))
 
 
-FEW = ("graphs", "experts", "halting")
+FEW = ("graphs", "experts", "halting", "conditioned", "switching")
 
 
 def with_slow(names):
@@ -90,11 +91,27 @@ def test_a_file_for_a_budget_keeps_to_it_and_trains_on_other_values(traced, name
     assert all(compare(one.target.module, generated.rematerialize, inputs, {}, steps=3).identical for inputs in others)
 
 
+@pytest.mark.parametrize("name", ["conditioned", pytest.param("not conditioned", marks=pytest.mark.slow)])
+def test_what_runs_under_no_grad_counts_as_no_evaluation(traced, name, tmp_path):
+    one, others = traced(name)
+    request = Request(one.target.spec, "50%", tmp_path / "out.py")
+    profile = pipeline.measured_costs(request, one, Progress(None))
+    made = pipeline.make_plan(request, one, Progress(None), profile=profile)
+    plan, brought = second.tabled(request, one, profile, made, Progress(None))
+    text = second.proved(request, one, plan, brought, Progress(None))
+    table = text[text.index("PLAN = {") : text.index("BUDGET_BYTES")]
+    assert "blocks" in table and not re.search(r"#\d", re.sub(r"  # .*", "", table))
+    generated = load(text, tmp_path)
+    for inputs in (one.target.args, *others):  # whether the first pass is there or not
+        compared = compare(one.target.module, generated.rematerialize, inputs, {}, steps=1)
+        assert compared.identical and compared.measured_peak_bytes <= plan.budget_bytes
+
+
 # ---------------------------------------------------------------------------------------------- what is noted
 
 
 def test_lines_that_depend_on_values_are_named(traced):
-    lines = {name: [line.partition(" ")[2] for line in traced(name)[0].model.trace.run.lines] for name in FEW}
+    lines = {name: [line.partition(" ")[2] for line in traced(name)[0].model.trace.run.lines] for name in FEW[:3]}
     assert lines["graphs"] == ["(`nodes = int(edges.max()) + 1`)"]
     assert lines["experts"] == ["(`rows, place = torch.where(chosen == number)`)"]
     assert lines["halting"] == ["(`while total < 3 and steps < 12`)"]

@@ -9,9 +9,11 @@ import shutil
 
 import pytest
 import zoo
+from click.testing import CliRunner
 from second_edition import found_in, random_rows, text_of, traced_zoo
 
 from remat_codegen import explain, lifecycle, second
+from remat_codegen.cli import cli
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
 from remat_codegen.report import Progress
@@ -178,3 +180,13 @@ def test_what_is_no_plan_is_said_by_line(files):
     said = [p.text for p in explain.explain(output, Progress(None)).problems]
     assert any("steps.9.a, which this model does not have" in text for text in said)
     assert any("a row of PLAN is not two texts" in text for text in said)
+
+
+def test_verify_finds_the_model_in_the_header(made, monkeypatch):
+    model, output = made
+    monkeypatch.chdir(model.parent)
+    unsaid = {"init": "", "inputs": None, "batch": "", "device": "cpu", "seed": 0}
+    target, options = lifecycle.original(output, unsaid)
+    assert target == f"{model}:Net" and options == unsaid
+    assert lifecycle.original(output, unsaid | {"batch": "8"})[1]["batch"] == "8"
+    assert CliRunner().invoke(cli, ["verify", str(output), "--quiet"]).exit_code == 0

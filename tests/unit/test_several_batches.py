@@ -122,7 +122,7 @@ def test_a_step_takes_the_table_of_the_least_batch_that_it_fits_into(file, rows,
     generated = comparing.load_generated(file)
     model = generated.Net()
     model(torch.randn(rows, 32)).sum().backward()
-    assert generated.TABLES[model].plan == generated.PLANS[batch]
+    assert generated.TABLES[model][-1].plan == generated.PLANS[batch]
 
 
 def test_larger_batches_take_the_largest_and_are_said_once(file):
@@ -133,7 +133,7 @@ def test_larger_batches_take_the_largest_and_are_said_once(file):
             warnings.simplefilter("always")
             model(torch.randn(rows, 32)).sum().backward()
         assert len(told) == said
-        assert generated.TABLES[model].plan == generated.PLANS[16 if rows == 16 else 64]
+        assert generated.PLANS[16 if rows == 16 else 64] in [table.plan for table in generated.TABLES[model]]
 
 
 def test_more_than_the_batch_that_was_named_is_said_by_each_model(file):
@@ -163,7 +163,7 @@ def test_a_batch_that_is_named(file):
     generated = comparing.load_generated(file)
     model = generated.rematerialize(generated.Net(), batch=64)
     model(torch.randn(16, 32)).sum().backward()
-    assert generated.TABLES[model].plan == generated.PLANS[64]
+    assert generated.TABLES[model][-1].plan == generated.PLANS[64]
     with pytest.raises(ValueError, match="there are plans for a batch of 64, 32, 16, not 8: name one of them"):
         generated.rematerialize(generated.Net(), batch=8)
 
