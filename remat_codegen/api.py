@@ -407,6 +407,8 @@ def _autocast(value: str | torch.dtype | None) -> str | None:
 
 
 def _loss(name: str | None) -> str | None:
+    if callable(name):
+        raise RematError("loss says what is computed of the outputs in one word, not by a function", hint=", ".join(LOSSES))
     if name is not None and name not in LOSSES:
         raise RematError(f"{name!r} is no loss; they are {', '.join(LOSSES)}")
     return name

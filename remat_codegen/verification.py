@@ -123,7 +123,7 @@ def verification(
     rows += _table_named(trial)
     result = _as_recorded(trial, result, alone)
     measured = result.measured_peak_bytes
-    rows.append(Row("peak within budget", measured <= budget, f"{format_bytes(measured)} of {format_bytes(budget)}"))
+    rows.append(Row("peak within budget", measured <= budget, _of(measured, budget)))
     rows += _with_other_plans(trial, text, budget_bytes) if not result.alone else []
     found = Verification(tuple(rows), measured, planned, budget, all(r.ok for r in rows))
     found = replace(found, requested_peak_bytes=result.peak.requested_bytes, reserved_peak_bytes=result.peak.reserved_bytes)
@@ -270,6 +270,12 @@ def _within(found: comparing.Difference, again: comparing.Difference, noise: com
         return False
     least, most = sorted((found.worst, again.worst or 0.0))
     return least <= noise.worst and most <= BY_CHANCE * noise.worst
+
+
+def _of(measured: int, budget: int) -> str:
+    """A peak beside a budget; in bytes, where they look alike and are not within."""
+    said, of = format_bytes(measured), format_bytes(budget)
+    return f"{measured:,} of {budget:,} bytes" if said == of and measured > budget else f"{said} of {of}"
 
 
 def _assumed_peak_bytes(trial: _Trial) -> int | None:

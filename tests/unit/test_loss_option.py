@@ -149,6 +149,8 @@ class TestPython:
         assert "loss='cross-entropy'" in outside.source and "loss=" not in inside.source.split('"""')[0]
 
     def test_other_words_are_refused(self):
+        with pytest.raises(RematError, match="in one word, not by a function; cross-entropy, sum, none, model"):
+            remat_codegen.plan(nn.Linear(2, 2), torch.ones(1, 2), budget="80%", loss=torch.nn.functional.cross_entropy)
         with pytest.raises(RematError, match="'mse' is no loss; they are cross-entropy"):
             remat_codegen.plan(nn.Linear(2, 2), torch.ones(1, 2), budget="80%", loss="mse")
 
