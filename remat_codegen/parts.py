@@ -58,6 +58,7 @@ DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
 PLANNED: list = []  # bytes that a step is planned to take at most
 LARGEST: list = []  # numbers in the largest input, the peak, its dtype, and the model's own modules, as planned
+HELD: list = []  # bytes between forward and backward, as planned, where values decide what that is
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
@@ -974,6 +975,9 @@ class Step:
         token, watched = RUNNING.set(self), self.watched
         for held in watched:
             held.update({key: Watched(self, hook) for key, hook in held.items()})
+        if RECORDED:
+            self.holds = {}  # bytes that autograd holds outside of parts, by memory
+            C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
         try:
             result = forward(*args, **kwargs)
         finally:
@@ -982,6 +986,8 @@ class Step:
                 held.update({key: hook.hook for key, hook in held.items() if isinstance(hook, Watched)})
             self.lent.clear()  # what nobody saved is not lent any more
             self.part, self.given = None, ()
+            if RECORDED:
+                holds = vars(self).pop("holds")
             self.rest()
         drawn = _chance() != self.chance
         if RANDOM:
@@ -990,7 +996,17 @@ class Step:
             raise RuntimeError(f"the model draws random numbers, {OTHER}")
         if not BUFFERS:
             self.compare_versions(f"by the model, {OTHER}")
+        if RECORDED:
+            self.compare_held(sum(holds.values()))
         return result
+
+    def compare_held(self, nbytes):
+        """Says once where a step went another way than the one that was planned for, and holds more."""
+        if HELD and nbytes > 1.1 * HELD[0] + 2**16 and self.model() not in TOLD:
+            TOLD.add(self.model())
+            said = f"{nbytes / 2**20:,.1f} MiB between forward and backward, {HELD[0] / 2**20:,.1f} MiB were planned for"
+            more = "values lead another way, on which it may take more than the planned peak"
+            warnings.warn(f"this step holds {said}: {more}", stacklevel=_calls())
 
     def who_has_memory(self, where):
         """What a step holds of a device's memory, and what else there is."""
@@ -1042,6 +1058,8 @@ class Step:
 
     def rest(self):
         """Outside of parts, and while nothing is lent, autograd saves as it always does: that costs no time."""
+        if RECORDED and "holds" in vars(self):
+            return
         if self.part is None and not self.lent and getattr((_hooks() or [None])[0], "__self__", None) is self:
             C._autograd._pop_saved_tensors_default_hooks()
 
@@ -1111,6 +1129,8 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
+        if RECORDED and not (place or leaf) and _plain(saved) and not self.is_kept(saved):
+            self.holds[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes()
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
     @alone

@@ -52,7 +52,7 @@ from remat_codegen.readback.values import Problem
 from remat_codegen.report import Progress, Report, percent
 from remat_codegen.request import Request
 from remat_codegen.reserve import Reserve
-from remat_codegen.schedule import Schedule, simulate
+from remat_codegen.schedule import Compute, Schedule, simulate
 from remat_codegen.trace.ir import Variable
 from remat_codegen.training import example_loss
 
@@ -372,6 +372,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         largest=_largest(traced),
         numbers=tuple(zip(_numbers(traced), _peaks(plan), strict=True)) if traced.others else (),
         source=source,
+        held_bytes=0 if brought.others or traced.model.trace.run is None else _held_bytes(traced.graph, brought),
         marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
@@ -471,6 +472,19 @@ def _largest(traced: Traced) -> tuple[int, str, int] | None:
     numbers, dtype = max(((math.prod(t.shape), str(t.dtype)) for t in _inputs(traced)), default=(0, ""))
     module = traced.target.module
     return (numbers, dtype, own_modules(module, [*module.modules()])) if numbers else None
+
+
+def _held_bytes(graph: Graph, brought: Brought) -> int:
+    """What a step holds when its backward pass begins."""
+    found: dict[int, int] = {}
+    for step in brought.schedule.steps:
+        if not isinstance(step, Compute):
+            del found[step.data]
+        elif step.node >= graph.loss:
+            break
+        else:
+            found |= {data: graph.data[data].nbytes for data in graph.nodes[step.node].writes}
+    return sum(found.values())
 
 
 def _peaks(plan: SavedPlan) -> list[int]:

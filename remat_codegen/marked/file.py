@@ -27,7 +27,10 @@ from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.marked.text import WIDTH
 
 MIB = 2**20
-_CALLED = ("training_step", "adopt", "fitting", "of_batch", "PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS")
+_CALLED = (
+    *("training_step", "adopt", "fitting", "of_batch"),
+    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD"),
+)
 _BLANK = re.compile(r"\n{4,}")
 
 
@@ -46,7 +49,8 @@ class Given:
     `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
     `described` are the inputs that were planned for, in words. `largest` is of the largest of them how many numbers it has, and
     their type, and how many modules of its own the model has; `numbers` the first, and the peak, for each of several batch
-    sizes. `features` are what helpers have to know, `made_from` what methods with marks were made from, by module (`origins`).
+    sizes. `held_bytes` are planned to lie between forward and backward, where values decide how much does. `features` are what
+    helpers have to know, `made_from` what methods with marks were made from, by module (`origins`).
     """
 
     target: str
@@ -55,6 +59,7 @@ class Given:
     described: str
     largest: tuple[int, str, int] | None
     source: str | None
+    held_bytes: int = 0
     marked: str | None = None
     parts: str = ""
     kinds: tuple[str, ...] = ()
@@ -90,6 +95,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             defaults=given.defaults,
             made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
             largest=given.largest,
+            held=given.held_bytes,
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
             plans=plans,

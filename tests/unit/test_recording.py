@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import warnings
 from pathlib import Path
 
 import by_values
@@ -23,8 +24,9 @@ from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.numbers import random_tensor
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
+from remat_codegen.target import load_target
 from remat_codegen.trace import trace
-from remat_codegen.verify import compare
+from remat_codegen.verify import compare, load_generated
 
 STATE_BYTES = 5056
 
@@ -255,6 +257,37 @@ def test_a_file_says_that_its_plan_is_for_one_run(made):
     assert report.verify is not None and report.verify.ok
     assert lifecycle.check(file, Progress(None)).lines() == [f"{file}: up to date"]
     assert not lifecycle.update(file, Progress(None)).changed
+
+
+LONGER = NET.replace(
+    "        return x\n\n\nclass Step",
+    """        if x.mean() > 0.5:
+            for _ in range(40):
+                x = torch.tanh(x).exp()
+        return x
+
+
+class Step""",
+)
+
+
+def test_a_step_that_holds_more_than_planned_says_so_once(write_file, tmp_path):
+    file = write_file(LONGER, "longer.py")
+    second.generate(Request(f"{file}:Net", "70%", tmp_path / "out.py", inputs="x=float32[512,16]"), Progress(None))
+    generated, other = load_generated(tmp_path / "out.py"), torch.randn(512, 16) + 3
+    model = generated.Net().train()
+    original = load_target(f"{file}:Net", inputs="x=float32[512,16]").module
+    original.load_state_dict(model.state_dict())
+    with warnings.catch_warnings(action="error"):
+        model(torch.randn(512, 16)).sum().backward()
+    model.zero_grad()
+    with pytest.warns(UserWarning, match=r"this step holds .* MiB were planned for: values lead another way") as said:
+        model(other).sum().backward()
+    original(other).sum().backward()
+    assert [warning.filename for warning in said] == [__file__]
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), original.parameters(), strict=True))
+    with warnings.catch_warnings(action="error"):
+        model(other).sum().backward()
 
 
 def test_check_says_what_it_compared_where_inputs_lead_another_way(made, monkeypatch):
