@@ -1203,8 +1203,9 @@ def _versions(entry):
 
 
 def _chance():
-    """The states of generators that are not PyTorch's."""
-    numpy = sys.modules.get("numpy.random")
+    """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
+    threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
+    numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
     kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
     return random.getstate(), kind, bytes(keys), rest
 

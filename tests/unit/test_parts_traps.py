@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 
 import numpy
 import pytest
@@ -240,6 +241,23 @@ def test_pythons_random():
 
 def test_numpys_random():
     loud("Python's or NumPy's random", simple(lambda x: F.silu(x) * float(numpy.random.rand())))
+
+
+def test_threads_that_draw_from_numpy_beside_a_step():
+    drawing, model = threading.Event(), planned(simple(F.silu), "a b")
+
+    def draw():
+        while not drawing.is_set():
+            numpy.random.rand()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(5):
+            step(model, [X])
+    finally:
+        drawing.set()
+        thread.join()
 
 
 def test_other_generators_outside_of_parts():
