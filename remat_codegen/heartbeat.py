@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import IO
 
 FIRST_SECONDS, NEXT_SECONDS = 15.0, 30.0  # of silence before the first line, and before each that follows
 NAME = "remat-codegen heartbeat"  # of the thread
@@ -24,6 +26,22 @@ class Stage:
     def line(self) -> str:
         """What a log says while it runs."""
         return ", ".join(part for part in (f"{self.name} ... {time.perf_counter() - self.start:.0f} s", self.counted) if part)
+
+
+@contextlib.contextmanager
+def past_silence(file: IO[str]) -> Iterator[IO[str]]:
+    """The same file by a descriptor of its own: while a solver works, descriptors 1 and 2 lead nowhere (`planners/milp.py`).
+
+    A file without a descriptor is taken as it is.
+    """
+    number = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        number = os.dup(file.fileno())
+    if number is None:
+        yield file
+        return
+    with open(number, "w", encoding=getattr(file, "encoding", None), errors="replace", buffering=1) as copy:
+        yield copy
 
 
 class Heartbeat:

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remat_codegen.budget import format_bytes, plan_label
-from remat_codegen.heartbeat import Heartbeat, Stage
+from remat_codegen.heartbeat import Heartbeat, Stage, past_silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,19 +385,20 @@ class Progress:
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
         """A line after some silence, for the outermost stage and those inside it."""
-        if self._heartbeat is not None:
+        if self._heartbeat is not None or self.console is None:
             yield
             return
-        self._heartbeat = Heartbeat(self._say_how_far)
-        try:
-            yield
-        finally:
-            self._heartbeat.stop()
-            self._heartbeat = None
+        with past_silence(self.console.file) as log:
+            self._heartbeat = Heartbeat(partial(self._say_how_far, Console(file=log, width=self.console.width)))
+            try:
+                yield
+            finally:
+                self._heartbeat.stop()
+                self._heartbeat = None
 
-    def _say_how_far(self) -> None:
-        if (running := self._stages[-1:]) and self.console is not None:
-            self.console.print(running[0].line(), markup=False, highlight=False)
+    def _say_how_far(self, log: Console) -> None:
+        for running in self._stages[-1:]:
+            log.print(running.line(), markup=False, highlight=False)
 
     def update(self, done: int, total: int, what: str = "") -> None:
         """How far the present stage has come, with what it is doing."""

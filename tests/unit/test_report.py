@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -136,6 +137,19 @@ def test_a_log_names_no_count_where_there_is_none(monkeypatch):
     log = Log("trace ... 0 s\n")
     with Progress(Console(file=log)).stage("trace"):
         assert log.found.wait(60)
+
+
+def test_a_log_shows_it_while_a_solver_is_silenced(monkeypatch):
+    monkeypatch.setattr(heartbeat, "FIRST_SECONDS", 0.0)
+    out, into = os.pipe()
+    with (
+        open(out) as lines,
+        open(into, "w") as log,
+        open(os.devnull, "w") as nowhere,
+        Progress(Console(file=log)).stage("plan"),
+    ):
+        os.dup2(nowhere.fileno(), log.fileno())  # as planners.milp does
+        assert (lines.readline(), lines.readline()) == ("plan ...\n", "plan ... 0 s\n")
 
 
 def test_silence_begins_anew_with_every_line(monkeypatch):
