@@ -12,9 +12,13 @@ from remat_codegen.errors import BudgetError, UnsupportedError
 from remat_codegen.files import write_atomically
 from remat_codegen.pipeline import Traced
 from remat_codegen.planfile import SavedPlan
+from remat_codegen.planners.best import NO_TIME_FOR
+from remat_codegen.planners.limited import STOPPED, quickest
+from remat_codegen.planners.result import Plan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
+from remat_codegen.reserve import plan_within
 from remat_codegen.schedule import simulate, without_recomputation
 
 
@@ -44,6 +48,11 @@ class Draft:
     plan: SavedPlan
     brought: second.Brought | None = None
     why: BudgetError | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a time limit ended the planner's work."""
+        return any(note.startswith((STOPPED, NO_TIME_FOR)) for note in self.made.notes)
 
     def saying(self, answer: str) -> Draft:
         """The same, with what its budget is the answer to."""
@@ -113,3 +122,19 @@ def least_bytes(found: Measured, progress: Progress) -> Least:
         except BudgetError as error:
             return Least(found.plain_bytes if error.least_bytes is None else error.least_bytes, not error.out_of_time)
     return Least(1)
+
+
+def quick_excess(found: Measured, budget_bytes: int, seconds: float) -> float:
+    """By how many bytes the smallest plan that quick planners find is above a budget: 0 at most where one of theirs fits. They
+    have about so many seconds."""
+    graph, profile, reserve = found.traced.graph, found.profile, pipeline.reserve_of(found.traced)
+    plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
+
+    def within(limit: int) -> Plan:
+        return plan_within(
+            lambda variant, nbytes: quickest(variant, profile, nbytes, seconds), graph, profile, limit, plain, reserve, True
+        )
+
+    least = within(1).minimum_bytes
+    excess = float(min(found.plain_bytes, found.plain_bytes if least is None else least) - budget_bytes)
+    return 0.0 if excess > 0 and within(budget_bytes).schedule is not None else excess

@@ -48,24 +48,24 @@ class NotebookProgress(Progress):
 
     display: Any = None
     _handle: Any = None
-    _stages: list[str] = field(default_factory=list)
+    _names: list[str] = field(default_factory=list)
     _last: float = 0.0
 
     @contextlib.contextmanager
     def _shown(self, name: str) -> Iterator[None]:
-        self._stages.append(name)
+        self._names.append(name)
         self._show(f"{escape(name)} …")
         try:
             yield
         finally:
-            self._stages.pop()
-            self._show("" if not self._stages else f"{escape(self._stages[-1])} …")
+            self._names.pop()
+            self._show("" if not self._names else f"{escape(self._names[-1])} …")
 
-    def update(self, done: int, total: int) -> None:
-        """How far the present stage has come."""
-        if self._stages and time.monotonic() - self._last > SECONDS_BETWEEN:
+    def update(self, done: int, total: int, what: str = "") -> None:
+        """How far the present stage has come, with what it is doing."""
+        if self._names and time.monotonic() - self._last > SECONDS_BETWEEN:
             bar = f'<progress value="{done}" max="{max(total, 1)}"></progress>'
-            self._show(f"{escape(self._stages[-1])} {bar} {done} of {total}")
+            self._show(f"{escape(self._names[-1])} {bar} {done} of {total}")
 
     def _print(self, text: str) -> None:
         self.display(_Html(f"<div>{escape(text)}</div>", text))

@@ -399,7 +399,7 @@ def _plan_within(request: Request, traced: Traced, profile: Profile, limit: int,
     planner = limited(request.planner, request.seconds_left(PLANNING))
 
     def run(graph: Graph, nbytes: int) -> Plan:
-        return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
+        return planner(graph, profile, nbytes, progress=lambda what, done, total: progress.update(done, total, what))
 
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
     reserve = reserve_of(traced)

@@ -142,7 +142,7 @@ def run_planner(
     planner = limited(name, time_limit)
 
     def run(graph: Graph, nbytes: int) -> Plan:
-        return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total))
+        return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total, what))
 
     note_solver(progress)
     started = time.perf_counter()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remat_codegen.budget import format_bytes, plan_label
+from remat_codegen.heartbeat import Heartbeat, Stage, past_silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +253,18 @@ def report_table(report: Report) -> Table:
         table.add_row(AS_WRITTEN, Text(report.as_written.sentence()))
     table.add_row("plan", f"{report.planner}, {report.status}")
     table.add_row("blocks", f"{report.blocks} of {report.kinds} {'kind' if report.kinds == 1 else 'kinds'}")
-    table.add_row("time", ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in report.seconds.items()))
+    table.add_row("time", _times(report.seconds))
     for note in report.notes:
         table.add_row("note", Text(note))
     if report.output is not None:
         table.add_row("written", Text(str(report.output)))
     return table
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    """The time of each stage, but for those that took next to none, as one has that only holds others."""
+    took = {stage: s for stage, s in seconds.items() if s >= 0.05} or seconds
+    return ", ".join(f"{stage} {s:.1f} s" for stage, s in took.items())
 
 
 def sum_tables(report: Report) -> list[Table]:
@@ -327,7 +335,8 @@ def two_columns() -> Table:
 class Progress:
     """Says what a run is doing, and keeps the time of each stage.
 
-    On a terminal a spinner and a bar, elsewhere one line at the start of a stage; nothing if quiet. `seconds` are by stage;
+    On a terminal a spinner and a bar, elsewhere one line at the start of a stage, and one now and then while it takes long;
+    nothing if quiet. `seconds` are by stage, each without the stages inside it, so that they add up to the whole; those of
     stages of the same name add up. `noted` are the messages that stay.
     """
 
@@ -336,25 +345,33 @@ class Progress:
     _bars: Bars | None = None
     _task: TaskID | None = None
     noted: list[str] = field(default_factory=list)
+    _stages: list[Stage] = field(default_factory=list)
+    _heartbeat: Heartbeat | None = None
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """A part of the run. A stage may hold others; its time then includes theirs."""
-        start = time.perf_counter()
+        """A part of the run. A stage may hold others, whose time is theirs."""
+        running = Stage(name, time.perf_counter())
         self.seconds.setdefault(name, 0.0)  # the table lists stages in the order in which they begin
+        self._stages.append(running)
         try:
             with self._shown(name):
                 yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            self._stages.pop()
+            took = time.perf_counter() - running.start
+            self.seconds[name] += took - running.inside
+            if self._stages:
+                self._stages[-1].inside += took
 
     @contextlib.contextmanager
     def _shown(self, name: str) -> Iterator[None]:
         if self.console is None:
             yield
         elif not self.console.is_terminal:
-            self.console.print(f"{name} ...", markup=False, highlight=False)
-            yield
+            self._print(f"{name} ...")
+            with self._alive():
+                yield
         else:
             outer = self._bars, self._task
             with _running(outer[0] or _bars(self.console), started=outer[0] is not None) as bars:
@@ -365,8 +382,28 @@ class Progress:
                     bars.remove_task(self._task)
                     self._bars, self._task = outer
 
-    def update(self, done: int, total: int) -> None:
-        """How far the present stage has come."""
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        """A line after some silence, for the outermost stage and those inside it."""
+        if self._heartbeat is not None or self.console is None:
+            yield
+            return
+        with past_silence(self.console.file) as log:
+            self._heartbeat = Heartbeat(partial(self._say_how_far, Console(file=log, width=self.console.width)))
+            try:
+                yield
+            finally:
+                self._heartbeat.stop()
+                self._heartbeat = None
+
+    def _say_how_far(self, log: Console) -> None:
+        for running in self._stages[-1:]:
+            log.print(running.line(), markup=False, highlight=False)
+
+    def update(self, done: int, total: int, what: str = "") -> None:
+        """How far the present stage has come, with what it is doing."""
+        if self._stages:
+            self._stages[-1].counted = f"{what}, {done} of {total}".removeprefix(", ")
         if self._bars is not None and self._task is not None:
             self._bars.update(self._task, completed=done, total=total)
 
@@ -377,6 +414,8 @@ class Progress:
             self._print(text)
 
     def _print(self, text: str) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stir()
         if self.console is not None:
             self.console.print(text, markup=False, highlight=False)
 

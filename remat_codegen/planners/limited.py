@@ -1,8 +1,8 @@
 """A planner within a time limit, in seconds: its own plan if it is done by then, else the best plan so far.
 
 Planners that take a `time_limit` keep to it by themselves. Others are stopped where they check the time (`deadline`). What is
-known then is what they have offered, and what quick planners, which run first, make of the budget: segments (`chen`), and DTR
-for a part of the time.
+known then is what they have offered, and what quick planners, which run first, make of the budget: segments (`chen`), DTR for
+a part of the time, and within it what Rockmate's search begins with, where the planner is one that searches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners import chen, dtr
+from remat_codegen.planners import chen, dtr, rockmate
 from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.deadline import TimeUp, Watch, check, within
 from remat_codegen.planners.ends import Progress
@@ -27,7 +27,9 @@ from remat_codegen.planners.whole import NO_SCHEDULE_IN_TIME
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 
-QUICK_PART = 0.2  # of the time, for DTR
+QUICK_PART = 0.2  # of the time, for quick planners
+SEARCHING = ("rockmate", "auto")  # planners that take longer than the search's beginning
+STOPPED = "stopped after"  # how the notes of a plan begin that was cut short
 NOTHING_FOUND = "the time limit ended before a plan was found"
 OUT_OF_TIME = (NOTHING_FOUND, NO_SCHEDULE_IN_TIME, NO_TIME_FOR)  # how notes begin that say so
 
@@ -67,17 +69,35 @@ def _limited(
         if progress is not None:
             progress(what, done, total)
 
-    quick = [chen.plan(graph, profile, budget_bytes)]
     watch = Watch(graph, until)
+    # Even if it is late: something has to be found.
+    quick = quick_plans(graph, profile, budget_bytes, QUICK_PART * seconds, searching=name in SEARCHING)
     try:
-        part = Watch(graph, time.monotonic() + QUICK_PART * seconds)  # even if it is late: something has to be found
-        with within(part), contextlib.suppress(TimeUp):
-            for heuristic in ("dtr", "msps"):
-                quick.append(dtr.plan(graph, profile, budget_bytes, heuristic=heuristic, progress=lambda *_: check()))
         with within(watch):
             return planner(graph, profile, budget_bytes, progress=advance, **options)
     except TimeUp:
         return _best(name, watch, graph, profile, budget_bytes, quick, seconds)
+
+
+def quick_plans(graph: Graph, profile: Profile, budget_bytes: int, seconds: float, searching: bool = True) -> list[Plan]:
+    """What quick planners make of a budget: segments in any case, the others as far as they come in so many seconds."""
+    quick = [chen.plan(graph, profile, budget_bytes)]
+    with within(Watch(graph, time.monotonic() + seconds)), contextlib.suppress(TimeUp):
+        for heuristic in ("dtr", "msps"):
+            quick.append(dtr.plan(graph, profile, budget_bytes, heuristic=heuristic, progress=lambda *_: check()))
+        if searching:
+            quick.append(rockmate.squeezed(graph, profile, budget_bytes))
+    return quick
+
+
+def quickest(graph: Graph, profile: Profile, budget_bytes: int, seconds: float) -> Plan:
+    """The fastest plan that quick planners find in about so many seconds, INFEASIBLE, with the least known peak, where none is
+    found: which proves nothing."""
+    quick = quick_plans(graph, profile, budget_bytes, seconds)
+    fitting = [plan for plan in quick if plan.schedule is not None]
+    if not fitting:
+        return Plan("quick", Status.INFEASIBLE, None, 0, 0, None, *smallest_of(quick), (NOTHING_FOUND,))
+    return min(fitting, key=lambda p: (p.time_ns, p.peak_bytes))
 
 
 def _best(
@@ -94,5 +114,5 @@ def _best(
     if not found:
         return Plan(name, Status.INFEASIBLE, None, 0, 0, None, *smallest_of(known), (NOTHING_FOUND,))
     best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
-    notes = (f"stopped after {seconds:.3g} s, the best plan so far; raise --time-limit for a better one", *best.notes)
+    notes = (f"{STOPPED} {seconds:.3g} s, the best plan so far; raise --time-limit for a better one", *best.notes)
     return replace(best, planner=name, status=Status.TIME_LIMIT, bound_ns=None, notes=notes)

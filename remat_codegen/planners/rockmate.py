@@ -287,6 +287,21 @@ def forget() -> None:
     _search.cache_clear()
 
 
+def squeezed(graph: Graph, profile: Profile, budget_bytes: int) -> Plan:
+    """What the search begins with, without options of blocks, which may take long to solve: for those who have little time.
+
+    INFEASIBLE where nothing fits, with the least peak that it finds; without one for large graphs, where all that takes long.
+    """
+    search = _search(graph, profile)
+    if search.large:
+        return Plan("rockmate", Status.INFEASIBLE, None)
+    least = judge(graph, profile, with_forgets(graph, search.least[0]))
+    if least.peak_bytes > budget_bytes:
+        return _infeasible(least, ())
+    fitted = [judge(graph, profile, with_forgets(graph, o)) for o in search.fitted(hierarchy.Limits(budget_bytes))[:1]]
+    return _plan(Status.FEASIBLE, _fastest([*fitted, least], budget_bytes) or least, (), profile)
+
+
 def _plan_searched(
     graph: Graph,
     profile: Profile,

@@ -279,6 +279,14 @@ def test_the_largest_batch(folder, edition):
         assert verified.exit_code == 0, verified.output
 
 
+def test_with_time_enough_the_largest_batch_is_as_large(folder):
+    batch = made("--budget", "200KiB", "--largest-batch")["chosen"]["batch"]
+    report = made("--budget", "200KiB", "--largest-batch", "--time-limit", "600")
+    assert report["chosen"]["batch"] == batch and f"with which {batch} is the largest batch that fits." in header()
+    tried = {row["at"]: row["good"] for row in report["chosen"]["tried"]}
+    assert tried[batch] and not tried[batch + 1]
+
+
 def test_the_largest_batch_that_fits_a_device(folder):
     report = made("--fit", "250KiB", "--optimizer", "adamw", "--largest-batch", "x.0")
     chosen = report["chosen"]

@@ -9,7 +9,7 @@ import pytest
 
 from remat_codegen.planners import auto, chen, dtr, registry, rockmate
 from remat_codegen.planners.deadline import TimeUp, Watch, check, offer, seconds_left, within
-from remat_codegen.planners.limited import NOTHING_FOUND, limited
+from remat_codegen.planners.limited import NOTHING_FOUND, found_nothing_in_time, limited, quickest
 from remat_codegen.planners.result import Status
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
 
@@ -49,6 +49,7 @@ def test_the_best_of_what_quick_planners_find_is_taken(case, monkeypatch):
     plan = limited("rockmate", 0.3)(graph, profile, budget)
     assert time.monotonic() - started < 3
     quick = [p for p in (chen.plan(*case), *(dtr.plan(*case, heuristic=h) for h in ("dtr", "msps"))) if p.schedule is not None]
+    quick.append(rockmate.squeezed(*case))
     assert plan.time_ns == min(p.time_ns for p in quick) and plan.peak_bytes <= budget
     assert (plan.planner, plan.status) == ("rockmate", Status.TIME_LIMIT) and plan.notes[0].startswith("stopped after 0.3 s")
     validate(graph, plan.schedule)
@@ -65,8 +66,8 @@ def test_what_the_planner_itself_came_upon_is_taken_where_it_is_better(case, mon
         offer(graph, tuple(range(len(graph.nodes))), best.time_ns + 1)
         for_ever(graph, profile, budget_bytes)
 
-    monkeypatch.setitem(registry.PLANNERS, "auto", offering)
-    plan = limited("auto", 0.2)(graph, profile, budget)
+    monkeypatch.setitem(registry.PLANNERS, "mincut", offering)
+    plan = limited("mincut", 0.2)(graph, profile, budget)
     assert (plan.time_ns, plan.peak_bytes) == (best.time_ns, best.peak_bytes)
 
 
@@ -81,6 +82,24 @@ def test_offers_above_the_budget_are_no_plans(case, monkeypatch):
     assert limited("auto", 0.2)(graph, profile, budget).peak_bytes <= budget
     plan = limited("auto", 0.2)(graph, profile, 1)
     assert plan.schedule is None and plan.status is Status.INFEASIBLE and NOTHING_FOUND in plan.notes
+
+
+def test_the_beginning_of_the_search_is_a_plan_for_every_budget_that_it_knows_one_for(case):
+    graph, profile, budget = case
+    smallest = rockmate.squeezed(graph, profile, 1)
+    assert smallest.schedule is None and smallest.minimum_bytes < budget
+    for nbytes in (smallest.minimum_bytes, budget):
+        plan = rockmate.squeezed(graph, profile, nbytes)
+        validate(graph, plan.schedule)
+        assert simulate(graph, profile, plan.schedule).peak_bytes == plan.peak_bytes <= nbytes
+    assert plan.time_ns < simulate(graph, profile, smallest.smallest).time_ns
+
+
+def test_quick_planners_that_find_nothing_prove_nothing(case):
+    graph, profile, budget = case
+    assert quickest(graph, profile, budget, 60.0).schedule is not None
+    nothing = quickest(graph, profile, 1, 60.0)
+    assert found_nothing_in_time(nothing) and 1 < nothing.minimum_bytes < budget
 
 
 @pytest.mark.parametrize("name", ["rockmate", "auto", "rotor", "checkmate", "best"])
