@@ -206,7 +206,7 @@ def test_help_and_version():
         (["m.py:Net", "--budget", "1GiB", "-o", "o.py", "--save-plan", "./o.py"], "would be overwritten"),
         (["m.py:Net", "--plan", "p.json", "--save-plan", "p.json"], "would be overwritten"),
         (["verfy", "o.py", "m.py:Net"], "did you mean verify?"),
-        (["verify", "o.py"], "TARGET"),
+        (["verify"], "FILE"),
         (["verify", "o.py", "m.py:Net", "--steps", "0"], "--steps"),
     ],
 )
