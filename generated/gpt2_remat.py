@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1072017608,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.2629,"bound":0.2434,"device":"cpu","order":"337|11*(178:168-170;
 #: 184:159-164)+13-14;321:14-16;327:7-10","notes":["39\u0020options\u0020from\u002040\u0020integer\u0020programs"],
-#: "seal":"8d0f568eb580936e"}
+#: "seal":"cb5b0e5e82231407"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -1016,10 +1016,8 @@ def _exchange(things):
 
 def _chance():
     """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
-    numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
-    kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
-    return random.getstate(), kind, bytes(keys), rest
+    state = random.getstate()
+    return state
 
 
 def _settings():

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
 #: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"6594ca043edca97d"}
+#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"c72747d7d886fcf2"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -1002,10 +1002,8 @@ def _exchange(things):
 
 def _chance():
     """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
-    numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
-    kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
-    return random.getstate(), kind, bytes(keys), rest
+    state = random.getstate()
+    return state
 
 
 def _settings():

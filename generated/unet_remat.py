@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40363208,"planned_peak_bytes":39866244,
 #: "unmodified_peak_bytes":73383556,"overhead":0.0358,"bound":0.03,"device":"cpu","order":"155|84:74;89:66-69;90:66-68;
 #: 2*(94:55-56)+1+7;100:57-58;101:57;134:23-24;143:8-15",
-#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"dc3c56ba426df523"}
+#: "notes":["30\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"f58a58477450146b"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -972,10 +972,8 @@ def _exchange(things):
 
 def _chance():
     """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
-    numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
-    kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
-    return random.getstate(), kind, bytes(keys), rest
+    state = random.getstate()
+    return state
 
 
 def _settings():

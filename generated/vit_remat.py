@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0903,"bound":0.0837,"device":"cpu","order":"118|64:52;67:48-49;
 #: 5*(71:43-45;77:39)+9-9","notes":["28\u0020options\u0020from\u002034\u0020integer\u0020programs"],
-#: "seal":"fb5a01eb0136b45e"}
+#: "seal":"c5877808581aab3b"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -20,7 +20,6 @@ import functools
 import inspect
 import os
 import random
-import sys
 import threading
 import types
 import warnings
@@ -904,10 +903,8 @@ def _exchange(things):
 
 def _chance():
     """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
-    numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
-    kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
-    return random.getstate(), kind, bytes(keys), rest
+    state = random.getstate()
+    return state
 
 
 def _settings():

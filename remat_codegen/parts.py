@@ -35,6 +35,7 @@ import torch
 
 # What a model and its table can meet. `marked/features.py` settles these for a file: the rest is not in it.
 RANDOM = True  # the model draws random numbers from torch's generators
+NUMPY = True  # its code knows NumPy, which has a generator, too
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
@@ -1204,10 +1205,13 @@ def _versions(entry):
 
 def _chance():
     """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
-    numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
-    kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
-    return random.getstate(), kind, bytes(keys), rest
+    state = random.getstate()
+    if NUMPY:
+        threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
+        numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
+        kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")
+        state = state, kind, bytes(keys), rest
+    return state
 
 
 def _settings():

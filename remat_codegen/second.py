@@ -21,7 +21,7 @@ from remat_codegen.marked import file as writing
 from remat_codegen.marked import replays
 from remat_codegen.marked.choose import Chooser, Row, parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run, schedule_of
-from remat_codegen.marked.features import Features, changes_in_place, draws, moves_buffers
+from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
 from remat_codegen.marked.marks import Marks, write_marks
@@ -390,6 +390,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
     record, other_ways = traced.model.record, traced.model.trace.run is not None  # in which there may be all of these
     return Features(
         random=other_ways or draws(traced.model.trace),
+        numpy=knows_numpy(traced.target.module),
         buffers=other_ways or moves_buffers(traced.target.module, record),
         in_place=other_ways or changes_in_place(record),
         marks=bool(marks.names),

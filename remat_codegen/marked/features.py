@@ -4,10 +4,12 @@ goes: a file carries what its model can meet, and refuses the rest by name."""
 from __future__ import annotations
 
 import ast
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from types import ModuleType
 
 import libcst as cst
 import torch
@@ -22,6 +24,7 @@ class Features:
     """One for each of the constants that `parts.py` begins with, of the same name."""
 
     random: bool = True
+    numpy: bool = True
     buffers: bool = True
     in_place: bool = True
     marks: bool = True
@@ -45,6 +48,14 @@ def draws(trace: Trace) -> bool:
     """Whether a forward pass draws random numbers."""
     targets = (op.target for op in trace.operations)
     return any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets)
+
+
+def knows_numpy(module: torch.nn.Module) -> bool:
+    """Whether a file that a model's classes stand in has imported NumPy, or something of it."""
+    homes = {kind.__module__ for m in module.modules() for kind in type(m).__mro__ if not kind.__module__.startswith("torch.")}
+    known = (thing for home in homes if home in sys.modules for thing in vars(sys.modules[home]).values())
+    names = (thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None) for thing in known)
+    return any(isinstance(name, str) and name.partition(".")[0] == "numpy" for name in names)
 
 
 def moves_buffers(module: torch.nn.Module, record: Record) -> bool:
