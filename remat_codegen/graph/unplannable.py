@@ -54,7 +54,8 @@ def check_indices(trace: Trace, given: Sequence[Any]) -> None:
         weight, indices = trace.variables[op.args[0].variable], known.get(op.args[1].variable)
         if indices is None or not indices.numel() or indices.is_meta:
             continue
-        least, most = int(indices.min()), int(indices.max())
+        there = indices.cpu()
+        least, most = int(there.min()), int(there.max())
         if least < 0 or most >= weight.shape[0]:
             name, path = trace.variables[op.args[1].variable].path, weight.path
             what = f"{name} looks up row {least if least < 0 else most} of {path}, which has {weight.shape[0]}"
