@@ -273,4 +273,4 @@ def test_the_largest_plan_that_there_is_room_for(device, tmp_path, monkeypatch):
     least, most = generated.PLANS
     for room, chosen in [(most, most), (most - 2**21, least), (0, least)]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d, room=room: (room + 3 * own - unused, 2**40))
-        assert generated._chosen(load_target(f"{EXAMPLE}:GPT2", **given).module, generated.PLANS) is generated.PLANS[chosen]
+        assert generated._chosen(load_target(f"{EXAMPLE}:GPT2", **given).module, generated.PLANS) == generated.PLANS[chosen]
