@@ -436,8 +436,7 @@ def _as_it_was(device: str) -> Iterator[None]:
     no_grad and inference_mode, too, gradients are taken in here."""
     where = torch.device(device)
     cuda = [where.index or 0] if where.type == "cuda" and torch.cuda.is_available() else []
-    gradients = torch.inference_mode(False), torch.enable_grad()
-    with torch.random.fork_rng(devices=cuda), warnings.catch_warnings(), gradients[0], gradients[1]:
+    with torch.random.fork_rng(devices=cuda), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", VersionWarning)
         yield

@@ -9,7 +9,7 @@ from remat_codegen.graph.ir import Data, Node, Phase, shown_name
 from remat_codegen.graph.simplify import Model, main_operation
 from remat_codegen.losses import loss_note, own_bytes
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute, Forget, Schedule, simulate
+from remat_codegen.schedule import Compute, Schedule, alive_before, simulate
 from remat_codegen.trace import called, function_call, location
 
 MOST = 3  # of what is alive, to be named
@@ -25,24 +25,13 @@ def obstacle(model: Model, profile: Profile, schedule: Schedule) -> str | None:
     node = model.graph.nodes[step.node]
     if (note := loss_note(model, profile, [s.node for s in schedule.steps if isinstance(s, Compute)])) is not None:
         return note
-    beside = [model.graph.data[d] for d in _alive(model, schedule, timeline.peak_step) - {*node.writes}]
+    beside = [model.graph.data[d] for d in alive_before(model.graph, schedule, timeline.peak_step) - {*node.writes}]
     held = _listed(model, sorted(beside, key=lambda data: (-data.nbytes, data.id)))
     own = own_bytes(model, profile, node)
     if own >= ALONE * timeline.peak_bytes:
         remedy = "--batch with less, or computing it for a part of its input at a time, would help"
         return f"in the way is {_said(model, node)}, which takes {format_bytes(own)} by itself: {remedy}"
     return f"in the way is {_said(model, node)}, with {held} alive: a smaller --batch would help"
-
-
-def _alive(model: Model, schedule: Schedule, until: int) -> set[int]:
-    """What is alive before a step of a schedule."""
-    found: set[int] = set()
-    for step in schedule.steps[:until]:
-        if isinstance(step, Forget):
-            found.discard(step.data)
-        else:
-            found.update(model.graph.nodes[step.node].writes)
-    return found
 
 
 def _said(model: Model, node: Node) -> str:

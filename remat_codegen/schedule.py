@@ -121,6 +121,17 @@ def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
     return Timeline(max(during, default=0), time_ns, tuple(during), tuple(after))
 
 
+def alive_before(graph: Graph, schedule: Schedule, position: int) -> set[int]:
+    """The data that are alive when a step of a valid schedule begins."""
+    alive: set[int] = set()
+    for step in schedule.steps[:position]:
+        if isinstance(step, Forget):
+            alive.discard(step.data)
+        else:
+            alive.update(graph.nodes[step.node].writes)
+    return alive
+
+
 def with_forgets(graph: Graph, order: Sequence[int], held: Mapping[int, Collection[int]] | None = None) -> Schedule:
     """The schedule that runs nodes in `order` and forgets each data node as soon as nothing reads that copy of it any more.
 

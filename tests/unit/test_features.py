@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import libcst as cst
+import numpy
 import pytest
 import torch
 from parted import same, step
@@ -24,7 +25,7 @@ from torch import nn
 
 from remat_codegen import parts
 from remat_codegen.marked.choose import Row
-from remat_codegen.marked.features import Features, settled
+from remat_codegen.marked.features import Features, knows_numpy, settled
 from remat_codegen.marked.file import helpers_of, imports_of
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
@@ -176,3 +177,19 @@ def test_lines_of_helpers(folder, name):
     helpers = text.partition(". the helpers\n")[2].partition("\ndef rematerialize")[0]
     helpers = "\n".join(line for line in helpers.split("\n") if ".forward = training_step(" not in line)
     assert code_lines(helpers) <= MOST[name]
+
+
+def test_numpy_is_looked_at_where_a_model_s_file_knows_it():
+    assert not knows_numpy(nn.Sequential(nn.Linear(2, 2)))
+    module = types.ModuleType("with_numpy")
+    module.Own = type("Own", (nn.Linear,), {"__module__": "with_numpy"})
+    sys.modules["with_numpy"] = module
+    try:
+        model = nn.Sequential(module.Own(2, 2))
+        assert not knows_numpy(model)
+        module.np = numpy
+        assert knows_numpy(model)
+        module.np, module.rand = None, numpy.random.RandomState
+        assert knows_numpy(model)
+    finally:
+        del sys.modules["with_numpy"]
