@@ -259,9 +259,27 @@ def _measured_costs(request: Request, traced: Traced, progress: Progress) -> Pro
             )
         finally:  # interrupted, too: what was measured need not be measured again
             cache.save()
-            if cache.hurried:
-                kinds = f"{cache.hurried} {'kind' if cache.hurried == 1 else 'kinds'} of operations"
-                progress.note(f"note: {kinds} could not be measured as often as usual, within {request.time_limit:g} s")
+            _note_measuring(cache, request, progress)
+
+
+def _note_measuring(cache: Cache, request: Request, progress: Progress) -> None:
+    """Says what is not as it should be of the times that a plan is made by."""
+    if cache.hurried:
+        limit = f"within {request.time_limit:g} s"
+        progress.note(f"note: {_kinds(cache.hurried)} could not be measured as often as usual, {limit}")
+    if cache.slowed:
+        busy = "on a machine that others were using, which does less than it can"
+        progress.note(
+            f"note: {_kinds(len(cache.slowed))} measured {busy}: on a quiet one they are measured again, and plan better"
+        )
+    if cache.again:
+        progress.note(
+            f"note: {_kinds(len(cache.again))} measured again, for the machine was busy when they were measured before"
+        )
+
+
+def _kinds(number: int) -> str:
+    return f"{number} {'kind' if number == 1 else 'kinds'} of operations"
 
 
 def make_plan(

@@ -65,6 +65,12 @@ def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("remat_codegen.fresh.run_alone", fresh.run_alone)
 
 
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine seems to be quiet, whatever runs beside the tests."""
+    monkeypatch.setattr("remat_codegen.profile.pace.median_ns", lambda clock, work: 1_000_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A small model and what it is called with. `spec`, `init` and `inputs` are the options that make the same one."""

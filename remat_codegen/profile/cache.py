@@ -14,7 +14,7 @@ import torch
 from remat_codegen import stored
 from remat_codegen.torch_seam import attention_kernels
 
-VERSION = 9  # raise when what is measured changes
+VERSION = 10  # raise when what is measured changes
 
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # PyTorch does not tell
@@ -64,7 +64,8 @@ def _driver() -> str:
 
 
 class Cache:
-    """A JSON file of integers by key. A missing, unreadable or read-only file only costs time."""
+    """A JSON file of integers by key. A missing, unreadable or read-only file only costs time. `least_ns` is what the work of
+    pace.py took at least, where that is known."""
 
     def __init__(self, device: str, folder: Path | None = None, enabled: bool = True) -> None:
         measured_by = f"{VERSION}|{torch.__version__}|{device_name(device)}|{kernel_choice(device)}"
@@ -73,9 +74,12 @@ class Cache:
         self.path = (folder or stored.folder()) / f"costs-{name}.json"
         self.entries: dict[str, list[int]] = {}
         self.hurried = 0  # measurements that are not to be remembered
+        self.slowed = set[str]()  # keys of those that are of a busy machine
+        self.again = set[str]()  # and of those that were, and are not any more
         if enabled:
             with contextlib.suppress(OSError, ValueError):
                 self.entries = json.loads(self.path.read_text())
+        self.least_ns = next(iter(self.entries.pop(stored.LEAST, [])), None)
 
     def get(self, key: str) -> list[int] | None:
         """What was measured under `key`, if anything was."""
@@ -89,5 +93,6 @@ class Cache:
         """Writes the file, which no reader sees half of."""
         if not self.enabled:
             return
+        least = {} if self.least_ns is None else {stored.LEAST: [self.least_ns]}
         with contextlib.suppress(OSError):
-            stored.write(self.path, json.dumps(self.entries))
+            stored.write(self.path, json.dumps(self.entries | least))

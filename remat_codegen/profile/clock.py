@@ -63,6 +63,10 @@ class Clock:
             runs.append(self._run_ns(prepare, work))
         return self._cost_ns(int(statistics.median(runs)))
 
+    def once_ns(self, work: Callable[[], Any]) -> int:
+        """The time of one run of `work`, which has run before."""
+        return self._cost_ns(self._run_ns(lambda: None, lambda _: work()))
+
     def _warm_up(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> None:
         work(prepare())
 

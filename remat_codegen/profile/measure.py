@@ -3,7 +3,8 @@
 A node is run on random inputs of the layout it has in the model (other ones where PyTorch refuses these), integers from the
 range that its operations can take: forward for its time and memory, backward for its time and memory with the gradients'
 layout. Never more than one node's tensors exist. Nodes of equal signature are measured once. What a time is says `clock.py`.
-Where time is short, times come from single runs, which are not remembered; memory is what it is all the same.
+Where time is short, times come from single runs, which are not remembered; memory is what it is all the same. What a busy
+machine gave is remembered as that (pace.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from remat_codegen.profile.clock import Clock, clock_for
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.profile.numbers import counting, near_identity, random_tensor, span
+from remat_codegen.profile.pace import Pace
 from remat_codegen.profile.ranges import integer_ranges
 from remat_codegen.trace import Origin, Ref, Variable, location, refs
 
@@ -47,12 +49,13 @@ def measure(
     distinct = {(n.signature, marks[n.id]): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
     costs: dict[str, tuple[int, int]] = {}
     clock = clock_for(device, hurry_at)
+    stored = _Stored(cache, clock, Pace(clock, cache.least_ns) if cache.enabled else None)
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         torch.manual_seed(0)
         for done, ((signature, marked), node) in enumerate(distinct.items()):
             if advance is not None:
                 advance(done, len(distinct), node.name)
-            costs |= _node_costs(model, node, signature, clock, cache, marked)
+            costs |= _node_costs(model, node, signature, stored, marked)
     keys = [n.signature if n.forward is None else n.signature + marks[n.forward] for n in graph.nodes]
     time_ns = tuple(costs[k][0] for k in keys)
     seeds = [0 if n.forward in shared else _more_seeds(model, n) for n in graph.nodes]
@@ -157,28 +160,55 @@ def _marks(model: Model, node: Node, shared: frozenset[int]) -> str:
     return (HELD if node.id in shared else "") + (RETURNED if made & returned else "")
 
 
-def _node_costs(model: Model, node: Node, signature: str, clock: Clock, cache: Cache, marks: str) -> dict[str, tuple[int, int]]:
+def _node_costs(model: Model, node: Node, signature: str, stored: _Stored, marks: str) -> dict[str, tuple[int, int]]:
     """Time and peak of a forward node and of its backward node, by signature."""
     if node.phase is Phase.LOSS:
         kind = "" if model.record.loss == LOSSES[0] else f"{model.record.loss} "
         key = f"{kind}loss of " + repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
-        stored = cache.get(key)
-        if stored is None:
-            stored = _measure_loss(model, clock)
-            _remember(cache, clock, key, stored)
-        return {signature: (stored[0], stored[1])}
-    stored = cache.get(signature + marks)
-    if stored is None:
-        stored = _run(model, node, clock, HELD in marks)
-        _remember(cache, clock, signature + marks, stored)
-    return {signature: (stored[0], stored[1]), f"{signature} backward{marks}": (stored[2], stored[3])}
+        found = stored.or_measured(key, lambda: _measure_loss(model, stored.clock))
+        return {signature: (found[0], found[1])}
+    found = stored.or_measured(signature + marks, lambda: _run(model, node, stored.clock, HELD in marks))
+    return {signature: (found[0], found[1]), f"{signature} backward{marks}": (found[2], found[3])}
 
 
-def _remember(cache: Cache, clock: Clock, key: str, costs: list[int]) -> None:
-    if clock.in_a_hurry:
-        cache.hurried += 1
-    else:
-        cache.put(key, costs)
+class _Stored:
+    """What is remembered, each with the machine's pace at that time, 0 where nobody looked at it."""
+
+    def __init__(self, cache: Cache, clock: Clock, pace: Pace | None) -> None:
+        self.cache, self.clock, self.pace = cache, clock, pace
+        self._pace_ns()  # all may be remembered of a busier machine
+
+    def or_measured(self, key: str, measured: Callable[[], list[int]]) -> list[int]:
+        """What is remembered under a key, else what is measured; this, too, where the other is of a busier moment than now."""
+        if (found := self.cache.get(key)) is not None:
+            *costs, then = found
+            if not self._is_slow(then):
+                return costs
+            if self._is_slow(self._pace_ns()):
+                self.cache.slowed.add(key)
+                return costs
+            self.cache.again.add(key)
+        return self._remembered(key, measured())
+
+    def _remembered(self, key: str, costs: list[int]) -> list[int]:
+        if self.clock.in_a_hurry:
+            self.cache.hurried += 1
+            return costs
+        now = self._pace_ns()
+        if self._is_slow(now):
+            self.cache.slowed.add(key)
+        self.cache.put(key, [*costs, now])
+        return costs
+
+    def _pace_ns(self) -> int:
+        if self.pace is None:
+            return 0
+        now = self.pace.now_ns()
+        self.cache.least_ns = self.pace.least_ns
+        return now
+
+    def _is_slow(self, taken_ns: int) -> bool:
+        return self.pace is not None and self.pace.is_slow(taken_ns)
 
 
 def _run(model: Model, node: Node, clock: Clock, held: bool) -> list[int]:
