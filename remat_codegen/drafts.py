@@ -54,6 +54,12 @@ class Draft:
         """Whether a time limit ended the planner's work."""
         return any(note.startswith((STOPPED, NO_TIME_FOR)) for note in self.made.notes)
 
+    @property
+    def overhead(self) -> float:
+        """How much longer a step takes, Python's time included where it is felt."""
+        profile = self.measured.profile
+        return self.plan.overhead + (0.0 if self.brought is None else second.felt(profile, self.brought))
+
     def saying(self, answer: str) -> Draft:
         """The same, with what its budget is the answer to."""
         return replace(self, made=replace(self.made, answer=answer), plan=replace(self.plan, answer=answer))

@@ -176,10 +176,14 @@ def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Pro
         if one.overhead > before.overhead + LITTLE_LOST:
             at = f"at {one.label}, " if made.others else ""
             progress.note(f"note: {at}{_what_is_lost(one, before)}")
-    felt = len(brought.rows) * PART_NS / max(1, sum(profile.time_ns))
-    if profile.device == "cpu" and felt > LITTLE_FELT:
+    if (share := felt(profile, brought)) > LITTLE_FELT:
         beside = f"parts take some {PART_NS / 1e6:g} ms each of Python's time beside their operations, which no plan counts"
-        progress.note(f"note: {beside}: {len(brought.rows)} of them, some {percent(felt)} of this step")
+        progress.note(f"note: {beside}: {len(brought.rows)} of them, some {percent(share)} of this step")
+
+
+def felt(profile: Profile, brought: Brought) -> float:
+    """By how much Python's own time for parts makes a step longer, as a share of it."""
+    return len(brought.rows) * PART_NS / max(1, sum(profile.time_ns)) if profile.device == "cpu" else 0.0
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:

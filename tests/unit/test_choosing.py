@@ -13,7 +13,7 @@ import torch
 import zoo
 from click.testing import CliRunner, Result
 
-from remat_codegen import lifecycle, planline
+from remat_codegen import lifecycle, planline, second
 from remat_codegen import standing as standing_module
 from remat_codegen.batching import largest_size
 from remat_codegen.choosing import smallest_good
@@ -261,6 +261,15 @@ def test_the_smallest_budget_for_so_much_time(folder):
     assert re.search(r"Budget: \d+ bytes, the smallest of \d+ that were planned for with at most 30% more time \(", header())
     assert_lasting()
     assert made("--max-overhead", "0%")["overhead"] == 0
+
+
+def test_pythons_time_for_parts_counts_as_more_time(folder, monkeypatch):
+    asked = "--max-overhead", "30%", "--edition", "2"
+    monkeypatch.setattr(second, "PART_NS", 0)
+    free = made(*asked)
+    assert free["overhead"] > 0 and "Python's time" not in header()
+    monkeypatch.setattr(second, "PART_NS", 10**12)
+    assert made(*asked)["overhead"] == 0
 
 
 @pytest.mark.parametrize("edition", [1, 2])
