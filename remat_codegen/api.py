@@ -181,6 +181,7 @@ def plan(
     device: str | torch.device | None = None,
     batch: int | str | Sequence[int] | None = None,
     dynamic: str | Sequence[str] = (),
+    static: bool = False,
     autocast: str | torch.dtype | None = None,
     loss: str | None = None,
     seed: int = 0,
@@ -204,7 +205,9 @@ def plan(
         batch: another batch size than that of `inputs`, as `--batch`. Several, like [32, 16, 8], give one file with a plan for
             each, of which a step takes that of the least batch that its inputs fit into; the figures are those of the largest,
             and `others` those of the others.
-        dynamic: sizes that may differ from call to call, like "idx.0".
+        dynamic: sizes that may differ from call to call, like "idx.0". A file with marks takes all sizes, and one of functions
+            other batch sizes where the model can be traced with that.
+        static: whether training steps of other sizes than those of `inputs` are refused.
         autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
         loss: what is computed of the outputs, as `--loss`: "cross-entropy", "none" (the gradient of the outputs comes from
             elsewhere, and is all that is counted), "sum", or "model": forward returns its loss. If not given, "model" where all
@@ -230,6 +233,7 @@ def plan(
         planner=planner,
         batch=_batch(batch),
         dynamic=dynamic if isinstance(dynamic, str) else ",".join(dynamic),
+        static=static,
         autocast=_autocast(autocast),
         loss=_loss(loss),
         time_limit=_seconds(time_limit),
@@ -266,6 +270,7 @@ def rematerialize(
     device: str | torch.device | None = None,
     batch: int | str | Sequence[int] | None = None,
     dynamic: str | Sequence[str] = (),
+    static: bool = False,
     autocast: str | torch.dtype | None = None,
     loss: str | None = None,
     seed: int = 0,
@@ -287,6 +292,7 @@ def rematerialize(
         device=device,
         batch=batch,
         dynamic=dynamic,
+        static=static,
         autocast=autocast,
         loss=loss,
         seed=seed,

@@ -72,16 +72,22 @@ def batch_sizes(
         raise TargetError("no input has a size that could be the batch", where=where, hint=f"leave out {where}")
     names = {id(leaf): name for name, leaf in named_leaves(forward, args, kwargs).items()}
     listed = ", ".join(f"{names.get(id(t), 'an input')}.{d} is {t.shape[d]}" for t, d in found)
-    hint = f"name it: {where} {_likeliest(found, names)}{'=N' if where == OPTION else ''}"
+    hint = f"name it: {where} {_likeliest(found, names) or 'idx.0'}{'=N' if where == OPTION else ''}"
     raise TargetError(f"cannot tell which size is the batch: {listed}", where=where, hint=hint)
 
 
+def leading(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The sizes that most inputs begin with, as the options name them; empty where no input has a size."""
+    leaves = named_leaves(forward, args, kwargs)
+    found = tuple((t, 0) for t in leaves.values() if t.dim())
+    return _likeliest(found, {id(leaf): name for name, leaf in leaves.items()})
+
+
 def _likeliest(found: Asked, names: dict[int, str]) -> str:
-    """The sizes that most inputs begin with, as the options name them."""
     shared = Counter(t.shape[d] for t, d in found if id(t) in names)
     size = max(shared, key=lambda one: shared[one], default=0)
     named = [f"{names[id(t)]}.{d}" for t, d in found if id(t) in names and t.shape[d] == size]
-    return ",".join(dict.fromkeys(named)) or "idx.0"
+    return ",".join(dict.fromkeys(named))
 
 
 def size_of(asked: Asked) -> int:

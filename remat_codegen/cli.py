@@ -211,6 +211,7 @@ DETERMINISTIC = click.option(
     callback=lambda ctx, option, value: ",".join(value).replace(" ", ""),
     help="A size of an input that may differ from call to call, like idx.0. The budget holds up to the traced size.",
 )
+@click.option("--static", is_flag=True, help="Take the example's sizes alone: a training step of others is refused.")
 @loss_option
 @time_limit_option
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Write the plan as JSON, too.")
@@ -243,14 +244,16 @@ def generate(
     request = Request(budget=budget, output=output, plan=plan, cache=not no_cache, **options)
     _check_files(request)
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen import pipeline, report
+        from remat_codegen import report
 
         if question is not None:
             from remat_codegen import choosing
 
             result = choosing.generate(request, question, progress)
         elif request.edition == 1:
-            result = pipeline.generate(request, progress)
+            from remat_codegen import functions
+
+            result = functions.generate(request, progress)
         else:
             from remat_codegen import second
 

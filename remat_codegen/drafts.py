@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from remat_codegen import pipeline, second
+from remat_codegen import functions, pipeline, second
 from remat_codegen.errors import BudgetError, UnsupportedError
 from remat_codegen.files import write_atomically
+from remat_codegen.functions import Functions
 from remat_codegen.pipeline import Traced
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.planners.best import NO_TIME_FOR
@@ -96,20 +97,20 @@ def write(draft: Draft, progress: Progress) -> Report:
     request, traced = found.request, found.traced
     if found.home is not None:  # the model may have been loaded once more since, at another batch size
         sys.modules[type(traced.target.module).__module__] = found.home
+    made = Functions(request, traced, draft.made, found.profile)
     if draft.brought is not None:
         try:
             text = second.proved(request, traced, draft.plan, draft.brought, progress)
         except UnsupportedError as error:
-            request = second.as_functions(request, draft.made, error, progress)
-        else:
-            second.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
-            write_atomically(request.output_path, text)
-            if request.save_plan is not None:
-                write_atomically(request.save_plan, draft.made.dumps())
-            return pipeline.finished(replace(request, edition=2), draft.plan, traced, progress, found.profile)
-    elif draft.why is not None:
-        request = second.as_functions(request, draft.made, draft.why, progress)
-    return pipeline.written(request, traced, draft.made, progress, found.profile)
+            return functions.instead(made, error, progress).written(progress)
+        second.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
+        write_atomically(request.output_path, text)
+        if request.save_plan is not None:
+            write_atomically(request.save_plan, draft.made.dumps())
+        return pipeline.finished(replace(request, edition=2), draft.plan, traced, progress, found.profile)
+    if draft.why is not None:
+        return functions.instead(made, draft.why, progress).written(progress)
+    return functions.with_open_batch(made, progress).written(progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,10 @@ def _request(command: str, file: Path) -> Request:
     """The request that a header's command makes. Raises VerifyError where it is not a command of ours."""
     try:
         _, target, *rest = planline.split_words(command)
+        static = "--static" in rest
+        rest = [word for word in rest if word != "--static"]
         given = dict(zip(rest[::2], rest[1::2], strict=True))
-        words: dict[str, Any] = {_OPTIONS[k]: v for k, v in given.items() if k in _OPTIONS}
+        words: dict[str, Any] = {"static": static} | {_OPTIONS[k]: v for k, v in given.items() if k in _OPTIONS}
         if "-o" not in given:
             raise ValueError("it names no -o")
         output = Path(given["-o"])

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import ModuleType
 
-from remat_codegen import aswritten, pipeline, planfile, second
+from remat_codegen import aswritten, functions, pipeline, planfile, second
 from remat_codegen.errors import RematError
 from remat_codegen.explain import Explanation, Table
+from remat_codegen.functions import Functions
 from remat_codegen.graph.simplify import Model
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.memory import Curve, curve
@@ -42,15 +43,24 @@ def make(request: Request, traced: Traced, progress: Progress) -> Made:
     request = replace(request, edition=1) if request.dynamic and request.edition is None else request
     profile = pipeline.measured_costs(request, traced, progress)
     plan = pipeline.make_plan(request, traced, progress, profile=profile)
+    made = Functions(request, traced, plan, profile)
     if request.edition != 1:
         try:
             return _with_a_table(request, traced, profile, plan, progress)
         except RematError as error:
-            request = second.as_functions(request, plan, error, progress)
+            made = functions.instead(made, error, progress)
+    else:
+        made = functions.with_open_batch(made, progress)
+    return _of_functions(made, progress)
+
+
+def _of_functions(made: Functions, progress: Progress) -> Made:
+    request, traced, plan = made.request, made.traced, made.plan
+    assert made.profile is not None
     schedule = planfile.schedule_of(plan, traced.graph, request.output_path)
     with progress.stage("emit"):
         text = pipeline.emit(traced, schedule, plan, request)
-    return _made(text, plan, traced, profile, schedule, None, request, progress)
+    return _made(text, plan, traced, made.profile, schedule, None, request, progress)
 
 
 def _with_a_table(request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress) -> Made:

@@ -49,6 +49,7 @@ BATCHES = True  # the file has a table for each of several batch sizes
 RECORDED = False  # what its model does depends on values, of which one run was planned for
 CHECKPOINTS = True  # its modules checkpoint where they are told to, as those of transformers
 ON_GPU = True  # it is for GPUs, whose memory may run out
+STATIC = True  # it takes no sizes but those that were planned for
 
 CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -60,6 +61,7 @@ CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of 
 PLANNED: list = []  # bytes that a step is planned to take at most
 LARGEST: list = []  # numbers in the largest input, the peak, its dtype, and the model's own modules, as planned
 HELD: list = []  # bytes between forward and backward, as planned, where values decide what that is
+SHAPES: list = []  # of the inputs, where others are refused
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
@@ -284,6 +286,8 @@ def _step(model, plan, forward, args, kwargs):
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
     step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
+    if STATIC and (found := sorted(tuple(t.shape) for t in step.given)) != SHAPES:
+        raise ValueError(f"inputs are of {found}, {OTHER}, or without --static; it was planned for {SHAPES}")
     if SEVERAL or BATCHES:
         planned = getattr(plan, "planned", planned)
     if LARGEST and model not in TOLD and (factor := _numbers(step.given) / planned[0]) > 1:

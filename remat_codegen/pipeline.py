@@ -94,13 +94,25 @@ class Traced:
 
 def generate(request: Request, progress: Progress) -> Report:
     """Writes the file that `request` asks for, of the first edition. Raises RematError for whatever the user can put right."""
+    check_outputs(request)
+    traced, plan, profile = prepared(request, progress)
+    return written(request, traced, plan, progress, profile)
+
+
+def check_outputs(request: Request) -> None:
+    """Raises RematError where a file that was asked for cannot be written: before minutes of work."""
     for path in (request.output_path, request.save_plan):
         if path is not None:
             check_writable(path)
+
+
+def prepared(request: Request, progress: Progress) -> tuple[Traced, SavedPlan, Profile | None]:
+    """What a file is written from: the graph, the plan, and the costs, where it was not saved."""
     traced = trace_target(request, progress)
-    profile = measured_costs(request, traced, progress) if request.plan is None else None
-    plan = planfile.load(request.plan) if request.plan is not None else make_plan(request, traced, progress, profile=profile)
-    return written(request, traced, plan, progress, profile)
+    if request.plan is not None:
+        return traced, planfile.load(request.plan), None
+    profile = measured_costs(request, traced, progress)
+    return traced, make_plan(request, traced, progress, profile=profile), profile
 
 
 def written(request: Request, traced: Traced, plan: SavedPlan, progress: Progress, profile: Profile | None = None) -> Report:
@@ -573,6 +585,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words += ["--device", plan.device] if plan.device != "cpu" else []
     words += ["--batch", request.batch] if request.batch else []
     words += ["--dynamic", request.dynamic] if request.dynamic else []
+    words += ["--static"] if request.static else []
     words += ["--autocast", request.autocast] if request.autocast is not None else []
     words += ["--loss", request.loss] if request.loss is not None else []
     words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
@@ -586,7 +599,7 @@ def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
     default = Request("")
     asked: dict[str, Any] = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
-    asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "autocast", "loss", "seed")}
+    asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "static", "autocast", "loss", "seed")}
     asked |= {"edition": 2 if request.edition == 2 else None}
     words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
     inputs = "inputs" if request.inputs is None else repr(request.inputs)

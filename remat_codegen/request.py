@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from remat_codegen.errors import TargetError
+
 # The names in planners/registry.py, which is slow to import. A test holds the two together.
 PLANNERS = tuple(
     (
@@ -28,7 +30,8 @@ class Request:
     the file gets its default name. `edition` is None for the second, marks and a table, where that serves, else the first.
     `given` says that the model is there already, made by the caller's Python: `target` then only names its class. `time_limit`
     is for all that takes long, in seconds, from `asked_at` on, a moment of time.monotonic(). `loss` is what is computed of the
-    outputs, the usual for such outputs if None (training.usual_loss).
+    outputs, the usual for such outputs if None (training.usual_loss). `static` asks for a file that takes the example's sizes
+    alone.
     """
 
     target: str
@@ -45,6 +48,7 @@ class Request:
     cache: bool = True
     autocast: str | None = None
     dynamic: str = ""
+    static: bool = False
     deterministic: bool = False
     edition: int | None = None
     given: bool = False
@@ -52,6 +56,15 @@ class Request:
     batch: str = ""
     loss: str | None = None
     asked_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises TargetError where sizes are to change and to be fixed."""
+        several = "," in self.batch.rpartition("=")[2]
+        if self.static and (self.dynamic or several):
+            what = "it takes the example's sizes alone, and " + (
+                "--dynamic names others" if self.dynamic else "--batch names several"
+            )
+            raise TargetError(what, where="--static", hint="leave out one of both")
 
     def seconds_left(self, share: float = 1.0) -> float | None:
         """So much of the time that is left, at least `LEAST_SHARE` of all: what comes before may take what it has to, and a

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from remat_codegen import pipeline, planfile, planline
+from remat_codegen import functions, pipeline, planfile, planline
 from remat_codegen.budget import format_bytes
 from remat_codegen.emit.render import calls_operations_of_others
 from remat_codegen.emit.usersource import carry
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, UnsupportedError
-from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.files import write_atomically
+from remat_codegen.functions import Functions
 from remat_codegen.graph.ir import Graph, total_bytes
 from remat_codegen.inputs import CACHE
 from remat_codegen.marked import file as writing
@@ -87,9 +88,7 @@ def generate(request: Request, progress: Progress) -> Report:
     at most `MOST_LOST` longer than the plan, and else the first, which says so. Raises RematError for whatever the user can put
     right.
     """
-    for path in (request.output_path, request.save_plan):
-        if path is not None:
-            check_writable(path)
+    pipeline.check_outputs(request)
     marked = replace(request, dynamic="")
     traced = trace_target(marked, progress)
     profile = measured_costs(marked, traced, progress)
@@ -98,8 +97,8 @@ def generate(request: Request, progress: Progress) -> Report:
         plan, brought = tabled(marked, traced, profile, made, progress)
         text = proved(marked, traced, plan, brought, progress)
     except RematError as error:
-        first = as_functions(request, made, error, progress)
-        return pipeline.generate(first, progress) if first.dynamic else pipeline.written(first, traced, made, progress, profile)
+        first = functions.instead(Functions(request, traced, made, profile), error, progress)
+        return pipeline.generate(first.request, progress) if request.dynamic else first.written(progress)
     note_losses(plan, made, brought, profile, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
@@ -234,19 +233,6 @@ def _replayed(see: Callable[..., str | None], recorded: bool, leaves: bool) -> s
         return see(data=True)
 
 
-def as_functions(request: Request, made: SavedPlan, why: RematError, progress: Progress) -> Request:
-    """The request for a file of the first edition instead. Raises the error where that is no way out: several plans are
-    `made`, or one for a run, or the second edition is asked for."""
-    if request.edition is not None or isinstance(why, PlanFileError) or made.others or made.recorded:
-        raise why
-    progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
-    if not request.dynamic:
-        progress.note(
-            "note: such a file takes no other batch size or length than the example's; --dynamic names those that change"
-        )
-    return replace(request, edition=1)
-
-
 def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSummary, ...]:
     """What each row of a table frees and costs."""
     pairs = parts_of(brought.rows)
@@ -376,13 +362,17 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         largest=_largest(traced),
         numbers=tuple(zip(_numbers(traced), _peaks(plan), strict=True)) if traced.others else (),
         source=source,
+        shapes=tuple(sorted(tuple(v.shape) for v in _inputs(traced))) if request.static else (),
         held_bytes=0 if brought.others or traced.model.trace.run is None else _held_bytes(traced.graph, brought),
         marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
         defaults={CACHE: "False"} if without_cache(traced) else {},
         methods=_methods(brought.found, marks, own),
-        features=features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
+        features=replace(
+            features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
+            static=request.static,
+        ),
         made_from=_made_from(brought.found, marks, own, source),
     )
     return planline.seal(writing.write(given, tables, facts_of(traced, plan, request, {})))

@@ -38,6 +38,7 @@ class Features:
     checkpoints: bool = False
     recorded: bool = False
     on_gpu: bool = False
+    static: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

@@ -29,7 +29,7 @@ from remat_codegen.marked.text import WIDTH
 MIB = 2**20
 _CALLED = (
     *("training_step", "adopt", "fitting", "of_batch"),
-    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD"),
+    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES"),
 )
 _BLANK = re.compile(r"\n{4,}")
 
@@ -49,8 +49,9 @@ class Given:
     `methods` what has some in classes of libraries. `defaults` are arguments of training steps that need not be given.
     `described` are the inputs that were planned for, in words. `largest` is of the largest of them how many numbers it has, and
     their type, and how many modules of its own the model has; `numbers` the first, and the peak, for each of several batch
-    sizes. `held_bytes` are planned to lie between forward and backward, where values decide how much does. `features` are what
-    helpers have to know, `made_from` what methods with marks were made from, by module (`origins`).
+    sizes; `shapes` those of the inputs, where others are refused. `held_bytes` are planned to lie between forward and backward,
+    where values decide how much does. `features` are what helpers have to know, `made_from` what methods with marks were made
+    from, by module (`origins`).
     """
 
     target: str
@@ -68,6 +69,7 @@ class Given:
     made_from: Mapping[str, Sequence[str]] = field(default_factory=dict)
     features: Features = field(default_factory=Features)
     numbers: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
@@ -96,6 +98,7 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
             largest=given.largest,
             held=given.held_bytes,
+            shapes=_row_of(given.shapes),
             numbers=range(1 + (carried is not None), 5),
             plan=table(tables[0]),
             plans=plans,
@@ -111,6 +114,11 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
         )
     )
     return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
+
+
+def _row_of(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Shapes, one after another in one list."""
+    return repr([*shapes]) if shapes else ""
 
 
 def _in_lines(words: Sequence[str]) -> list[str]:

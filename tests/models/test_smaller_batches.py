@@ -44,8 +44,7 @@ def test_a_smaller_batch_is_exact_or_generation_says_why_it_is_none(name, tmp_pa
     request = Request(f"{file}:{name}", "70%", output, inputs=inputs, batch="3", **QUICK)
     progress = Progress(None)
     generated(request, progress)
-    if "PLAN = {" not in output.read_text():
-        assert any("takes no other batch size" in note for note in progress.noted)
+    if any("takes no other batch size" in note for note in progress.noted):
         return
     target = load_target(request.target, inputs=request.inputs)
     smaller = at_batch(target, parse_batch("2"))

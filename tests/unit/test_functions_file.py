@@ -1,0 +1,144 @@
+"""Which sizes a file takes: one of functions other batch sizes where the model can be traced so, any none but its own with
+`--static`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from parted import same, step
+
+import remat_codegen
+from remat_codegen import functions, lifecycle, pipeline, second
+from remat_codegen.errors import TargetError
+from remat_codegen.functions import FIXED, OPEN
+from remat_codegen.report import Progress
+from remat_codegen.request import Request
+from remat_codegen.verify import load_generated
+
+NETS = """
+import torch
+import torch.nn.functional as F
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.ModuleList([torch.nn.Linear(16, 64) for _ in range(3)])
+        self.narrow = torch.nn.ModuleList([torch.nn.Linear(64, 16) for _ in range(3)])
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x, scale):
+        for wide, narrow in zip(self.wide, self.narrow):
+            x = x + self.drop(narrow(F.silu(F.gelu(wide(x)) * 0.5))) * scale
+        return x
+
+
+class OfOneSize(Net):  # whose batch is a number in its text
+    def forward(self, x, scale):
+        return super().forward(x.view(8, 4, 16), scale)
+
+
+def example_inputs():
+    return torch.randn(8, 4, 16), torch.randn(8, 4, 1)
+"""
+QUICK = {"planner": "dtr", "edition": 1}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(name="Net", **options):
+    """The text of a file, and what is noted."""
+    progress = Progress(None)
+    request = Request(f"net.py:{name}", "75%", **QUICK | options)
+    (functions if request.edition == 1 else second).generate(request, progress)
+    return request.output_path, progress.noted
+
+
+def trains(file, *sizes):
+    """Whether steps at some batch sizes are those of the original."""
+    torch.manual_seed(0)
+    model = load_original(file)
+    for size in sizes:
+        inputs = torch.randn(size, 4, 16), torch.randn(size, 4, 1)
+        ours = load_generated(file).rematerialize(copy.deepcopy(model))
+        same(step(ours, inputs), step(model, inputs))
+
+
+def load_original(file):
+    from remat_codegen.target import load_target
+
+    header = lifecycle.read_header(file.read_text(), file)
+    return load_target(header.request.target).module
+
+
+@pytest.mark.filterwarnings("ignore:inputs are larger than planned")
+def test_a_file_of_functions_takes_other_batch_sizes(folder):
+    file, notes = made()
+    assert "--dynamic x.0,scale.0" in file.read_text() and OPEN in notes
+    trains(file, 8, 5, 2, 1, 9)
+    assert lifecycle.check(file, Progress(None)).ok
+    assert not lifecycle.update(file, Progress(None)).changed
+
+
+def test_a_file_of_functions_whose_batch_is_fixed_by_its_model_says_so_when_it_is_made(folder):
+    file, notes = made("OfOneSize")
+    assert "--dynamic" not in file.read_text().partition('"""')[0] and FIXED in notes
+    trains(file, 8)
+    assert lifecycle.check(file, Progress(None)).ok
+
+
+def test_sizes_that_are_named_are_those_that_change(folder):
+    file, notes = made(dynamic="x.0,x.1,scale.0,scale.1")
+    assert "--dynamic x.0,x.1,scale.0,scale.1" in file.read_text() and not {FIXED, OPEN}.intersection(notes)
+
+
+def test_a_saved_plan_is_written_out_as_it_is(folder):
+    made(save_plan=folder / "plan.json")
+    file, _ = made(plan=folder / "plan.json", output=folder / "again.py")
+    trains(file, 8, 3)
+    assert lifecycle.check(file, Progress(None)).ok
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+def test_other_sizes_are_refused_where_that_is_asked_for(folder, edition):
+    file, notes = made(static=True, edition=edition)
+    assert " --static " in file.read_text() and not {FIXED, OPEN}.intersection(notes)
+    trains(file, 8)
+    with pytest.raises(ValueError, match="planned for"):
+        trains(file, 4)
+    ours = load_generated(file).rematerialize(load_original(file)).eval()
+    assert ours(torch.randn(3, 4, 16), torch.randn(3, 4, 1)).shape == (3, 4, 16)  # it trains by none, and evaluates by any
+    assert lifecycle.check(file, Progress(None)).ok
+    assert not lifecycle.update(file, Progress(None)).changed
+
+
+@pytest.mark.parametrize("options", [{"dynamic": "x.0"}, {"batch": "8,4"}, {"batch": "x.0,scale.0=8,4"}])
+def test_sizes_are_fixed_or_change(options):
+    with pytest.raises(TargetError, match="takes the example's sizes alone, and --"):
+        Request("net.py:Net", "75%", static=True, **options)
+    assert Request("net.py:Net", "75%", static=True, batch="x.0,scale.0=4").static
+
+
+def test_in_python(folder):
+    model = load_original(made()[0])
+    given = torch.randn(8, 4, 16), torch.randn(8, 4, 1)
+    plan = remat_codegen.plan(model, given, budget="75%", static=True, planner="dtr")
+    assert "static=True" in plan.source
+    with pytest.raises(ValueError, match="planned for"):
+        plan.module()(*(t[:3] for t in given))
+    open_plan = remat_codegen.plan(model, given, budget="75%", **QUICK)
+    assert "dynamic='x.0,scale.0'" in open_plan.source
+    few = [t[:3] for t in given]
+    same(step(open_plan.module(), few), step(model, few))
+
+
+def test_as_it_is_asked_for_no_size_is_left_open(folder):
+    pipeline.generate(Request("net.py:Net", "75%", **QUICK), Progress(None))
+    assert "--dynamic" not in (folder / "net_remat.py").read_text().partition('"""')[0]
