@@ -286,7 +286,7 @@ def _step(model, plan, forward, args, kwargs):
     if DEFAULTED:
         kwargs = DEFAULTS | kwargs
     step, planned = Step(model, plan, (args, kwargs)), LARGEST[:2]
-    if STATIC and (found := sorted(tuple(t.shape) for t in step.given)) != SHAPES:
+    if STATIC and SHAPES and (found := sorted(tuple(t.shape) for t in step.given)) != SHAPES:
         raise ValueError(f"inputs are of {found}, {OTHER}, or without --static; it was planned for {SHAPES}")
     if SEVERAL or BATCHES:
         planned = getattr(plan, "planned", planned)
