@@ -18,7 +18,7 @@ ALLOWED = {
     "torch_seam": ("errors",),
     "budget": ("errors",),
     "optimizers": (),
-    "request": (),
+    "request": ("errors",),
     "files": ("errors",),
     "batch": ("errors", "sizes", "target", "torch_seam"),
     "standing": ("budget", "errors", "graph.allocator", "optimizers", "report", "torch_seam"),
@@ -75,8 +75,8 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second batching choosing drafts cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle explain "
-    "planning comparison measured picture report_graphs api making cli_report report_pages reporting tradeoff "
+    "__main__ second functions batching choosing drafts cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle "
+    "explain planning comparison measured picture report_graphs api making cli_report report_pages reporting tradeoff "
     "integrations".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
