@@ -44,6 +44,9 @@ class Twice(nn.Module):
         return (torch.ones(64, 32),)
 
 
+CALL = "remat_codegen.plan(model, inputs, budget='75%', planner='dtr', dynamic='x.0')"
+
+
 @pytest.fixture(scope="module")
 def planned():
     """A plan of a small model whose file is written as functions, its model and its inputs."""
@@ -344,7 +347,7 @@ def test_an_interruption_leaves_nothing_behind(monkeypatch, tmp_path):
 def test_check_and_update_say_what_to_do_instead(planned, tmp_path):
     plan, _, _ = planned
     file = plan.write(tmp_path / "twice_remat.py")
-    again = "run remat_codegen.plan(model, inputs, budget='75%', planner='dtr').write('twice_remat.py')"
+    again = f"run {CALL}.write('twice_remat.py')"
     found = lifecycle.check(file, Progress(None))
     assert not found.ok and found.unmakeable and again in found.lines()[0] and len(found.lines()) == 1
     with pytest.raises(RematError) as refused:
@@ -367,7 +370,7 @@ def test_explain_needs_the_model_s_name(planned, tmp_path):
 def test_a_damaged_header_is_told(planned, tmp_path, call):
     plan, _, _ = planned
     file = tmp_path / "twice_remat.py"
-    file.write_text(plan.source.replace("remat_codegen.plan(model, inputs, budget='75%', planner='dtr')", call))
+    file.write_text(plan.source.replace(CALL, call))
     with pytest.raises(RematError, match=r"the call in its header: .*; put it back as it was, or generate the file again"):
         lifecycle.check(file, Progress(None))
 
