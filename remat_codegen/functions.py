@@ -78,6 +78,13 @@ def _opened(made: Functions) -> Functions | None:
     except RematError:
         return None
     same_plan = traced.graph.digest() == made.plan.graph
-    if len(traced.graph.nodes) != len(made.traced.graph.nodes) or (request.plan is not None and not same_plan):
+    if _kernels(traced) != _kernels(made.traced) or (request.plan is not None and not same_plan):
         return None
     return replace(made, request=asked, traced=traced)
+
+
+def _kernels(traced: Traced) -> list[object]:
+    """The operations of each node that compute something: traced with a size left open, some look at memory more often."""
+    made = {s.operation for s in traced.model.record.storages}
+    operations = traced.model.trace.operations
+    return [[operations[i].target for i in body.operations if i in made] for body in traced.model.bodies]
