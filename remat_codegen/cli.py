@@ -21,6 +21,7 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.cli_cache import cache
+from remat_codegen.cli_devices import devices
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import (
@@ -59,6 +60,7 @@ Examples:
   remat-codegen compare model.py:GPT2 --budgets 20%..90%/8 -o picture.svg
   remat-codegen trace model.py:GPT2 -o graph.json
   remat-codegen plan graph.json --budget 60% --planner dtr
+  remat-codegen model.py:GPT2 --fit --optimizer adamw --device h100  # a GPU that need not be there
   remat-codegen cache --clear
   remat-codegen report gpt2_remat.py -o report.html
 """
@@ -372,7 +374,7 @@ def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-for _verb in (*VERBS, cache):
+for _verb in (*VERBS, cache, devices):
     cli.add_command(_verb)
 
 
