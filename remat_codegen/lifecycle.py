@@ -267,7 +267,7 @@ def check(file: Path, progress: Progress, plan: Path | None = None, strict: bool
     edited = ("it was edited by hand",) if header.sealed is False else ()
     if header.request.given:
         return Finding(file, (*edited, _not_here(file, text).without_place()), unmakeable=True)
-    if _has_no_device(request.device):
+    if request.gpu is None and _has_no_device(request.device):
         return _check_without_device(file, header, request, edited)
     with _as_if_alone(request.target, file):
         try:
@@ -294,7 +294,7 @@ def _compared(
         if header.plan.recorded and traced.model.trace.run is not None and not (edited or changed):
             return Finding(file, notes=(ANOTHER_WAY,))
         diff = (f"-graph {differing[0][0][:12]}", f"+graph {differing[0][1][:12]}")
-        return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability(header.request.device))), diff)
+        return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability_of(header.request))), diff)
     try:
         with progress.stage("emit"):
             wanted = _emitted(file, text, header, header.plan, traced)
@@ -441,7 +441,16 @@ def _still_saying(plan: SavedPlan, header: Header) -> SavedPlan:
 def _previous(header: Header) -> tuple[int, ...]:
     """The order of the file's plan, unless another planner or device is asked for now."""
     plan, asked = header.plan, header.request
-    return plan.order if plan is not None and (plan.device, plan.planner) == (asked.device, asked.planner) else ()
+    return plan.order if plan is not None and (*_place(plan), plan.planner) == (*_asked_place(asked), asked.planner) else ()
+
+
+def _place(plan: SavedPlan) -> tuple[str, str | None]:
+    """The device that a plan is for, and the GPU whose costs were estimated."""
+    return plan.device, plan.estimated
+
+
+def _asked_place(request: Request) -> tuple[str, str | None]:
+    return request.device, None if request.gpu is None else request.gpu.key
 
 
 def _needs_budget(request: Request, file: Path) -> None:
@@ -452,7 +461,7 @@ def _needs_budget(request: Request, file: Path) -> None:
 def _plan_that_fits(header: Header, traced: pipeline.Traced, file: Path) -> SavedPlan | None:
     """The file's plan, unless the model's graph or what the header asks for has changed."""
     plan, asked = header.plan, header.request
-    if plan is None or (plan.budget, plan.device, plan.planner) != (asked.budget, asked.device, asked.planner):
+    if plan is None or (plan.budget, plan.planner) != (asked.budget, asked.planner) or _place(plan) != _asked_place(asked):
         return None
     try:
         for number, one in enumerate(plan.all()):
