@@ -36,6 +36,7 @@ PASSES = {  # times that a kernel reads what it is given
     "native_group_norm": 2,
     "native_group_norm_backward": 2,
     "native_layer_norm_backward": 2,
+    "_softmax_backward_data": 2,
     "_fused_rms_norm_backward": 2,
     "logsumexp": 6,  # several kernels, of which two write what they read
 }

@@ -1,8 +1,8 @@
 """The most memory that a piece of work would hold on a GPU that is not there: the life of each piece of memory is followed
 while the work runs on tensors without data.
 
-What the caching allocator rounds is rounded here. What a library allocates inside of a kernel nobody sees; where that is large
-and its size is known from PyTorch's source, it stands in `_ROOM`. cuDNN's and cuBLAS's workspaces are not counted.
+What the caching allocator rounds is rounded here. What a kernel allocates for itself nobody sees: `room.py` says it, where it
+is known. cuDNN's and cuBLAS's workspaces are not counted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from remat_codegen.graph.allocator import allocated_bytes
+from remat_codegen.profile.room import room_bytes
 from remat_codegen.torch_seam import TorchDispatchMode, current_node, key_of_storage, pytree
 from remat_codegen.trace import absent
 
-aten = torch.ops.aten
 ADDS_TO_LEAF = "AccumulateGrad"  # the node of autograd's that adds to a .grad: in place on a GPU, elsewhere without data
-FEW_INDICES = 3072  # up to which an embedding's gradient needs no sorting
-ROWS_AT_ONCE = 10  # of a gradient that one thread adds up there
 
 
 class Followed(TorchDispatchMode):
@@ -41,8 +39,7 @@ class Followed(TorchDispatchMode):
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == absent.TYPE:
                 self._see(leaf.untyped_storage(), func, args)
-        room = _ROOM.get(func)
-        self.most = max(self.most, self.held + (room(*args) if room is not None else 0))
+        self.most = max(self.most, self.held + room_bytes(func, args))
         return out
 
     def _see(self, storage: torch.UntypedStorage, func: Any, args: Any) -> None:
@@ -74,23 +71,3 @@ def followed_peak(prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int
         before = followed.begin()
         work(prepared.pop())
         return max(0, followed.most - before)
-
-
-def _sorted_rows(grad: torch.Tensor, indices: torch.Tensor, rows: int, *_: Any) -> int:
-    """Of an embedding's gradient: indices, sorted, and partial sums in single precision."""
-    count = indices.numel()
-    if count <= FEW_INDICES:
-        return 0
-    sums = count // ROWS_AT_ONCE + min(count, rows)
-    return 8 * 8 * count + sums * grad.shape[-1] * max(4, grad.element_size())
-
-
-def _as_much(tensor: torch.Tensor, *_: Any) -> int:
-    """As much as what is given."""
-    return tensor.numel() * tensor.element_size()
-
-
-_ROOM: dict[Any, Callable[..., int]] = {
-    aten.embedding_dense_backward.default: _sorted_rows,
-    aten.logsumexp.default: _as_much,
-}

@@ -31,7 +31,6 @@ from remat_codegen.torch_seam import (
     parameters_of,
     pytree,
     register_absent,
-    trace_in_progress,
 )
 from remat_codegen.trace.attention import Attention, kernel_for
 from remat_codegen.trace.casts import ALIKE, LOWER, SINGLE, WITH_TYPE
@@ -41,6 +40,7 @@ from remat_codegen.trace.surroundings import Autocast
 TYPE = ABSENT  # of the device, in torch.device
 CUDA = "cuda"
 aten = torch.ops.aten
+OWN_KERNELS = "_fused_rms_norm mish_backward silu_backward"  # what CUDA does at once, and devices in general in several steps
 
 
 class Absent(FakeTensorMode):
@@ -63,6 +63,11 @@ def chosen(gpu: Device) -> Iterator[None]:
         yield
     finally:
         _CHOSEN.pop()
+
+
+def present() -> Device:
+    """The GPU whose kernels are taken at this moment."""
+    return _CHOSEN[-1]
 
 
 @contextlib.contextmanager
@@ -181,6 +186,8 @@ def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     library.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
+    for name in OWN_KERNELS.split():
+        library.impl(name, _never_run, "PrivateUse1")
     others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for names, cast in ((LOWER, _lowered), (SINGLE, _single), (ALIKE, _alike), (WITH_TYPE, _with_type)):
@@ -188,6 +195,11 @@ def _register() -> None:
             if (operation := _overload(name)) is not None:
                 library.impl(name, cast(operation), "AutocastPrivateUse1")
     _HELD.extend((library, others))
+
+
+def _never_run(*_: Any, **__: Any) -> Any:
+    """Stands for a kernel of the device's: tensors without data run none."""
+    raise NotImplementedError
 
 
 _HELD: list[Any] = []  # what is registered is there for as long as these are
@@ -211,7 +223,7 @@ def _attention(
 ) -> torch.Tensor:
     """Attention, by the kernel that the GPU takes."""
     call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    kernel = kernel_for(call, _CHOSEN[-1], attention_kernels())
+    kernel = kernel_for(call, present(), attention_kernels())
     if kernel is SDPBackend.FLASH_ATTENTION:
         return _flash(call, scale)
     if kernel is SDPBackend.MATH:
@@ -224,7 +236,6 @@ def _attention(
     if kernel is SDPBackend.CUDNN_ATTENTION:
         fused = aten._scaled_dot_product_cudnn_attention
         return fused(query, key, value, mask, call.trains, dropout_p, is_causal, scale=scale)[0]
-    key, value = (_repeated(t, query) for t in (key, value))
     bias = None if mask is None else _aligned(mask).expand(*query.shape[:3], key.shape[2])
     fused = aten._scaled_dot_product_efficient_attention
     return fused(query, key, value, bias, call.trains, dropout_p, is_causal, scale=scale)[0]
@@ -238,11 +249,6 @@ def _flash(call: Attention, scale: float | None) -> torch.Tensor:
     query, key, value = (F.pad(t, (0, more)) if more else t for t in call.operands)
     found = aten._scaled_dot_product_flash_attention(query, key, value, call.dropout, call.causal, False, scale=scale)[0]
     return found[..., :width] if more else found
-
-
-def _repeated(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    times = query.shape[1] // tensor.shape[1]
-    return tensor.repeat_interleave(times, 1) if times > 1 else tensor
 
 
 def _as_numbers(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
@@ -260,35 +266,15 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return F.pad(mask, (0, 8 - columns % 8))[..., :columns]
 
 
-class _FusedRMSNorm(torch.autograd.Function):
-    """RMS norm in one kernel, which saves its input, its weight, and a number for each row."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, shape: list[int]) -> torch.Tensor:
-        rows = (*x.shape[: x.dim() - len(shape)], *(1 for _ in shape))
-        numbers = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        scales = torch.empty(rows, dtype=numbers, device=x.device)
-        ctx.save_for_backward(x, weight, scales)
-        ctx.shape = shape
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight, scales = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1]]
-        return *aten._fused_rms_norm_backward(grads[0], x, ctx.shape, scales, weight, wanted), None
-
-
 def _rms_norm(
     x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
     """RMS norm: in one kernel, if input and weight are of one type."""
     fused = not x.is_complex() and (weight is None or weight.dtype is x.dtype)
     in_order = x.dim() < 4 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last)
-    if fused and in_order and trace_in_progress() is None:
-        found: torch.Tensor = _FusedRMSNorm.apply(x, weight, normalized_shape)
-        return found
-    found = aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
+    if fused and in_order:
+        return aten._fused_rms_norm(x, normalized_shape, weight, eps)[0]
+    found: torch.Tensor = aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
     return found
 
 
@@ -300,16 +286,23 @@ def _eligible(value: Any) -> bool:
     return numbers and value.device.type == TYPE
 
 
-def _cast(given: Any, dtype: torch.dtype) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.to(dtype) if _eligible(leaf) else leaf, given)
+def _called(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    """Calls an operation on arguments in a type. They are cast from the last to the first, as PyTorch's compiled code does it,
+    since gradients go back through them in the other order."""
+
+    def cast(given: Any) -> Any:
+        return pytree.tree_map(lambda leaf: leaf.to(dtype) if _eligible(leaf) else leaf, given)
+
+    with autocast_excluded():
+        named = {name: cast(value) for name, value in reversed(kwargs.items())}
+        return operation(*[cast(value) for value in reversed(args)][::-1], **named)
 
 
 def _lowered(operation: Any) -> Callable[..., Any]:
     """In the type that autocast casts to."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with autocast_excluded():
-            return operation(*_cast(args, torch.get_autocast_dtype(TYPE)), **_cast(kwargs, torch.get_autocast_dtype(TYPE)))
+        return _called(operation, args, kwargs, torch.get_autocast_dtype(TYPE))
 
     return run
 
@@ -318,8 +311,7 @@ def _single(operation: Any) -> Callable[..., Any]:
     """In single precision."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with autocast_excluded():
-            return operation(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+        return _called(operation, args, kwargs, torch.float32)
 
     return run
 
@@ -331,8 +323,7 @@ def _alike(operation: Any) -> Callable[..., Any]:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _eligible(leaf)]
         wide = any(leaf.dtype is torch.float32 for leaf in leaves)
         dtype = torch.float32 if wide else torch.get_autocast_dtype(TYPE)
-        with autocast_excluded():
-            return operation(*_cast(args, dtype), **_cast(kwargs, dtype))
+        return _called(operation, args, kwargs, dtype)
 
     return run
 

@@ -19,11 +19,12 @@ from remat_codegen.errors import RematError, TargetError, UnsupportedError, Vers
 from remat_codegen.explain import explain
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
-from remat_codegen.profile import devices, followed
+from remat_codegen.profile import devices, followed, room
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.devices import DEVICES
 from remat_codegen.profile.estimated import Kernels, estimated
 from remat_codegen.profile.measure import measure
+from remat_codegen.profile.room import room_bytes
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.second import generate
@@ -257,8 +258,9 @@ def test_gradients_go_back_elsewhere_before_and_after():
 
 
 def test_followed_memory_is_what_the_cpu_takes(monkeypatch):
-    """But for the blocks of CUDA's allocator, which are left out here, and a few hundred bytes of seeds and statistics."""
+    """But for CUDA's blocks, and its product in the gradient of a softmax, which are left out here, and for seeds and sums."""
     monkeypatch.setattr(followed, "allocated_bytes", lambda nbytes, device: nbytes)
+    monkeypatch.delitem(room._ROOM, torch.ops.aten._softmax_backward_data.default)
     module, inputs = zoo.GPT2(layers=1, dropout=0.1), torch.zeros(4, 64, dtype=torch.int64)
     traced = trace(module, (inputs,), {})
     here = simplify(traced, record(traced))
@@ -296,6 +298,27 @@ def test_times_follow_bytes_operations_and_starts():
     assert single == pytest.approx(product * 989.5 / 67, rel=0.1)
     looked_up = times(H100, lambda: torch.embedding(made(1_000_000, 64), made(8, dtype=torch.int64)))
     assert looked_up == H100.launch_ns
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "dtype", "taken"),
+    [
+        ((4, 4, 40, 16), 40, BF, (0, 270336, 0, 265216)),
+        ((2, 4, 200, 64), 300, BF, (832000, 532480, 0, 531456)),  # keys in two parts, for there are few rows
+        ((2, 4, 200, 256), 200, BF, (6579200, 2105344, 1638400, 6298624)),  # wide heads, in single precision
+    ],
+)
+def test_kernels_of_attention_take_room_for_themselves(rows, keys, dtype, taken):
+    """The first and the last but one figure of a row, and the first row, are what PyTorch 2.14.1 allocates."""
+    batch, heads, length, width = rows
+    with absent.on(H100):
+        q, k = (made(batch, n, heads, width, dtype=dtype).transpose(1, 2) for n in (length, keys))
+        aten = torch.ops.aten
+        flash = room_bytes(aten._scaled_dot_product_flash_attention.default, (q, k, k, 0.0))
+        flash_back = room_bytes(aten._scaled_dot_product_flash_attention_backward.default, (q, q, k, k, q))
+        efficient = room_bytes(aten._scaled_dot_product_efficient_attention.default, (q, k, k))
+        efficient_back = room_bytes(aten._scaled_dot_product_efficient_attention_backward.default, (q, q, k))
+    assert (flash, flash_back, efficient, efficient_back) == taken
 
 
 def test_products_in_tf32_are_those_that_pytorch_rounds():
