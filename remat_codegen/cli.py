@@ -330,11 +330,15 @@ def check(files: tuple[Path, ...], plan: Path | None, strict: bool, as_json: boo
 @PLAN
 @time_limit_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
+@click.option(
+    "--measure", is_flag=True, help="Plan a file for a GPU by name anew, by what is measured on the GPU that is here."
+)
 @output_options
 def update(
     files: tuple[Path, ...],
     plan: Path | None,
     time_limit: float | None,
+    measure: bool,
     no_cache: bool,
     as_json: bool,
     quiet: bool,
@@ -348,7 +352,7 @@ def update(
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
-        done = [lifecycle.update(file, progress, not no_cache, plan, time_limit) for file in files]
+        done = [lifecycle.update(file, progress, not no_cache, plan, time_limit, measure) for file in files]
         show({"files": [d.to_json() for d in done]}, *verbatim(d.line() for d in done))
     return 0
 

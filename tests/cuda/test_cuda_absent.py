@@ -31,6 +31,32 @@ def both():
     return absent_step.main(), json.loads(told)
 
 
+NET = """from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Softplus()) for _ in range(4)])
+"""
+
+
+def test_an_estimate_is_measured_where_the_gpu_is(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+
+    def run(*words: str) -> str:  # in processes of their own, which a device that is not there does not leave as they were
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "remat_codegen", *words]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    planned = ["--budget", "80%", "--planner", "chen", "--inputs", "float32[4096,64]", "--edition", "2", "-o", "file.py"]
+    run("net.py:Net", "--device", "h100", *planned)
+    assert "estimated for h100" in (tmp_path / "file.py").read_text()
+    told = run("update", "--measure", "--no-cache", "file.py")
+    assert "planned again; by measured costs the plan for h100 takes" in " ".join(told.split())
+    text = (tmp_path / "file.py").read_text()
+    assert "estimated" not in text and "--device cuda" in text
+
+
 @pytest.mark.parametrize("label", [label for label, *_ in absent_step.cases()])
 def test_a_gpu_that_is_not_there_plans_as_if_it_were(both, label):
     here, there = (found[label] for found in both)

@@ -390,6 +390,15 @@ def test_another_gpu_is_another_plan(planned):
     assert (saved.capability, saved.estimated) == ("7.0", "v100")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda has what happens where there is a GPU")
+def test_measured_costs_need_the_gpu(planned):
+    file, _ = planned
+    before = file.read_text()
+    with pytest.raises(TargetError, match="'cuda' is not there"):
+        lifecycle.update(file, QUIET, measured=True)
+    assert file.read_text() == before
+
+
 def test_nothing_is_run_on_a_gpu_by_name(planned):
     file, _ = planned
     with pytest.raises(TargetError, match="--verify: costs for a GPU by name are estimated, and nothing is run on it"):
