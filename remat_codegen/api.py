@@ -31,13 +31,14 @@ from remat_codegen.memory import picture as memory_picture
 from remat_codegen.notebook import progress_for
 from remat_codegen.pipeline import Traced, trace_loaded
 from remat_codegen.planning import lower_bound
+from remat_codegen.profile.devices import Device
 from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
 from remat_codegen.report import OtherPlan, Progress, percent, report_table
 from remat_codegen.report_graphs import compare_tables
 from remat_codegen.request import EDITIONS, LOSSES, PLANNERS, Request, default_output
 from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
-from remat_codegen.target import check_has_data, find_device
+from remat_codegen.target import check_has_data, place_of
 
 AUTOCAST = ("bfloat16", "float16")
 LARGEST_SEED = 2**63 - 1
@@ -201,7 +202,8 @@ def plan(
             buffers and the inputs do not count. Several give one file with a plan for each, which takes the largest that its
             GPU has room for (on a CPU, the least); the figures are those of the least, and `others` those of the others.
         planner: who decides what is recomputed, as `--planner`.
-        device: where the model trains; where it lies if not given.
+        device: where the model trains; where it lies if not given. Or the name of a GPU that need not be there, like "h100":
+            costs are then estimated (docs/devices.md).
         batch: another batch size than that of `inputs`, as `--batch`. Several, like [32, 16, 8], give one file with a plan for
             each, of which a step takes that of the least batch that its inputs fit into; the figures are those of the largest,
             and `others` those of the others.
@@ -356,13 +358,16 @@ def _request(
         raise RematError(f"there is no edition {options['edition']!r}; there are {' and '.join(map(str, EDITIONS))}")
     spec = spec_of(model)
     check_has_data(model, spec)
-    where = find_device(str(device_of(model) if device is None else device))
+    where = place_of(str(device_of(model) if device is None else device))
+    if isinstance(where, Device) and torch.cuda.is_available():
+        what = "this process has a GPU, whose autograd would be disturbed by planning for one that is not there"
+        raise RematError(what, hint=f"run remat-codegen --device {where.key}, or this where there is no GPU")
     words = {name: value for name, value in options.items() if value is not None}
     return Request(
         spec,
         output=default_output(spec),
         inputs=inputs if isinstance(inputs, str) else None,
-        device=str(where).removesuffix(":0"),
+        device=where.key if isinstance(where, Device) else str(where).removesuffix(":0"),
         seed=seed,
         cache=cache,
         given=True,
@@ -431,7 +436,7 @@ def _seconds(value: float | None) -> float | None:
 
 def _traced(model: torch.nn.Module, inputs: Any, request: Request, progress: Progress) -> Traced:
     with progress.stage("load"):
-        target = given_target(model, inputs, request.device, request.seed)
+        target = given_target(model, inputs, request.device_named, request.seed)
         target = at_largest_batch(target, request.batch)
     return trace_loaded(target, request, progress)
 

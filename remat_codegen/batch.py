@@ -19,6 +19,7 @@ from remat_codegen.errors import TargetError
 from remat_codegen.sizes import Asked, named_leaves, parse_dynamic
 from remat_codegen.target import Target
 from remat_codegen.torch_seam import pytree
+from remat_codegen.trace.absent import beside
 
 OPTION = "--batch"
 FORM = f"write {OPTION} 16, or name the sizes: {OPTION} idx.0,targets.0=16"
@@ -130,8 +131,9 @@ def at_largest_batch(target: Target, batch: str) -> Target:
 def _resized(tensor: torch.Tensor, dimensions: set[int], size: int) -> torch.Tensor:
     """The tensor with `size` rows in some dimensions, as a leaf, its dimensions in the same order in memory."""
     rows = tensor.detach()
-    for dimension in dimensions:
-        rows = rows.index_select(dimension, torch.arange(size, device=tensor.device) % tensor.shape[dimension])
-    order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)  # equal ones stay in order
-    made = torch.empty_permuted(rows.shape, order, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(rows).requires_grad_(tensor.requires_grad)
+    with beside(tensor):
+        for dimension in dimensions:
+            rows = rows.index_select(dimension, torch.arange(size, device=tensor.device) % tensor.shape[dimension])
+        order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)  # equal ones stay in order
+        made = torch.empty_permuted(rows.shape, order, dtype=tensor.dtype, device=tensor.device)
+        return made.copy_(rows).requires_grad_(tensor.requires_grad)

@@ -20,6 +20,7 @@ from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable
 from remat_codegen.optimizers import smaller_than
 from remat_codegen.pipeline import Traced
+from remat_codegen.profile.devices import Device
 from remat_codegen.report import Chosen, Item, Progress, Report, percent
 from remat_codegen.request import FREE, Question, Request
 from remat_codegen.second import LITTLE_FELT
@@ -80,11 +81,14 @@ def generate(request: Request, question: Question, progress: Progress) -> Report
 # ---------------------------------------------------------------------------------------------- --fit
 
 
-def total_of(fit: str, device: str) -> tuple[int, str | None]:
-    """The bytes that `--fit` says, and the device where they are what it has free. Raises BudgetError.
+def total_of(fit: str, device: str, gpu: Device | None = None) -> tuple[int, str | None]:
+    """The bytes that `--fit` says, and the device where they are what it has free; of a `gpu` that is not there, all that it is
+    sold with, in decimal gigabytes. Raises BudgetError.
 
     To be asked before a model is loaded: then what this process holds by then is what the one that trains will hold, too.
     """
+    if fit == FREE and gpu is not None:
+        return gpu.memory_bytes, None
     if fit == FREE:
         return free_bytes(device), device
     budget = parse_budget(fit)
@@ -103,7 +107,7 @@ def room(traced: Traced, total_bytes: int, optimizer: str, device: str, free_on:
 def fitting(request: Request, question: Question, progress: Progress) -> tuple[Draft, Chosen]:
     """The draft for what a device's memory leaves to the step. Raises BudgetError, with what would fit, where nothing does."""
     assert question.fit is not None and question.optimizer is not None
-    total, free_on = total_of(question.fit, request.device)
+    total, free_on = total_of(question.fit, request.device, request.gpu)
     found = measured(request, progress)
     there = room(found.traced, total, question.optimizer, request.device, free_on)
     return fit(found, there, progress), chosen_of(there)
@@ -258,7 +262,7 @@ def with_largest_batch(request: Request, question: Question, progress: Progress)
             hint = "give it in bytes, like 1GiB"
             raise BudgetError(f"a budget of {request.budget} grows with the batch", where="--largest-batch", hint=hint)
     else:
-        total, free_on = total_of(question.fit, request.device)
+        total, free_on = total_of(question.fit, request.device, request.gpu)
 
     def there(traced: Traced) -> Room:
         return room(traced, total, question.optimizer or "", request.device, free_on)

@@ -21,6 +21,7 @@ import click
 
 from remat_codegen import __version__
 from remat_codegen.cli_cache import cache
+from remat_codegen.cli_devices import devices
 from remat_codegen.cli_explain import explain_command
 from remat_codegen.cli_graphs import VERBS
 from remat_codegen.cli_options import (
@@ -59,6 +60,7 @@ Examples:
   remat-codegen compare model.py:GPT2 --budgets 20%..90%/8 -o picture.svg
   remat-codegen trace model.py:GPT2 -o graph.json
   remat-codegen plan graph.json --budget 60% --planner dtr
+  remat-codegen model.py:GPT2 --fit --optimizer adamw --device h100  # a GPU that need not be there
   remat-codegen cache --clear
   remat-codegen report gpt2_remat.py -o report.html
 """
@@ -328,11 +330,15 @@ def check(files: tuple[Path, ...], plan: Path | None, strict: bool, as_json: boo
 @PLAN
 @time_limit_option
 @click.option("--no-cache", is_flag=True, help="Measure every operation anew.")
+@click.option(
+    "--measure", is_flag=True, help="Plan a file for a GPU by name anew, by what is measured on the GPU that is here."
+)
 @output_options
 def update(
     files: tuple[Path, ...],
     plan: Path | None,
     time_limit: float | None,
+    measure: bool,
     no_cache: bool,
     as_json: bool,
     quiet: bool,
@@ -346,7 +352,7 @@ def update(
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen import lifecycle
 
-        done = [lifecycle.update(file, progress, not no_cache, plan, time_limit) for file in files]
+        done = [lifecycle.update(file, progress, not no_cache, plan, time_limit, measure) for file in files]
         show({"files": [d.to_json() for d in done]}, *verbatim(d.line() for d in done))
     return 0
 
@@ -372,7 +378,7 @@ def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-for _verb in (*VERBS, cache):
+for _verb in (*VERBS, cache, devices):
     cli.add_command(_verb)
 
 

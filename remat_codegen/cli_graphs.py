@@ -10,7 +10,7 @@ import click
 from remat_codegen.budget import parse_budget, parse_budgets
 from remat_codegen.cli_options import FILE, NAME, captured, loss_option, model_options, output_options, plan_limit_option
 from remat_codegen.files import check_writable, write_atomically
-from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
+from remat_codegen.request import DEFAULT_PLANNER, NOT_RUN, PLANNERS, Request, is_name
 
 NO_PLAN = 1  # the exit code where the planner found nothing within the budget
 
@@ -98,6 +98,8 @@ def compare_(
     With --measure each plan is written out and run, interleaved with eager PyTorch and what comes with it.
     """
     wanted, names = parse_budgets(budgets), _planners(planners)
+    if measure and is_name(options["device"]):
+        raise click.UsageError(f"--measure runs what it plans; leave it out, or write --device cuda: {NOT_RUN}")
     if output is not None:
         check_writable(output)
     file = Path(target) if target.endswith(".json") else None

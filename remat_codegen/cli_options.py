@@ -57,7 +57,12 @@ def model_options(command: Callable) -> Callable:
             "Several, 32,16,8, give one file with a plan for each.",
         ),
         click.option(
-            "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where the model trains: cpu, cuda, cuda:1."
+            "--device",
+            default="cpu",
+            show_default=True,
+            metavar="DEVICE",
+            help="Where the model trains: cpu, cuda, cuda:1. Or a GPU by name, like h100, with estimated costs; it need not be "
+            "there (`remat-codegen devices`).",
         ),
         click.option(
             "--seed", default=0, show_default=True, metavar="N", callback=_seed, type=int, help="Seeds weights and inputs."

@@ -201,7 +201,7 @@ def follow(
     request = lifecycle.located(header.request, file)
     request = replace(request, target=request.target if target is None else target, cache=cache)
     request = request if saved is None else replace(request, loss=saved.loss)
-    if lifecycle._has_no_device(request.device):
+    if request.gpu is None and lifecycle._has_no_device(request.device):
         what = f"{request.device} is not here, so its operations cannot be measured"
         raise VerifyError(what, where=str(file), hint="run this on a machine that has one")
     with lifecycle._as_if_alone(request.target, file):

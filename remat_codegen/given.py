@@ -19,7 +19,8 @@ import torch
 from remat_codegen.attributes import computed_attributes
 from remat_codegen.errors import TargetError
 from remat_codegen.inputs import Inputs
-from remat_codegen.target import Loaded, Target, TargetKind, check_module, find_device, find_inputs, placed, read_source
+from remat_codegen.profile.devices import Device
+from remat_codegen.target import Loaded, Target, TargetKind, check_module, find_inputs, place_of, placed, read_source
 
 INSTANCE_METHOD = "InstanceMethod"  # the class of parts.py, of which each generated file has its own
 LEFT_OUT = "left_out"  # its function that says that a model with a plan does not checkpoint
@@ -36,10 +37,10 @@ def given_target(model: torch.nn.Module, inputs: Any, device: str, seed: int) ->
     name = type(model).__name__
     check_module(model, name)
     _check_original(model)
-    where = find_device(device)
+    where = place_of(device)
     loaded = _file_of(type(model))
     given = _inputs(inputs, loaded, model, seed)
-    copied = _copy(model, shared=_same(where, device_of(model)))
+    copied = _copy(model, shared=isinstance(where, Device) or _same(where, device_of(model)))
     copied = without_plan(copied if copied.training else copied.train())
     path, source = loaded.path, _source(type(model), loaded)
     found = Target(spec_of(model), path, source, name, TargetKind.INSTANCE, copied, given.args, given.kwargs)

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from remat_codegen import __version__, pipeline, planfile, planline, second
+from remat_codegen.budget import format_bytes
 from remat_codegen.errors import PlanFileError, RematError, TargetError, VerifyError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.planfile import SavedPlan
-from remat_codegen.report import Progress
+from remat_codegen.report import Progress, percent
 from remat_codegen.request import Request
+from remat_codegen.schedule import simulate, with_forgets, without_recomputation
 from remat_codegen.target import read_source, split_spec
 
 LONGEST_DIFF = 40  # lines
@@ -88,20 +90,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """What `update` did to a file. `planned` says whether a new plan was made."""
+    """What `update` did to a file. `planned` says whether a new plan was made, `off` how far an estimate was off that it was
+    made instead of."""
 
     file: Path
     changed: bool
     planned: bool
+    off: str = ""
 
     def line(self) -> str:
         """What to print."""
-        how = "planned again" if self.planned else "with the same plan"
+        how = f"planned again{self.off and f'; {self.off}'}" if self.planned else "with the same plan"
         return f"{self.file}: written, {how}" if self.changed else f"{self.file}: up to date"
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        return {"file": str(self.file), "changed": self.changed, "planned": self.planned}
+        rows = {"file": str(self.file), "changed": self.changed, "planned": self.planned}
+        return rows | ({"off": self.off} if self.off else {})
 
 
 # ---------------------------------------------------------------------------------------------- the header
@@ -267,7 +272,7 @@ def check(file: Path, progress: Progress, plan: Path | None = None, strict: bool
     edited = ("it was edited by hand",) if header.sealed is False else ()
     if header.request.given:
         return Finding(file, (*edited, _not_here(file, text).without_place()), unmakeable=True)
-    if _has_no_device(request.device):
+    if request.gpu is None and _has_no_device(request.device):
         return _check_without_device(file, header, request, edited)
     with _as_if_alone(request.target, file):
         try:
@@ -294,7 +299,7 @@ def _compared(
         if header.plan.recorded and traced.model.trace.run is not None and not (edited or changed):
             return Finding(file, notes=(ANOTHER_WAY,))
         diff = (f"-graph {differing[0][0][:12]}", f"+graph {differing[0][1][:12]}")
-        return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability(header.request.device))), diff)
+        return Finding(file, (*edited, *changed, _other_graph(header.plan, pipeline.capability_of(header.request))), diff)
     try:
         with progress.stage("emit"):
             wanted = _emitted(file, text, header, header.plan, traced)
@@ -382,12 +387,18 @@ def _check_without_device(file: Path, header: Header, request: Request, edited: 
 
 
 def update(
-    file: Path, progress: Progress, cache: bool = True, saved: Path | None = None, time_limit: float | None = None
+    file: Path,
+    progress: Progress,
+    cache: bool = True,
+    saved: Path | None = None,
+    time_limit: float | None = None,
+    measured: bool = False,
 ) -> Updated:
     """Makes a generated file again from its header: with the same plan where that still fits, else with a new one.
 
     `saved` is a plan on disk to use instead of the file's own. `time_limit` is for measuring and planning, in seconds; it is
-    this run's, and does not stand in the file.
+    this run's, and does not stand in the file. `measured` says that a file for a GPU by name is one for this GPU from now on,
+    planned by its measured costs.
     Raises VerifyError where remat-codegen did not write the file, and what `generate` raises.
     """
     text = _read(file)
@@ -395,6 +406,7 @@ def update(
     if header.request.given:
         raise _not_here(file, text)
     check_writable(file)
+    header = replace(header, request=replace(header.request, gpu=None)) if measured else header
     request = replace(located(header.request, file), cache=cache, time_limit=time_limit)
     with _as_if_alone(request.target, file):
         traced = pipeline.trace_target(request, progress)
@@ -403,7 +415,22 @@ def update(
         write_atomically(file, wanted)
     if plan is not None and plan_beside(file).exists():
         write_atomically(plan_beside(file), plan.dumps())
-    return Updated(file, wanted != text, plan is not None)
+    off = _how_far_off(header.plan, request, traced, plan, progress)
+    return Updated(file, wanted != text, plan is not None, off)
+
+
+def _how_far_off(
+    before: SavedPlan | None, request: Request, traced: pipeline.Traced, plan: SavedPlan | None, progress: Progress
+) -> str:
+    """What an estimated plan takes by the measured costs that it was planned again by; empty where it was no such plan."""
+    if before is None or plan is None or before.estimated is None or request.gpu is not None or before.graph != plan.graph:
+        return ""
+    graph, profile = traced.graph, pipeline.measured_costs(request, traced, progress)  # remembered
+    plain = simulate(graph, profile, without_recomputation(graph))
+    found = simulate(graph, profile, with_forgets(graph, before.order))
+    over, peak = percent(found.time_ns / max(1, plain.time_ns) - 1), format_bytes(found.peak_bytes)
+    told = f"{percent(before.overhead)} and {format_bytes(before.planned_peak_bytes)}"
+    return f"by measured costs the plan for {before.estimated} takes {over} more time and {peak}, where it was estimated {told}"
 
 
 def _made_again(
@@ -441,7 +468,16 @@ def _still_saying(plan: SavedPlan, header: Header) -> SavedPlan:
 def _previous(header: Header) -> tuple[int, ...]:
     """The order of the file's plan, unless another planner or device is asked for now."""
     plan, asked = header.plan, header.request
-    return plan.order if plan is not None and (plan.device, plan.planner) == (asked.device, asked.planner) else ()
+    return plan.order if plan is not None and (*_place(plan), plan.planner) == (*_asked_place(asked), asked.planner) else ()
+
+
+def _place(plan: SavedPlan) -> tuple[str, str | None]:
+    """The device that a plan is for, and the GPU whose costs were estimated."""
+    return plan.device, plan.estimated
+
+
+def _asked_place(request: Request) -> tuple[str, str | None]:
+    return request.device, None if request.gpu is None else request.gpu.key
 
 
 def _needs_budget(request: Request, file: Path) -> None:
@@ -452,7 +488,7 @@ def _needs_budget(request: Request, file: Path) -> None:
 def _plan_that_fits(header: Header, traced: pipeline.Traced, file: Path) -> SavedPlan | None:
     """The file's plan, unless the model's graph or what the header asks for has changed."""
     plan, asked = header.plan, header.request
-    if plan is None or (plan.budget, plan.device, plan.planner) != (asked.budget, asked.device, asked.planner):
+    if plan is None or (plan.budget, plan.planner) != (asked.budget, asked.planner) or _place(plan) != _asked_place(asked):
         return None
     try:
         for number, one in enumerate(plan.all()):

@@ -38,9 +38,11 @@ from remat_codegen.planners.registry import PLANNERS
 from remat_codegen.planners.result import Plan, Status
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.devices import find, is_name
+from remat_codegen.profile.estimated import estimated
 from remat_codegen.profile.measure import measure
 from remat_codegen.report import OtherPlan, Progress, Report, Verification
-from remat_codegen.request import Request
+from remat_codegen.request import NOT_RUN, Request
 from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import hooks_of, structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
@@ -156,6 +158,7 @@ def verify(
     """Runs a generated file against the model it came from, over several steps of an optimizer; if `deterministic`, with
     PyTorch's deterministic algorithms. `budget` is what its peak is judged by, if not what its header says; of several tables,
     the one is judged that the file takes for so much, or for `batch`; all of those for batch sizes, if that is the largest."""
+    check_runs(device)
     planned = _batches_of(file)
     size = parse_batches(batch)[0].size if batch and planned else None
 
@@ -164,6 +167,13 @@ def verify(
 
     with progress.stage("verify"), deterministic_algorithms(deterministic):
         return verification(file, load, device, seed, steps, progress, _budget_of(file, budget), size)
+
+
+def check_runs(device: str) -> None:
+    """Raises TargetError for a GPU by name: nothing is run on it, be it there or not."""
+    if is_name(device):
+        find(device)
+        raise TargetError(NOT_RUN, where="--device", hint="write --device cuda where the GPU is")
 
 
 def _batches_of(file: Path) -> str:
@@ -241,7 +251,8 @@ def recorded_lines(traced: Trace) -> str | None:
 
 
 def _target(request: Request) -> Target:
-    found = load_target(request.target, init=request.init, inputs=request.inputs, device=request.device, seed=request.seed)
+    device = request.device_named
+    found = load_target(request.target, init=request.init, inputs=request.inputs, device=device, seed=request.seed)
     know_dataclasses((found.args, found.kwargs))
     return at_largest_batch(found, request.batch)
 
@@ -261,6 +272,9 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
 
 
 def _measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
+    if request.gpu is not None:
+        with progress.stage("estimate"):
+            return estimated(traced.model, request.gpu, lambda done, total, name: progress.update(done, total))
     left = request.seconds_left(MEASURING)
     hurry_at = math.inf if left is None else time.monotonic() + left
     with progress.stage("profile"):
@@ -361,7 +375,8 @@ def _make_plan(request: Request, traced: Traced, progress: Progress, previous: S
         notes=(*plan.notes, *unseen(traced)),
         as_written_peak_bytes=None if own is None else own.peak_bytes,
         as_written_overhead=None if own is None else own.overhead,
-        capability=capability(request.device),
+        capability=capability_of(request),
+        estimated=None if request.gpu is None else request.gpu.key,
         loss=traced.model.record.loss,
         recorded=True if traced.model.trace.run is not None else None,
     )
@@ -373,6 +388,11 @@ def capability(device: str) -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return f"{major}.{minor}"
+
+
+def capability_of(request: Request) -> str | None:
+    """The same of the device that a request is for, which need not be there."""
+    return capability(request.device) if request.gpu is None else request.gpu.capability
 
 
 def note_solver(progress: Progress) -> None:
@@ -391,7 +411,14 @@ def unseen(traced: Traced) -> tuple[str, ...]:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     listed = f"{', '.join(names[:MOST_NAMES])}{more}"
     changes = [f"forward changes {listed}; training steps of this file leave that as it is"] if names else []
-    return (*dict.fromkeys(decided), *changes)
+    return (*dict.fromkeys(decided), *changes, *_not_counted(trace))
+
+
+def _not_counted(trace: Trace) -> tuple[str, ...]:
+    """What of a step's memory nobody knows where the GPU is not there."""
+    convolves = trace.gpu is not None and any(op.base.startswith("conv") for op in trace.operations)
+    unknown = "what cuDNN's convolutions allocate for themselves is not known without the GPU, and is not counted"
+    return (unknown,) if convolves else ()
 
 
 def _as_before(plan: Plan, previous: Sequence[int], traced: Traced, profile: Profile, limit: int) -> Plan:
@@ -519,7 +546,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         command=command(request, plan),
         source_digest=hashlib.sha256(target.source.encode()).hexdigest(),
         planner=plan.planner,
-        device=plan.device if plan.capability is None else f"{plan.device} (compute capability {plan.capability})",
+        device=_device_of(plan),
         budget_bytes=plan.budget_bytes,
         planned_peak_bytes=plan.planned_peak_bytes,
         unmodified_peak_bytes=plan.unmodified_peak_bytes,
@@ -538,6 +565,12 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
             for p in plan.others
         ),
     )
+
+
+def _device_of(plan: SavedPlan) -> str:
+    """What the header says that a plan is for."""
+    device = plan.device if plan.estimated is None else f"{plan.device}, estimated for {plan.estimated}"
+    return device if plan.capability is None else f"{device} (compute capability {plan.capability})"
 
 
 def _answer_lines(plan: SavedPlan) -> tuple[str, ...]:
@@ -582,7 +615,7 @@ def command(request: Request, plan: SavedPlan) -> str:
     words = ["remat-codegen", portable(request.target), "--budget", plan.budget]
     words += ["--init", request.init] if request.init else []
     words += ["--inputs", request.inputs] if request.inputs is not None else []
-    words += ["--device", plan.device] if plan.device != "cpu" else []
+    words += ["--device", plan.estimated or plan.device] if plan.device != "cpu" else []
     words += ["--batch", request.batch] if request.batch else []
     words += ["--dynamic", request.dynamic] if request.dynamic else []
     words += ["--static"] if request.static else []
@@ -598,7 +631,7 @@ def command(request: Request, plan: SavedPlan) -> str:
 def _call(request: Request, plan: SavedPlan) -> str:
     """The line of Python that regenerates a file, with what differs from the defaults."""
     default = Request("")
-    asked: dict[str, Any] = {"budget": plan.budget, "device": plan.device, "planner": plan.planner}
+    asked: dict[str, Any] = {"budget": plan.budget, "device": plan.estimated or plan.device, "planner": plan.planner}
     asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "static", "autocast", "loss", "seed")}
     asked |= {"edition": 2 if request.edition == 2 else None}
     words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]

@@ -20,7 +20,10 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
 
 # Fields that most plans leave out.
-OPTIONAL = ("as_written_peak_bytes", "as_written_overhead", "capability", "answer", "recorded", "batch", "loss", "others")
+OPTIONAL = (
+    *("as_written_peak_bytes", "as_written_overhead", "capability", "estimated", "answer", "recorded", "batch", "loss"),
+    "others",
+)
 USUAL_LOSS = "cross-entropy"
 FORMAT, VERSION = "remat-codegen plan", 1
 SAVED = "name a file that --save-plan wrote"
@@ -33,6 +36,7 @@ class SavedPlan:
 
     `as_written_*` are what the step takes with the checkpoints that the model itself asks for, where it does.
     `device` is a kind of device, cpu or cuda, and `capability` the compute capability of the GPU that was planned for (9.0).
+    `estimated` names the GPU whose costs were estimated, as it was not there to be measured on.
     `answer` says what the budget is the answer to, where it was found rather than given. `recorded` is true where the plan is
     for one run, as what the model does depends on values.
     `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
@@ -55,6 +59,7 @@ class SavedPlan:
     as_written_peak_bytes: int | None = None
     as_written_overhead: float | None = None
     capability: str | None = None
+    estimated: str | None = None
     answer: str | None = None
     recorded: bool | None = None
     batch: int | None = None

@@ -23,6 +23,7 @@ from remat_codegen.planning import Priced, lower_bound, over
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import Course, course, peak_bytes
 from remat_codegen.report import Progress
+from remat_codegen.request import NOT_RUN
 from remat_codegen.schedule import Timeline, simulate, without_recomputation
 from remat_codegen.torch_seam import pytree
 from remat_codegen.training import Run
@@ -178,6 +179,8 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
     On a GPU only the peak is known. Raises VerifyError where the file does not run.
     """
     traced, device = followed.traced, followed.request.device
+    if followed.request.gpu is not None:
+        raise VerifyError(NOT_RUN, where=str(file), hint="leave out --measure")
     with progress.stage("measure"):
         generated = comparing.load_generated(file)
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from remat_codegen.errors import TargetError
+from remat_codegen.profile.devices import Device, find, is_name
 
 # The names in planners/registry.py, which is slow to import. A test holds the two together.
 PLANNERS = tuple(
@@ -19,6 +20,7 @@ PLANNERS = tuple(
 DEFAULT_PLANNER = "rockmate"
 EDITIONS = (1, 2)
 LOSSES = ("cross-entropy", "sum", "none", "model")  # those of training.py, which imports torch; a test holds the two together
+NOT_RUN = "costs for a GPU by name are estimated, and nothing is run on it"
 LEAST_SHARE = 0.1  # of a limited time, for each of the things that it is for
 
 
@@ -31,7 +33,7 @@ class Request:
     `given` says that the model is there already, made by the caller's Python: `target` then only names its class. `time_limit`
     is for all that takes long, in seconds, from `asked_at` on, a moment of time.monotonic(). `loss` is what is computed of the
     outputs, the usual for such outputs if None (training.usual_loss). `static` asks for a file that takes the example's sizes
-    alone.
+    alone. `gpu` is the GPU that is planned for without having it, where `device` is its name.
     """
 
     target: str
@@ -56,15 +58,28 @@ class Request:
     batch: str = ""
     loss: str | None = None
     asked_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
+    gpu: Device | None = None
 
     def __post_init__(self) -> None:
-        """Raises TargetError where sizes are to change and to be fixed."""
+        """A GPU by name is one of CUDA that is not there. Raises TargetError where there is no such device, or it would have to
+        be there, or sizes are to change and to be fixed."""
+        if is_name(self.device):
+            object.__setattr__(self, "gpu", find(self.device))
+            object.__setattr__(self, "device", "cuda")
+        if self.gpu is not None and self.verify:
+            hint = "leave it out, and run remat-codegen verify FILE where the GPU is"
+            raise TargetError(NOT_RUN, where="--verify", hint=hint)
         several = "," in self.batch.rpartition("=")[2]
         if self.static and (self.dynamic or several):
             what = "it takes the example's sizes alone, and " + (
                 "--dynamic names others" if self.dynamic else "--batch names several"
             )
             raise TargetError(what, where="--static", hint="leave out one of both")
+
+    @property
+    def device_named(self) -> str:
+        """The device as it was asked for: h100, where that is not there."""
+        return self.device if self.gpu is None else self.gpu.key
 
     def seconds_left(self, share: float = 1.0) -> float | None:
         """So much of the time that is left, at least `LEAST_SHARE` of all: what comes before may take what it has to, and a

@@ -24,6 +24,7 @@ from remat_codegen.graph.allocator import allocated_bytes
 from remat_codegen.optimizers import NO_OPTIMIZER, state_pieces
 from remat_codegen.report import Item
 from remat_codegen.torch_seam import pytree, storage_key
+from remat_codegen.trace.absent import kind_of
 
 CUBLAS_BYTES = 32 * 2**20  # of one thread
 THREADS = 2  # that multiply matrices: the one that runs forward, and autograd's
@@ -47,8 +48,8 @@ def standing(
     here = _Storages(kind)
     parameters = list(module.parameters())
     leaves = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    trained = [p for p in parameters if p.requires_grad and p.device.type == kind]
-    wanting = [t for t in leaves if t.requires_grad and t.is_leaf and t.device.type == kind]
+    trained = [p for p in parameters if p.requires_grad and kind_of(p) == kind]
+    wanting = [t for t in leaves if t.requires_grad and t.is_leaf and kind_of(t) == kind]
     pieces = {"parameters": here.new(parameters)}
     pieces["gradients"] = [t.numel() * t.element_size() for t in (*trained, *wanting)]
     pieces[state_name(optimizer)] = _state(trained, optimizer, kind)
@@ -76,7 +77,7 @@ class _Storages:
         """The bytes of each storage that was not there before."""
         found = []
         for tensor in tensors:
-            if tensor.device.type == self.kind and (key := storage_key(tensor)) not in self.seen:
+            if kind_of(tensor) == self.kind and (key := storage_key(tensor)) not in self.seen:
                 self.seen.add(key)
                 found.append(tensor.untyped_storage().nbytes())
         return found

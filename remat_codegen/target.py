@@ -32,7 +32,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from remat_codegen.errors import TargetError
 from remat_codegen.inputs import CACHE, Inputs, as_inputs, make_inputs, parse_init
+from remat_codegen.profile.devices import Device, find, is_name
 from remat_codegen.torch_seam import pytree
+from remat_codegen.trace import absent
 
 FORM = "a target is written like model.py:Name or package.module:Name"
 MODULES = "name a class of modules, a function that returns one, or a module"
@@ -94,13 +96,13 @@ def load_target(spec: str, *, init: str = "", inputs: str | None = None, device:
     """
     place, name = split_spec(spec)
     args, kwargs = parse_init(init)
-    where = find_device(device)
+    where = place_of(device)
     torch.manual_seed(seed)
     with _importing_from(place):
         loaded = _load(place)
         found = _find(loaded, name)
         torch.manual_seed(seed)
-        module, kind = _build(loaded, name, found, args, kwargs)
+        module, kind = _built(loaded, name, found, args, kwargs, isinstance(where, Device))
         torch.manual_seed(seed)
         given = find_inputs(inputs, loaded, module, seed)
     found = Target(
@@ -109,10 +111,14 @@ def load_target(spec: str, *, init: str = "", inputs: str | None = None, device:
     return placed(found, where)
 
 
-def placed(target: Target, where: torch.device) -> Target:
+def placed(target: Target, where: torch.device | Device) -> Target:
     """The target with its module and its inputs on a device, and checked. Raises TargetError where they do not fit."""
-    module = _moved(target.module, where, target.name)
-    cached = Inputs(target.args, target.kwargs).to(where)
+    if isinstance(where, Device):
+        module, (args, kwargs) = absent.moved(target.module, (target.args, target.kwargs), where)
+        cached = Inputs(args, kwargs)
+    else:
+        module = _moved(target.module, where, target.name)
+        cached = Inputs(target.args, target.kwargs).to(where)
     given = _without_cache(module, cached)
     _check_trainable(module, given, target.name)
     _check_call(module, given, target.name)
@@ -139,7 +145,13 @@ def _models_in(path: Path) -> str:
     return f", where Name is one of {', '.join(names)}" if names else ""
 
 
+def place_of(text: str) -> torch.device | Device:
+    """The device of that name: one that is here, or a GPU of the table that is not. Raises TargetError where there is none."""
+    return find(text) if is_name(text) else find_device(text)
+
+
 def find_device(text: str) -> torch.device:
+    """A device of PyTorch's. Raises TargetError where it is not here."""
     try:
         device = torch.device(text)
     except RuntimeError as error:
@@ -296,6 +308,20 @@ def _find(loaded: Loaded, name: str) -> Any:
         lower = {n.lower(): n for n in names}
         hint = f"did you mean {lower[name.lower()]}?" if name.lower() in lower else _did_you_mean(name, names)
         raise TargetError(f"has no {name!r}", where=loaded.path.name, hint=hint) from None
+
+
+def _built(
+    loaded: Loaded, name: str, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any], absent: bool
+) -> tuple[torch.nn.Module, TargetKind]:
+    """The model; without memory for its parameters where it is for a GPU that is absent, and can be built so."""
+    if absent and not isinstance(found, torch.nn.Module):
+        state = torch.random.get_rng_state()
+        with contextlib.suppress(TargetError), torch.device("meta"):
+            module, kind = _build(loaded, name, found, args, kwargs)
+            if not any(isinstance(v, torch.Tensor) and v.is_meta for m in module.modules() for v in vars(m).values()):
+                return module, kind
+        torch.random.set_rng_state(state)
+    return _build(loaded, name, found, args, kwargs)
 
 
 def _build(

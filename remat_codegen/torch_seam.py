@@ -145,6 +145,14 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+_held("torch.nn.Module._parameters", torch.nn.Module(), "in which modules hold their parameters", "none can be put elsewhere")
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """A module's own parameters, by name: the dict that it holds them in."""
+    return module._parameters
+
+
 def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether a module has hooks on its forward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
@@ -330,6 +338,77 @@ _enabled_kernels = _take(
 def attention_kernels() -> tuple[Any, ...]:
     """The kernels that attention may take at this moment (SDPBackend), first choice first."""
     return tuple(_enabled_kernels(with_priority=True))
+
+
+# --- a device that is not there ---------------------------------------------------------------------------------------------
+
+ABSENT, UNNAMED = "absent", "privateuseone"  # the type of a device that PyTorch leaves to others; before it has a name
+_WITHOUT = "nothing can be planned for a GPU that is not there"
+_DeviceModule, _DeviceHooks, _DeviceGuard = (
+    _take(f"torch.utils.backend_registration.{name}", purpose, _WITHOUT, optional=True)
+    for name, purpose in (
+        ("_DummyBackendModule", "which stands for the module of a device without data"),
+        ("_DummyPrivateUse1Hook", "which says that such a device is there"),
+        ("_DummyDeviceGuard", "which autograd asks of it"),
+    )
+)
+_name_device = _take("torch._C._rename_privateuse1_backend", "which names a device", _WITHOUT)
+_add_module = _take("torch._register_device_module", "which makes a device's module known", _WITHOUT)
+_devices = _take("torch._C._acc", "which makes a device known that Python stands for", _WITHOUT, optional=True)
+_excluded = _take("torch._C._ExcludeDispatchKeyGuard", "which leaves autocast out", "a cast would call itself")
+_Keys = _take("torch._C.DispatchKeySet", "a set of dispatch keys", "a cast would call itself")
+_Key = _take("torch._C.DispatchKey", "by which kernels are found", "a cast would call itself")
+_others_name = _take(
+    "torch._C._get_privateuse1_backend_name", "which tells whether another library has that device", "it would be overwritten"
+)
+
+
+def register_absent() -> None:
+    """Makes the device ABSENT known, whose tensors have no data. It is this process's accelerator from then on, as autograd
+    asks for one, but not an available one. Raises VersionError where that cannot be done."""
+    if None in (_DeviceModule, _DeviceHooks, _DeviceGuard, _devices):
+        raise _missing(NAMES["torch._C._acc"])
+    if (taken := _others_name()) != UNNAMED:
+        what = f"this process has a device of another library, {taken}, beside which none can be planned for that is not there"
+        raise VersionError(what, hint="plan in a process that does not import it")
+
+    class Module(_DeviceModule):  # type: ignore[misc, valid-type]
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return [torch.bfloat16, torch.float16]
+
+        def is_available(self) -> bool:
+            return False
+
+    class Hooks(_DeviceHooks):  # type: ignore[misc, valid-type]
+        def is_available(self) -> bool:
+            return False
+
+    _name_device(ABSENT)
+    _add_module(ABSENT, Module())
+    _devices.register_python_privateuseone_hook(Hooks())
+    _devices.register_python_privateuseone_device_guard(_DeviceGuard())
+
+
+_formulas = _take(
+    "torch.utils.flop_counter.flop_registry",
+    "which counts the floating-point operations of products",
+    "no time can be estimated",
+    optional=True,
+)
+
+
+def flop_formula(operation: Any) -> Callable[..., int] | None:
+    """What counts an operation's floating-point operations, by its arguments and its result (`out_val`); None where it is no
+    product."""
+    if _formulas is None:
+        raise _missing(NAMES["torch.utils.flop_counter.flop_registry"])
+    found: Callable[..., int] | None = _formulas.get(operation.overloadpacket)
+    return found
+
+
+def autocast_excluded() -> Any:
+    """A context in which autocast does nothing on the device that was registered, though it stays on."""
+    return _excluded(_Keys(_Key.AutocastPrivateUse1))
 
 
 # --- autograd.Function -----------------------------------------------------------------------------------------------------

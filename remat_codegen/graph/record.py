@@ -12,6 +12,7 @@ undoing operation i is one contiguous stretch, and stretches come in exactly the
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import torch
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.layouts import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
-from remat_codegen.graph.unplannable import check_backward, check_devices, check_trained, without_data
+from remat_codegen.graph.unplannable import check_backward, check_devices, check_known, check_trained, without_data
 from remat_codegen.torch_seam import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -44,6 +45,7 @@ from remat_codegen.trace import (
     Ref,
     Trace,
     Variable,
+    absent,
     autocasting,
     called,
     location,
@@ -116,8 +118,20 @@ def record(trace: Trace, loss: str | None = None) -> Record:
     """
     values = {} if trace.run is None else trace.run.values
     true = {v: int(value.count_nonzero()) for v, value in values.items() if value.dtype is torch.bool}
-    with FakeTensorMode(allow_non_fake_inputs=True), Layouts():
-        return _Recorder(trace, true, loss).run()
+    with without_device(trace) as here, Layouts():
+        return _Recorder(here, true, loss).run()
+
+
+@contextlib.contextmanager
+def without_device(trace: Trace) -> Iterator[Trace]:
+    """Tensors in here have no data. Gives a trace that can be run there and gone back through: where its GPU is not there, one
+    of the device that stands for it."""
+    if trace.gpu is None:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield trace
+        return
+    with absent.on(trace.gpu):
+        yield absent.as_absent(trace)
 
 
 def _chosen(asked: str | None, outputs: list[torch.Tensor]) -> str:
@@ -329,6 +343,7 @@ class _Recorder:
         mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(packed)
         if is_opaque(op):
+            check_known(op, self.trace)
             with autocasting(op.autocast):
                 phantoms = real_phantoms(op, args, kwargs)
         return {"saved": saved, "phantoms": phantoms, "mutated": tuple(sorted(mutated))}

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location
+from remat_codegen.torch_seam import is_fake
+from remat_codegen.trace import Operation, Ref, Trace, absent, called, function_call, location
 
-KINDS = ("cpu", "cuda")  # of devices
+KINDS = ("cpu", "cuda", absent.TYPE)  # of devices
 
 
 def check_trained(op: Operation, args: Any) -> None:
@@ -52,7 +53,7 @@ def check_indices(trace: Trace, given: Sequence[Any]) -> None:
         if op.target is not torch.ops.aten.embedding.default or not all(isinstance(a, Ref) for a in op.args[:2]):
             continue
         weight, indices = trace.variables[op.args[0].variable], known.get(op.args[1].variable)
-        if indices is None or not indices.numel() or indices.is_meta:
+        if indices is None or not indices.numel() or indices.is_meta or is_fake(indices):
             continue
         there = indices.cpu()
         least, most = int(there.min()), int(there.max())
@@ -74,6 +75,13 @@ def without_data(operation: Callable[[], Operation]) -> Iterator[None]:
         name, where = called(operation().target), location(operation().source)
         hint = "give an operation of your own a torch.library.register_fake, or compute this outside of the model"
         raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where, hint=hint) from error
+
+
+def check_known(op: Operation, trace: Trace) -> None:
+    """Of a library that keeps a workspace of its own, nobody knows how large that is without its GPU."""
+    if trace.gpu is not None:
+        what = f"what cuDNN keeps for {called(op.target)} is not known without a GPU"
+        raise UnsupportedError(what, where=location(op.source), hint="plan it where the GPU is, with --device cuda")
 
 
 def check_backward(op: Operation, writes: bool) -> None:

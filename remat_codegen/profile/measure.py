@@ -40,15 +40,16 @@ def measure(
     cache: Cache,
     advance: Callable[[int, int, str], None] | None = None,
     hurry_at: float = math.inf,
+    clock: Clock | None = None,
 ) -> Profile:
     """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress, `hurry_at`
-    is as for a clock."""
+    is as for a clock, which is the device's own if not given."""
     graph = model.graph
     shared = _with_held_gradients(model)
     marks = {n.id: _marks(model, n, shared) for n in graph.nodes if n.phase is not Phase.BACKWARD}
     distinct = {(n.signature, marks[n.id]): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
     costs: dict[str, tuple[int, int]] = {}
-    clock = clock_for(device, hurry_at)
+    clock = clock_for(device, hurry_at) if clock is None else clock
     stored = _Stored(cache, clock, Pace(clock, cache.least_ns) if cache.enabled else None)
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         torch.manual_seed(0)

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from remat_codegen.profile.followed import followed_peak
+from remat_codegen.trace import absent
+
 BEGIN = "remat-codegen: what is measured begins"
 MARK, END = "remat-codegen: what is measured goes on", "remat-codegen: what is measured ends"
 COUNTERS = "allocated_bytes", "requested_bytes"
@@ -49,6 +52,8 @@ def peak(work: Callable[[], Any], device: str = "cpu") -> Peak:
 def _peak_after(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str) -> Peak:
     if torch.device(device).type == "cuda":
         return _cuda_peak(prepare, work, device)
+    if device == absent.TYPE:
+        return Peak(followed_peak(prepare, work))
     return Peak(_recorded_peak(prepare, work))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from remat_codegen.profile.devices import Device
 from remat_codegen.sizes import Dynamic, Size
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace.kernels import without_kernels
@@ -157,7 +158,8 @@ class Trace:
     `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
     `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
     forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others. `run` is there where it was
-    recorded in one run, as torch.export cannot follow what forward does.
+    recorded in one run, as torch.export cannot follow what forward does. `gpu` is the GPU that was traced
+    for, if it is not there.
     """
 
     variables: tuple[Variable, ...]
@@ -179,6 +181,7 @@ class Trace:
     numbers: Mapping[str, int] = field(default_factory=dict)
     modes: frozenset[str] = frozenset()
     run: Run | None = field(default=None, compare=False, repr=False)
+    gpu: Device | None = field(default=None, compare=False, repr=False)
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""

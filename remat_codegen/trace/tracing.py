@@ -16,6 +16,7 @@ import torch
 from remat_codegen.errors import RematError, TraceError
 from remat_codegen.sizes import Asked, Together
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
+from remat_codegen.trace import absent
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.frames import places_noted
@@ -63,6 +64,10 @@ def trace(
     Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
     (naming the line).
     """
+    if (gpu := absent.gpu_of(module, args, kwargs)) is not None:  # where nothing can run
+        with absent.chosen(gpu), absent.refusing_values():
+            found = _exported(module, args, kwargs, absent.casts_on(autocast), dynamic, together)
+        return absent.as_cuda(found, gpu)
     why: RematError | None = None
     if not recorded:
         try:

@@ -18,15 +18,15 @@ ALLOWED = {
     "torch_seam": ("errors",),
     "budget": ("errors",),
     "optimizers": (),
-    "request": ("errors",),
+    "request": ("errors", "profile.devices"),  # a table, which imports nothing but errors
     "files": ("errors",),
-    "batch": ("errors", "sizes", "target", "torch_seam"),
-    "standing": ("budget", "errors", "graph.allocator", "optimizers", "report", "torch_seam"),
+    "batch": ("errors", "sizes", "target", "torch_seam", "trace.absent"),
+    "standing": ("budget", "errors", "graph.allocator", "optimizers", "report", "torch_seam", "trace.absent"),
     "losses": ("budget", "graph", "profile.costs", "schedule", "trace"),
     "obstacle": ("budget", "graph", "losses", "profile.costs", "schedule", "trace"),
     "inputs": ("errors", "torch_seam"),
-    "target": ("errors", "inputs", "torch_seam"),
-    "given": ("attributes", "errors", "inputs", "target", "torch_seam"),
+    "target": ("errors", "inputs", "profile.devices", "torch_seam", "trace.absent"),
+    "given": ("attributes", "errors", "inputs", "profile.devices", "target", "torch_seam"),
     "patched": (),
     "heartbeat": (),
     "report": ("budget", "heartbeat"),
@@ -42,7 +42,7 @@ ALLOWED = {
     "sizes": ("errors", "torch_seam"),
     "views": (),
     "attributes": (),
-    "trace": ("attributes", "errors", "runtime", "sizes", "views", "trace", "training", "torch_seam"),
+    "trace": ("attributes", "errors", "profile.devices", "runtime", "sizes", "views", "trace", "training", "torch_seam"),
     "graph": ("errors", "trace", "training", "graph", "torch_seam"),
     "stored": (),
     "profile": ("errors", "trace", "graph", "profile", "stored", "torch_seam"),
@@ -75,8 +75,9 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second functions batching choosing drafts cli cli_cache cli_explain cli_graphs cli_options pipeline lifecycle "
-    "explain planning comparison measured picture report_graphs api making cli_report report_pages reporting tradeoff "
+    "__main__ second functions batching choosing drafts cli cli_cache cli_devices cli_explain cli_graphs cli_options pipeline "
+    "lifecycle explain planning comparison measured picture report_graphs api making cli_report report_pages reporting "
+    "tradeoff "
     "integrations".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
@@ -132,8 +133,8 @@ def test_what_runs_without_the_package_needs_nothing_but_torch(module):
 
 def test_the_command_line_starts_without_torch():
     """Errors in options, and --help, come at once: what is heavy is imported inside functions."""
-    verbs = {"cli", "cli_cache", "cli_explain", "cli_graphs", "cli_options", "cli_report"}
-    light = {"budget", "errors", "files", "optimizers", "request", ""} | verbs
+    verbs = {"cli", "cli_cache", "cli_devices", "cli_explain", "cli_graphs", "cli_options", "cli_report"}
+    light = {"budget", "errors", "files", "optimizers", "profile.devices", "request", ""} | verbs
     for module in verbs:
         top = [n for n in ast.parse(MODULES[module].read_text()).body if isinstance(n, ast.ImportFrom)]
         assert {within_package(f"{n.module}.{alias.name}") for n in top for alias in n.names} - {None} <= light

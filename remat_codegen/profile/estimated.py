@@ -1,0 +1,171 @@
+"""How long a piece of work would take on a GPU that is not there, by a roofline (Williams, Waterman, Patterson 2009).
+
+The work is run on tensors without data, so that each kernel is seen with its operands, forward and backward. A kernel takes the
+time of its floating-point operations or of its bytes, whichever is longer, and at least what starting one takes. What of the
+device's peaks is reached is the same for all kernels of a kind. Such times are off by tens of per cent, kernel by kernel; what
+a plan needs of them is their order and their ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.graph.layouts import Layouts
+from remat_codegen.graph.simplify import Model
+from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.clock import LEAST_NS, Clock
+from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.devices import Device
+from remat_codegen.profile.measure import measure
+from remat_codegen.torch_seam import TorchDispatchMode, flop_formula, key_of_storage, pytree, schema
+from remat_codegen.trace import absent
+
+aten = torch.ops.aten
+OURS = ("aten", "prims", "prim")  # the namespaces of PyTorch's own kernels
+MAKES_NOTHING = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided detach lift_fresh".split())
+LOOKS_UP = frozenset("embedding index_select gather index nll_loss_forward nll_loss2d_forward take".split())  # some of a table
+PASSES = {  # times that a kernel reads what it is given
+    "native_batch_norm": 2,
+    "native_batch_norm_backward": 2,
+    "native_group_norm": 2,
+    "native_group_norm_backward": 2,
+    "native_layer_norm_backward": 2,
+    "_softmax_backward_data": 2,
+    "_fused_rms_norm_backward": 2,
+    "logsumexp": 6,  # several kernels, of which two write what they read
+}
+FUSED = {"attention": 0.7, "attention_backward": 0.5, "convolution": 0.85}  # of what a product reaches, by the end of a name
+TILES = (((256, 128), 1.0), ((128, 128), 0.95), ((64, 128), 0.8), ((64, 64), 0.6))  # of products, and what each reaches
+LEAST_SUM = 512  # of a product's sums, below which they are not split
+LEAST_REACHED = 0.05
+CAUSAL = 2  # half of the scores are never computed
+
+
+class EstimatedClock(Clock):
+    """Says how long work would take on a GPU. It runs once."""
+
+    def __init__(self, gpu: Device) -> None:
+        super().__init__(absent.TYPE)
+        self.gpu = gpu
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Never: nothing is measured."""
+        return False
+
+    def median_after_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
+        """The time of the kernels that `work(prepare())` starts, without those of `prepare`."""
+        prepared = prepare()
+        with Kernels(self.gpu) as kernels:
+            work(prepared)
+        return max(LEAST_NS, kernels.time_ns)
+
+
+class Kernels(TorchDispatchMode):
+    """Adds up what the kernels that run in here would take."""
+
+    def __init__(self, gpu: Device) -> None:
+        super().__init__()
+        self.gpu, self.time_ns = gpu, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation, and prices it."""
+        out = func(*args, **(kwargs or {}))
+        self.time_ns += kernel_ns(self.gpu, func, args, kwargs or {}, out)
+        return out
+
+
+def estimated(model: Model, gpu: Device, advance: Callable[[int, int, str], None] | None = None) -> Profile:
+    """Time and workspace of every node of a model that was traced for a GPU that is not there. Raises UnsupportedError for an
+    operation whose time nobody knows."""
+    here = replace(model, trace=absent.as_absent(model.trace))
+    with absent.on(gpu), Layouts():
+        found = measure(here, absent.TYPE, Cache(absent.TYPE, enabled=False), advance, clock=EstimatedClock(gpu))
+    return replace(found, device=absent.CUDA)
+
+
+# ---------------------------------------------------------------------------------------------- one kernel
+
+
+def kernel_ns(gpu: Device, func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """What an operation's kernel takes: nothing where it only looks at memory. Raises UnsupportedError where nobody knows."""
+    read, made = list(_tensors((args, kwargs))), list(_tensors(out))
+    name = func.overloadpacket.__name__
+    if name in MAKES_NOTHING or not made or _is_view(func, read, made):
+        return 0
+    if func.namespace not in OURS:
+        what = f"how long {func.namespace}::{name} takes on {gpu.key} is not known: it is no operation of PyTorch's"
+        raise UnsupportedError(what, hint="plan it where the GPU is, with --device cuda")
+    bytes_ns = _moved_bytes(name, read, made) / (gpu.bytes_per_s * gpu.reached_bytes) * 1e9
+    return max(gpu.launch_ns, round(max(bytes_ns, _product_ns(gpu, func, name, args, kwargs, out))))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.device.type == absent.TYPE)
+
+
+def _is_view(func: Any, read: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    """Whether all that an operation gives is memory that it was given, and it writes none of it."""
+    if schema(func).is_mutable:
+        return False
+    given = {key_of_storage(t.untyped_storage()) for t in read}
+    return all(key_of_storage(t.untyped_storage()) in given for t in made)
+
+
+def _moved_bytes(name: str, read: list[torch.Tensor], made: list[torch.Tensor]) -> int:
+    """What a kernel reads and writes; of a table only what it looks up."""
+    written = sum(map(_nbytes, made))
+    if name in LOOKS_UP:
+        return 2 * written + sum(map(_nbytes, read[1:]))
+    return written + PASSES.get(name, 1) * sum(map(_nbytes, read))
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor, of repeated rows but one."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
+    """What the floating-point operations of a product take; nothing where an operation is none."""
+    formula = flop_formula(func)
+    if formula is None:
+        return 0.0
+    operations = formula(*args, **kwargs, out_val=out)
+    operand = next(_tensors((args, kwargs)))
+    peak = gpu.peak(_type_of(operand.dtype, name)) * gpu.reached_flops
+    if "attention" in name:
+        causal = any(a is True for a in args[3:7]) or kwargs.get("is_causal") is True
+        part = FUSED["attention_backward" if "backward" in name else "attention"]
+        return float(operations / (CAUSAL if causal else 1) / (peak * part) * 1e9)
+    part = FUSED["convolution"] if "convolution" in name else _reached_by_tiles(gpu, operations, out)
+    return float(operations / (peak * part) * 1e9)
+
+
+def _type_of(dtype: torch.dtype, name: str) -> str:
+    """What a product computes in: float32 may be rounded to tf32, as PyTorch's settings say."""
+    if dtype is not torch.float32:
+        return str(dtype).removeprefix("torch.")
+    rounded = torch.backends.cudnn.allow_tf32 if "convolution" in name else torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if rounded else "float32"
+
+
+def _reached_by_tiles(gpu: Device, operations: int, out: Any) -> float:
+    """How well the tiles of a product fill the GPU's multiprocessors, with the size of tile that does best. Where there are
+    few, libraries split long sums."""
+    result = next(_tensors(out))
+    *batch, rows, columns = (1, *result.shape)[-3:]
+    length = operations // max(1, 2 * result.numel())
+
+    def part(height: int, width: int) -> float:
+        tiles = math.prod(batch) * math.ceil(rows / height) * math.ceil(columns / width)
+        tiles *= max(1, min(gpu.multiprocessors // max(1, tiles), length // LEAST_SUM))
+        waves = math.ceil(tiles / gpu.multiprocessors)
+        return tiles / max(1, waves * gpu.multiprocessors)
+
+    return max(LEAST_REACHED, *(reached * part(*size) for size, reached in TILES))

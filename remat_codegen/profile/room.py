@@ -1,0 +1,129 @@
+"""What kernels of CUDA's allocate for themselves while they run, and give back: by PyTorch's source, where it is much.
+
+The figures for attention are to the byte what PyTorch allocates, but for cuDNN's, whose library is not open: for it stands what
+flash attention takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remat_codegen.graph.allocator import BLOCK_BYTES, allocated_bytes
+from remat_codegen.trace import absent
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+FEW_INDICES = 3072  # up to which an embedding's gradient needs no sorting
+ROWS_AT_ONCE = 10  # of a gradient that one thread adds up there
+WIDE = 128  # heads that are wider do not stay in registers
+FULL, ENOUGH, MOST_SPLITS = 0.8, 0.85, 128  # of flash attention: of multiprocessors, of the best number of splits
+
+
+def room_bytes(func: Any, args: Any) -> int:
+    """Bytes that the kernel of an operation allocates beside its results."""
+    room = _ROOM.get(func)
+    return 0 if room is None else sum(allocated_bytes(piece, absent.CUDA) for piece in room(*args))
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _as_much(tensor: Tensor, *_: Any) -> list[int]:
+    """As much as what is given."""
+    return [_nbytes(tensor)]
+
+
+def _product(grad: Tensor, output: Tensor, *_: Any) -> list[int]:
+    """The gradient times the result."""
+    return [_nbytes(output)]
+
+
+def _sorted_rows(grad: Tensor, indices: Tensor, rows: int, *_: Any) -> list[int]:
+    """Of an embedding's gradient: indices, sorted, and partial sums in single precision."""
+    count = indices.numel()
+    if count <= FEW_INDICES:
+        return []
+    sums = count // ROWS_AT_ONCE + min(count, rows)
+    return [8 * 8 * count, sums * grad.shape[-1] * max(4, grad.element_size())]
+
+
+def _groups(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, rows: int, channels: int, *_: Any) -> list[int]:
+    """Sums by channel, and by group, in single precision."""
+    return 3 * [4 * rows * channels] + 2 * [4 * mean.numel()]
+
+
+# ---------------------------------------------------------------------------------------------- attention
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, *_: Any) -> list[int]:
+    """Where there are too few rows for all multiprocessors, keys are split, and each part has a result in single precision."""
+    batch, heads, rows, width = query.shape
+    parts = 1 if dropout else _splits(batch * heads * -(-rows // 64), key.shape[2], width)
+    whole = 4 * parts * batch * heads * rows
+    return [whole, whole * _flash_width(width)] if parts > 1 else []
+
+
+def _flash_width(width: int) -> int:
+    return _multiple(width, 32 if width <= WIDE else 64)
+
+
+def _splits(blocks: int, keys: int, width: int) -> int:
+    """Into how many parts flash attention splits keys (`num_splits_heuristic` of its source)."""
+    slots = 2 * absent.present().multiprocessors
+    columns = -(-keys // (256 if width <= 64 else 128 if width <= WIDE else 64))
+    if blocks >= FULL * slots:
+        return 1
+    able = [n for n in range(1, min(MOST_SPLITS, slots, columns) + 1) if n == 1 or -(-columns // n) != -(-columns // (n - 1))]
+    filled = {n: blocks * n / (slots * -(-blocks * n // slots)) for n in able}
+    return next(n for n in able if filled[n] >= ENOUGH * max(filled.values()))
+
+
+def _flash_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *_: Any) -> list[int]:
+    """Gradients of queries and of rows, in single precision; those of keys and values for each head, where heads share."""
+    batch, heads, rows, width = query.shape
+    sums = 4 * batch * heads * _multiple(rows, 128)
+    shared = key.element_size() * batch * heads * key.shape[2] * width if key.shape[1] < heads else 0
+    return [sums, sums * _flash_width(width), shared, shared, _copied(grad), _copied(out)]
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[int]:
+    """The result in single precision, where heads are wide."""
+    wide = value.shape[-1] > WIDE and query.element_size() < 4
+    return [4 * query.shape[:3].numel() * value.shape[-1]] if wide else []
+
+
+def _efficient_backward(grad: Tensor, query: Tensor, key: Tensor, *_: Any) -> list[int]:
+    """Gradients of queries and of rows, in single precision; of keys and values, too, where heads are wide; and those for each
+    head, where heads share."""
+    batch, heads, rows, width = query.shape
+    wide = query.element_size() < 4 and width > WIDE
+    keys = 2 * _multiple(key.shape[2], 128) * _multiple(width, 128) if wide else 0
+    sums = 4 * batch * heads * (_multiple(rows, 64) * _multiple(width, 64) + keys)
+    shared = key.element_size() * batch * heads * key.shape[2] * width if key.shape[1] < heads else 0
+    return [sums, 4 * batch * heads * rows, BLOCK_BYTES, shared, shared, _copied(grad)]
+
+
+def _copied(tensor: Tensor) -> int:
+    """What attention copies: heads have to lie side by side."""
+    return 0 if tensor.transpose(1, 2).is_contiguous() else _nbytes(tensor)
+
+
+_ROOM: dict[Any, Callable[..., list[int]]] = {
+    aten.embedding_dense_backward.default: _sorted_rows,
+    aten.logsumexp.default: _as_much,
+    aten._softmax_backward_data.default: _product,
+    aten.native_group_norm_backward.default: _groups,
+    aten._scaled_dot_product_flash_attention.default: _flash,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+}

@@ -1,0 +1,64 @@
+"""What is planned for a GPU that is not there is what is planned on it: a process that sees none against this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import absent_step
+import pytest
+import torch
+from conftest import ROOT
+
+from remat_codegen.profile.devices import DEVICES
+
+ROUNDING = 4096  # bytes; small pieces that kernels allocate
+OF_BLAS = 2**20  # what products may take before Hopper, where they have no workspace in common
+
+
+@pytest.fixture(scope="module")
+def both():
+    """What steps take here, and on a GPU of the same generation that is not there."""
+    here = torch.cuda.get_device_capability()
+    name = next((key for key, gpu in DEVICES.items() if gpu.compute_capability == here), None)
+    if name is None:
+        pytest.skip(f"no GPU in the table has compute capability {here}")
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, ROOT / "tests" / "absent_step.py", name]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return absent_step.main(), json.loads(told)
+
+
+NET = """from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Softplus()) for _ in range(4)])
+"""
+
+
+def test_an_estimate_is_measured_where_the_gpu_is(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+
+    def run(*words: str) -> str:  # in processes of their own, which a device that is not there does not leave as they were
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "remat_codegen", *words]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    planned = ["--budget", "80%", "--planner", "chen", "--inputs", "float32[4096,64]", "--edition", "2", "-o", "file.py"]
+    run("net.py:Net", "--device", "h100", *planned)
+    assert "estimated for h100" in (tmp_path / "file.py").read_text()
+    told = run("update", "--measure", "--no-cache", "file.py")
+    assert "planned again; by measured costs the plan for h100 takes" in " ".join(told.split())
+    text = (tmp_path / "file.py").read_text()
+    assert "estimated" not in text and "--device cuda" in text
+
+
+@pytest.mark.parametrize("label", [label for label, *_ in absent_step.cases()])
+def test_a_gpu_that_is_not_there_plans_as_if_it_were(both, label):
+    here, there = (found[label] for found in both)
+    assert here["graph"] == there["graph"] and here["saved"] == there["saved"]
+    assert abs(here["peak"] - there["peak"]) <= (ROUNDING if torch.cuda.get_device_capability() >= (9, 0) else OF_BLAS)
