@@ -16,6 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import libcst as cst
 
@@ -126,10 +127,12 @@ def rename_names(code: str, names: Mapping[str, str]) -> str:
     lines = code.split("\n")
     silent = (tokenize.NL, tokenize.COMMENT)
     tokens = [t for t in tokenize.generate_tokens(io.StringIO(code).readline) if t.type not in silent]
-    for before, token, after in reversed(list(zip([None, *tokens], tokens, [*tokens[1:], None], strict=False))):
+    within = accumulate((t.string in "([{") - (t.string in ")]}") if t.type == tokenize.OP else 0 for t in tokens)
+    rows = zip([None, *tokens], tokens, [*tokens[1:], None], within, strict=False)
+    for before, token, after, brackets in reversed(list(rows)):
         if token.type != tokenize.NAME or token.string not in names or (before is not None and before.string == "."):
             continue
-        if after is not None and after.string == "=" and before is not None and before.string in ("(", ","):
+        if brackets and after is not None and after.string == "=" and before is not None and before.string in ("(", ","):
             continue
         (row, column), (_, end) = token.start, token.end
         lines[row - 1] = lines[row - 1][:column] + names[token.string] + lines[row - 1][end:]

@@ -254,7 +254,9 @@ class Chooser(Generic[V]):
         results = {d for d in made if self._leaves(d, candidate)}
         if made <= kept:
             return Row(candidate, again=again if again is not Again.SHARED else Again.TWICE, late=True)
-        return Row(candidate, Keeps.RESULT if results & kept else Keeps.NOTHING, again)
+        if results & kept:  # which nobody asks for more than once, then
+            return Row(candidate, Keeps.RESULT, again if again is Again.ONCE else Again.TWICE)
+        return Row(candidate, Keeps.NOTHING, again)
 
     def _again_as(self, schedule: Schedule, nodes: Sequence[Node], runs: int) -> Again:
         """How often a schedule has nodes run again, and whether it first does so for several others."""

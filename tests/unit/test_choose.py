@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 
 import pytest
 from graphs import random_graph
 
 from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.choose import A_LITTLE, Chooser, kinds
+from remat_codegen.marked.choose import A_LITTLE, OPTIONS, Chooser, kinds
+from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.planners.dtr import plan
 from remat_codegen.schedule import simulate, without_recomputation
 
@@ -99,6 +102,19 @@ def test_schedules_for_less_are_looked_at_until_one_keeps_to_the_limit():
         raise AssertionError("nobody has to plan that")
 
     assert not chooser.search(schedules()).over_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_table_begins_with_what_files_can_say(seed):
+    """Schedules may ask for more: such as a result that is kept, of nodes that run four times."""
+    chooser, schedule = chooser_of(seed, 0.7)
+    seen = set()
+    for candidate in candidates_of(chooser.graph).around(chooser.graph.loss - 2, math.inf):
+        made = {d for n in range(candidate.first, candidate.last + 1) for d in chooser.graph.nodes[n].writes}
+        for kept, runs in itertools.product([set(), *({d} for d in made), made], [2, 3, 4]):
+            row = chooser._row(candidate, kept, Counter(dict.fromkeys(range(chooser.graph.loss), runs)), schedule)
+            seen.add((row.keeps, row.again, row.late))
+    assert seen.issubset({*OPTIONS, (Keeps.RESULT, Again.ONCE, False)})
 
 
 def test_the_largest_within_a_candidate_lie_apart():

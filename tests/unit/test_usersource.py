@@ -410,6 +410,8 @@ def test_a_decorated_or_inherited_forward_has_no_parameter_list():
         ("'Step' + f(Step=Step)", "'Step' + f(Step=Step_)"),
         ("class Step:\n    x: Step = Step\n", "class Step_:\n    x: Step_ = Step_\n"),
         ("Stepping + MyStep", "Stepping + MyStep"),
+        ("One, Step = 1, Step\n", "One, Step_ = 1, Step_\n"),
+        ("f(one, [Step], Step=Step)[Step]", "f(one, [Step_], Step=Step_)[Step_]"),
     ],
 )
 def test_names_are_renamed_and_nothing_else(before, after):
