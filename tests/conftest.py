@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,12 @@ def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("remat_codegen.fresh.run_alone", fresh.run_alone)
 
 
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _quiet() -> Iterator[None]:
     """The machine seems to be quiet, whatever runs beside the tests."""
-    monkeypatch.setattr("remat_codegen.profile.pace.median_ns", lambda clock, work: 1_000_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remat_codegen.profile.pace.median_ns", lambda clock, work: 1_000_000)
+        yield
 
 
 @dataclass(frozen=True, slots=True)
