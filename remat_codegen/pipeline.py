@@ -294,9 +294,9 @@ def _note_measuring(cache: Cache, request: Request, progress: Progress) -> None:
         limit = f"within {request.time_limit:g} s"
         progress.note(f"note: {_kinds(cache.hurried)} could not be measured as often as usual, {limit}")
     if cache.slowed:
-        busy = "on a machine that others were using, which does less than it can"
         progress.note(
-            f"note: {_kinds(len(cache.slowed))} measured {busy}: on a quiet one they are measured again, and plan better"
+            f"note: {_kinds(len(cache.slowed))} measured on a machine that did less than it can, as when others use it: "
+            "when it is quieter they are measured again, and plan better"
         )
     if cache.again:
         progress.note(

@@ -253,7 +253,8 @@ def test_where_nothing_is_left(folder):
     assert re.search(r"inputs 4.0 KiB leave nothing for the step, .*; what would fit: [\d.]+ KiB would be enough$", line)
 
 
-def test_the_smallest_budget_for_so_much_time(folder):
+def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
+    monkeypatch.setattr(second, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
     report = made("--max-overhead", "30%")
     assert 0 < report["overhead"] <= 0.3 and report["budget_bytes"] < report["unmodified_peak_bytes"]
     tried = {row["at"]: row["good"] for row in report["chosen"]["tried"]}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from remat_codegen import pipeline
+from remat_codegen.profile import measure as measuring
 from remat_codegen.profile import pace as pace_module
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import clock_for
@@ -32,6 +33,7 @@ QUIET, BUSY = 1_000_000, 3_000_000
 def takes(monkeypatch):
     """Sets what the fixed piece of work takes."""
     monkeypatch.setattr(pace_module, "FOR_SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "Pace", Pace)
     return lambda ns: monkeypatch.setattr(pace_module, "median_ns", lambda clock, work: ns)
 
 
@@ -81,8 +83,8 @@ def test_what_a_busy_machine_gave_is_used_while_it_is_busy_and_then_measured_aga
     quiet.least_ns = QUIET
     quiet.save()
     takes(BUSY)
-    busy = "measured on a machine that others were using, which does less than it can"
-    said = f"3 kinds of operations {busy}: on a quiet one they are measured again, and plan better"
+    busy = "measured on a machine that did less than it can, as when others use it"
+    said = f"3 kinds of operations {busy}: when it is quieter they are measured again, and plan better"
     assert notes() == notes() == [said]  # from the memory the second time
     takes(QUIET)
     assert notes() == ["3 kinds of operations measured again, for the machine was busy when they were measured before"]
@@ -96,7 +98,7 @@ def test_a_machine_that_was_busy_from_the_beginning_is_found_out_later(takes, no
     assert len(notes()) == 1 and notes() == []
 
 
-def test_nothing_is_looked_at_where_nothing_is_remembered(monkeypatch):
+def test_nothing_is_looked_at_where_nothing_is_remembered(monkeypatch, takes):
     monkeypatch.setattr(Pace, "now_ns", lambda self: pytest.fail("looked"))
     from remat_codegen.graph.record import record
     from remat_codegen.graph.simplify import simplify
