@@ -77,10 +77,11 @@ def batch_sizes(
     raise TargetError(f"cannot tell which size is the batch: {listed}", where=where, hint=hint)
 
 
-def leading(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The sizes that most inputs begin with, as the options name them; empty where no input has a size."""
+def leading(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dimension: int = 0) -> str:
+    """The sizes that most inputs begin with, or have in another `dimension`, as the options name them; empty where no input has
+    one."""
     leaves = named_leaves(forward, args, kwargs)
-    found = tuple((t, 0) for t in leaves.values() if t.dim())
+    found = tuple((t, dimension) for t in leaves.values() if t.dim() > dimension)
     return _likeliest(found, {id(leaf): name for name, leaf in leaves.items()})
 
 

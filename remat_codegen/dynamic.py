@@ -78,12 +78,13 @@ def _at_one(module: Any, args: Any, kwargs: Any, traced: Trace, recorded: Record
     same = expected == [_comparable(op, {}) for op in other.operations]
     if same and _memory(traced, recorded) == _memory(other, found):
         return replace(size, least=1)
-    return replace(size, share_at_one=_plain_peak(other, found) / max(1, _plain_peak(traced, recorded)))
+    here, there = (plain_peak(simplify(*one)) for one in ((traced, recorded), (other, found)))
+    return replace(size, share_at_one=there / max(1, here))
 
 
-def _plain_peak(traced: Trace, recorded: Record) -> int:
-    graph = simplify(traced, recorded).graph
-    return _peak_of(graph, range(len(graph.nodes)))
+def plain_peak(model: Model) -> int:
+    """The peak without recomputation, and without workspaces."""
+    return _peak_of(model.graph, range(len(model.graph.nodes)))
 
 
 def _first(tensor: torch.Tensor, dimension: int) -> torch.Tensor:

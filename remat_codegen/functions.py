@@ -13,6 +13,7 @@ from remat_codegen.planfile import SavedPlan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Progress, Report
 from remat_codegen.request import Request
+from remat_codegen.smaller import with_smaller
 
 FIXED = "note: such a file takes no other batch size or length than the example's; --dynamic names those that change"
 OPEN = "note: such a file takes other batch sizes, but no other length than the example's; --dynamic names what else changes"
@@ -54,13 +55,28 @@ def with_open_batch(made: Functions, progress: Progress) -> Functions:
 
     A plan that was saved is written out as it is: solving anew is what its user did not want.
     """
-    request = made.request
-    if request.dynamic or request.static:
+    if made.request.static:
         return made
-    opened = _opened(made)
-    progress.note(FIXED if opened is None else OPEN)
-    if opened is None or opened.traced.graph.digest() == made.plan.graph:
-        return made if opened is None else replace(opened, plan=made.plan, profile=made.profile)
+    opened = None if made.request.dynamic else _opened(made)
+    made = made if opened is None else _planned(opened, made, progress)
+    made = replace(made, plan=with_smaller(made.request, made.traced, made.plan))
+    _note_sizes(made, opened is not None, progress)
+    return made
+
+
+def _note_sizes(made: Functions, is_open: bool, progress: Progress) -> None:
+    """Says which sizes the file takes, if no option does."""
+    if is_open or not made.request.dynamic:
+        progress.note(OPEN if is_open else FIXED)
+    if made.plan.smaller is not None:
+        sizes = made.plan.smaller.replace(";", " or ")
+        progress.note(f"note: but up to {sizes} it trains by the model's own forward, which is within the budget then")
+
+
+def _planned(opened: Functions, made: Functions, progress: Progress) -> Functions:
+    """The model with its batch left open, with the plan that there is, or a new one where its graph is another."""
+    if opened.traced.graph.digest() == made.plan.graph:
+        return replace(opened, plan=made.plan, profile=made.profile)
     profile = pipeline.measured_costs(opened.request, opened.traced, progress)
     return replace(opened, profile=profile, plan=pipeline.make_plan(opened.request, opened.traced, progress, profile=profile))
 

@@ -26,6 +26,7 @@ from remat_codegen.planfile import SavedPlan
 from remat_codegen.report import Progress, percent
 from remat_codegen.request import Request
 from remat_codegen.schedule import simulate, with_forgets, without_recomputation
+from remat_codegen.smaller import with_smaller
 from remat_codegen.target import read_source, split_spec
 
 LONGEST_DIFF = 40  # lines
@@ -447,6 +448,7 @@ def _made_again(
     _needs_budget(request, file)
     if request.edition == 1:
         plan = _still_saying(pipeline.make_plan(request, traced, progress, _previous(header)), header)
+        plan = with_smaller(request, traced, plan)
         with progress.stage("emit"):
             return pipeline.emit(traced, planfile.schedule_of(plan, traced.graph, file), plan, header.request), plan
     profile = pipeline.measured_costs(request, traced, progress)

@@ -47,7 +47,7 @@ from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import hooks_of, structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.several import budget_bytes
-from remat_codegen.sizes import parse_dynamic
+from remat_codegen.sizes import parse_dynamic, parse_limits
 from remat_codegen.target import Target, load_target
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, Trace, know_dataclasses
@@ -560,6 +560,7 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         needs=NEEDS_MODEL if request.given else "",
         batch=plan.batch,
         loss=LOSS_TEXTS.get(plan.loss, ""),
+        smaller=parse_limits(plan.smaller or "", target.module.forward, target.args, target.kwargs),
         others=tuple(
             Figures(p.budget_bytes, p.planned_peak_bytes, p.unmodified_peak_bytes, p.overhead, p.bound, p.batch)
             for p in plan.others

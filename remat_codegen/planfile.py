@@ -18,11 +18,12 @@ from remat_codegen.budget import plan_label
 from remat_codegen.errors import PlanFileError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Compute, Schedule, validate, with_forgets
+from remat_codegen.sizes import LIMITS
 
 # Fields that most plans leave out.
 OPTIONAL = (
     *("as_written_peak_bytes", "as_written_overhead", "capability", "estimated", "answer", "recorded", "batch", "loss"),
-    "others",
+    *("smaller", "others"),
 )
 USUAL_LOSS = "cross-entropy"
 FORMAT, VERSION = "remat-codegen plan", 1
@@ -42,6 +43,7 @@ class SavedPlan:
     `others` are plans for larger budgets, in the order of these, where one file has several; `budget` then names all of them.
     Or they are for smaller batch sizes, from the largest on, which `batch` says of each.
     `loss` is what the step goes back from (training.example_loss).
+    `smaller` are sizes up to which a file of functions runs the original forward ("x.0,scale.0=4;x.1=2").
     """
 
     graph: str
@@ -64,6 +66,7 @@ class SavedPlan:
     recorded: bool | None = None
     batch: int | None = None
     loss: str = USUAL_LOSS
+    smaller: str | None = None
     others: tuple[SavedPlan, ...] = ()
 
     def all(self) -> tuple[SavedPlan, ...]:
@@ -143,6 +146,8 @@ def _entries(rows: dict[str, Any]) -> dict[str, Any]:
 def _fits(value: Any, name: str) -> bool:
     if name == "order":
         return True
+    if name == "smaller":
+        return isinstance(value, str) and LIMITS.fullmatch(value) is not None
     if name == "recorded":
         return value is True
     if name.endswith("_bytes") or name == "batch":

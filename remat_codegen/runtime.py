@@ -408,6 +408,21 @@ def is_one(names, expected, given):
     )
 
 
+def is_smaller(limits, expected, sizes, given):
+    """Whether the inputs are those that the plan is for, but no larger than one of `limits`: by name, the most in some of its
+    dimensions. `sizes` have the planned of each size that may change."""
+
+    def no_larger(limit, name, wanted):
+        if not (isinstance(wanted, tuple) and torch.is_tensor(given[name]) and given[name].dim() == len(wanted[0])):
+            return wanted
+        planned = dict(enumerate(sizes[n][1] if isinstance(n, str) else n for n in wanted[0]))
+        most = {**planned, **limit.get(name, {})}
+        return [min(n, most[d]) for d, n in enumerate(given[name].shape)], *wanted[1:]
+
+    rows = [{name: no_larger(limit, name, wanted) for name, wanted in expected.items()} for limit in limits]
+    return any(all(_described(given[n], wanted) == _described(wanted) for n, wanted in row.items()) for row in rows)
+
+
 def with_sizes(expected, sizes, given, planned_peak):
     """`expected` for the sizes of this call. `sizes` are the least, the planned and the most (None: any) of each, and the
     power of it that the peak grows with."""

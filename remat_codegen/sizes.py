@@ -68,6 +68,7 @@ class Together(IntEnum):
 
 
 Asked = tuple[tuple[torch.Tensor, int], ...]
+LIMITS = re.compile(r"[^=;]+=[1-9][0-9]*(;[^=;]+=[1-9][0-9]*)*")
 
 
 def parse_dynamic(
@@ -102,6 +103,15 @@ def parse_dynamic(
             raise TargetError(f"{word} is {tensor.shape[dimension]} in the example inputs", where=where, hint=hint)
         found.append((tensor, dimension))
     return tuple(found)
+
+
+def parse_limits(
+    text: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Asked, int], ...]:
+    """The sizes that `text` ("x.0,scale.0=4;x.1=2", of the form LIMITS) names, each with the most that it says. Raises
+    TargetError where there is none of that name."""
+    named = [words.rpartition("=") for words in text.split(";") if words]
+    return tuple((parse_dynamic(places, forward, args, kwargs, least=1), int(most)) for places, _, most in named)
 
 
 def named_leaves(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -15,17 +15,17 @@ from remat_codegen.emit.lines import COLUMNS
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.spell import literal
 from remat_codegen.graph.simplify import Model
-from remat_codegen.sizes import Dynamic
+from remat_codegen.sizes import Asked, Dynamic
 from remat_codegen.trace import Origin, Trace, Variable
 
-AT_ONE_MARGIN = 1.25  # the share of the peak at size 1 is known without workspaces
+PLAIN_MARGIN = 1.25  # what the original forward needs at other sizes is known without workspaces
 
 
 @dataclass(frozen=True)
 class Guards:
     """The checks of a file for `model`, called with `arguments`. `found` is runtime.structure of it, `objects`
     are those of the objects that it holds, by path; `growth` is the power of each size that may change, by variable, that the
-    peak grows with."""
+    peak grows with; `smaller` are sizes, each with the most at which the original forward is within the budget."""
 
     model: Model
     arguments: Sequence[Argument]
@@ -34,6 +34,7 @@ class Guards:
     growth: Mapping[int, float]
     unmodified_peak_bytes: int
     budget_bytes: int
+    smaller: Sequence[tuple[Asked, int]] = ()
 
     @property
     def trace(self) -> Trace:
@@ -45,7 +46,7 @@ class Guards:
         found: dict[str, Any] = {"expected": self._expected(), "structure": self._structure(), "frozen": self.frozen()}
         found["objects"] = self._objects()
         found |= {"autocast": self._autocast(), "modes": self.modes()}
-        return found | {"sizes": self._sizes(given), "plain_at_one": self._plain_sizes(given)}
+        return found | {"sizes": self._sizes(given), "plain_at_one": self._plain_sizes(given), "smaller": self._smaller()}
 
     def _expected(self) -> str:
         """What each argument has to be: (shape, dtype, requires_grad) of a tensor, or a value."""
@@ -101,12 +102,18 @@ class Guards:
     def plain_at_one(self, size: Dynamic) -> bool:
         """Whether the original forward is within the budget at size 1, where the plan does not hold."""
         share = size.share_at_one
-        return share is not None and self.unmodified_peak_bytes * share * AT_ONE_MARGIN <= self.budget_bytes
+        return share is not None and self.unmodified_peak_bytes * share * PLAIN_MARGIN <= self.budget_bytes
 
     def _plain_sizes(self, given: dict[int, str]) -> str:
         """The names of sizes at whose size 1 the original forward runs."""
         names = [given[s.variable] for s in self.trace.sizes if self.plain_at_one(s)]
         return "{" + ", ".join(repr(n) for n in names) + "}" if names else ""
+
+    def _smaller(self) -> str:
+        """For each such size the most that the dimensions of inputs may be."""
+        rows = [{a.name: {d: most for t, d in sizes if t is a.value} for a in self.arguments} for sizes, most in self.smaller]
+        texts = [repr({name: limits for name, limits in row.items() if limits}) for row in rows]
+        return f"[{', '.join(texts)}]" if texts else ""
 
     def modes(self) -> dict[str, bool]:
         """By module: the mode it has to be in, where its operations are those of one mode only."""

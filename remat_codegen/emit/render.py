@@ -35,6 +35,7 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
+from remat_codegen.sizes import Asked
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Origin, function_call, without_kernels
 
@@ -90,6 +91,7 @@ class Facts:
     words.
     `others` are the plans for larger budgets, or for smaller batch sizes, where the file has several. `plan_lines` are the
     comment lines that hold the plan (planline.py). `loss` says what the step goes back from, where that is not the usual.
+    `smaller` are sizes of inputs, each with the most at which the original forward is within the budget.
     """
 
     version: str
@@ -111,6 +113,7 @@ class Facts:
     batch: int | None = None
     others: tuple[Figures, ...] = ()
     loss: str = ""
+    smaller: tuple[tuple[Asked, int], ...] = ()
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:
@@ -145,7 +148,7 @@ class _Renderer:
         paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
         self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
         peaks = facts.unmodified_peak_bytes, facts.budget_bytes
-        self.guards = Guards(model, self.arguments, original.structure, original.objects, facts.growth, *peaks)
+        self.guards = Guards(model, self.arguments, original.structure, original.objects, facts.growth, *peaks, facts.smaller)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
@@ -252,6 +255,7 @@ class _Renderer:
             uses_step=uses_step,
             uncached=uncached,
             dynamic=bool(self.trace.sizes),
+            smaller=bool(self.guards.smaller),
             plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
             hooked=repr(dict(self.original.hooked)),
             modes=self.guards.modes(),
@@ -276,6 +280,7 @@ class _Renderer:
         given_names |= {name for name, text in checks.items() if text}
         given_names |= {"check_decisions"} if self.trace.decisions else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
+        given_names |= {"is_smaller"} if parts["smaller"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
         parts["helpers"] = "\n\n".join(helpers)

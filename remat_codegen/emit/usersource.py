@@ -35,13 +35,14 @@ OURS = {
 }
 TAKEN = ("plain_forward", "__init_subclass__")  # our name for the original forward; and rematerialize() makes a subclass
 OWN_NAMES = frozenset(
-    "rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE".split()
+    "rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE "
+    "SMALLER".split()
 )
 IN_FORWARD = frozenset(
     (
         "torch inspect check_call check_decisions check_dtypes check_layouts check_modes check_objects tell_hooks run_forward "
-        "run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE "
-        "uncached_casts with_sizes is_one super"
+        "run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE SMALLER "
+        "uncached_casts with_sizes is_one is_smaller super"
     ).split()
 )
 PLACES = frozenset(

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from parted import same, step
+from parted import peak, same, step
 
 import remat_codegen
-from remat_codegen import functions, lifecycle, pipeline, second
+from remat_codegen import functions, lifecycle, pipeline, planline, second
 from remat_codegen.errors import TargetError
 from remat_codegen.functions import FIXED, OPEN
 from remat_codegen.report import Progress
@@ -38,6 +39,16 @@ class Net(torch.nn.Module):
 class OfOneSize(Net):  # whose batch is a number in its text
     def forward(self, x, scale):
         return super().forward(x.view(8, 4, 16), scale)
+
+
+class OfTwoSizes(Net):  # torch.export refuses a batch that may be any
+    def forward(self, x, scale):
+        return super().forward(x if x.shape[0] == 8 else x.contiguous(), scale)
+
+
+class OfAFew(Net):  # which it takes from six on
+    def forward(self, x, scale):
+        return super().forward(x if x.shape[0] > 5 else x.contiguous(), scale)
 
 
 def example_inputs():
@@ -91,6 +102,46 @@ def test_a_file_of_functions_whose_batch_is_fixed_by_its_model_says_so_when_it_i
     file, notes = made("OfOneSize")
     assert "--dynamic" not in file.read_text().partition('"""')[0] and FIXED in notes
     trains(file, 8)
+    assert lifecycle.check(file, Progress(None)).ok
+
+
+LENGTH = "x.1,scale.1=2"
+EITHER = f"x.0,scale.0=4;{LENGTH}"
+BY_LENGTH, BY_BATCH = [(8, 2), (5, 1)], [(4, 4), (1, 3), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    "name, smaller, sizes",
+    [("OfTwoSizes", EITHER, BY_BATCH + BY_LENGTH), ("OfAFew", EITHER, BY_BATCH + BY_LENGTH), ("Net", LENGTH, BY_LENGTH)],
+)
+def test_what_is_smaller_trains_by_the_original_forward_where_that_is_within_the_budget(folder, name, smaller, sizes):
+    file, notes = made(name)
+    plan = planline.plan_in(file.read_text())
+    assert plan.smaller == smaller and any(note.startswith("note: but up to x.") for note in notes)
+    ours, model = load_generated(file).rematerialize(load_original(file)), load_original(file)
+    for size in sizes:
+        inputs = torch.randn(*size, 16), torch.randn(*size, 1)
+        same(step(ours, inputs), step(model, inputs))
+        assert peak(partial(step, ours, inputs)) <= plan.budget_bytes
+    assert lifecycle.check(file, Progress(None)).ok
+    assert not lifecycle.update(file, Progress(None)).changed
+
+
+def test_what_is_smaller_but_too_large_for_the_original_forward_is_refused(folder):
+    file, _ = made("OfTwoSizes")
+    ours = load_generated(file).rematerialize(load_original(file))
+    for size in [(5, 4), (8, 3), (4, 5), (16, 2)]:
+        with pytest.raises(ValueError, match="planned for"):
+            step(ours, (torch.randn(*size, 16), torch.randn(*size, 1)))
+    with pytest.raises(ValueError, match="planned for"):
+        step(ours, (torch.randn(2, 4, 16, dtype=torch.float64), torch.randn(2, 4, 1)))
+
+
+def test_an_update_that_plans_again_finds_what_may_be_smaller_again(folder):
+    file, _ = made("OfTwoSizes")
+    file.write_text(file.read_text().replace("--budget 75%", "--budget 90%"))
+    assert lifecycle.update(file, Progress(None)).changed
+    assert planline.plan_in(file.read_text()).smaller == "x.0,scale.0=5;x.1,scale.1=2"
     assert lifecycle.check(file, Progress(None)).ok
 
 

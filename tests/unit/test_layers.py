@@ -50,7 +50,7 @@ ALLOWED = {
     "planners": ("errors", "graph", "profile.costs", "schedule", "planners"),
     "reserve": ("graph", "profile.costs", "planners", "schedule"),
     "aswritten": ("graph", "planners", "planfile", "profile.costs", "report", "reserve", "schedule", "trace"),
-    "planfile": ("budget", "errors", "graph", "schedule"),
+    "planfile": ("budget", "errors", "graph", "schedule", "sizes"),
     "planline": ("errors", "planfile"),
     "several": ("budget", "errors", "planfile"),
     "emit": ("errors", "sizes", "trace", "graph", "profile.costs", "schedule", "runtime", "emit", "torch_seam"),
@@ -75,10 +75,9 @@ ALLOWED = {
     ),
 }
 SEES_EVERYTHING = set(
-    "__main__ second functions batching choosing drafts cli cli_cache cli_devices cli_explain cli_graphs cli_options pipeline "
-    "lifecycle explain planning comparison measured picture report_graphs api making cli_report report_pages reporting "
-    "tradeoff "
-    "integrations".split()
+    "__main__ second functions smaller batching choosing drafts cli cli_cache cli_devices cli_explain cli_graphs cli_options "
+    "pipeline lifecycle explain planning comparison measured picture report_graphs api making cli_report report_pages "
+    "reporting tradeoff integrations".split()
 )
 RUNTIME_PACKAGES = {"torch", "__future__", *sys.stdlib_module_names}
 
