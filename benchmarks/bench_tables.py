@@ -84,8 +84,12 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
         chooser = Chooser(found.graph, profile, candidates, lambda o, n=limit, r=reserve: n - r.needed_bytes(o), held)
         started = time.process_time()
         best = chooser.search([outcome.plan.schedule])
-        if best.over_bytes or best.time_ns > outcome.plan.time_ns + second.LITTLE_LOST * found.plain_ns:
-            more = second.others(Request(name), found.graph, profile, found.reserve, limit)
+        wanted = second.about(planning.over(outcome.plan.time_ns, found.plain_ns))
+        for number, more in enumerate(
+            second.others(Request(name, planner=planner), found.graph, profile, found.reserve, limit)
+        ):
+            if not best.over_bytes and (number == second.TRIES or planning.over(best.time_ns, found.plain_ns) <= wanted):
+                break
             best = chooser.least([best, chooser.search(more)])
         seconds = time.process_time() - started
         planned, reached = (100 * planning.over(t, found.plain_ns) for t in (outcome.plan.time_ns, best.time_ns))

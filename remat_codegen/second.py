@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from remat_codegen import functions, pipeline, planfile, planline
 from remat_codegen.budget import format_bytes
@@ -20,7 +21,7 @@ from remat_codegen.graph.ir import Graph, total_bytes
 from remat_codegen.inputs import CACHE
 from remat_codegen.marked import file as writing
 from remat_codegen.marked import replays
-from remat_codegen.marked.choose import Chooser, Row, parts_of
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, Row, parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run, schedule_of
 from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
@@ -60,8 +61,9 @@ from remat_codegen.training import example_loss
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
 PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
-LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for
+LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for; and what fewer rows may cost beside it
 A_START = 0.3  # of a limited time: what each of those may take
+TRIES = 2  # of those, if the search found a table that fits
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -172,12 +174,17 @@ def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Pro
     """Says where the tables of a file take more than `LITTLE_LOST` longer than the plans that were `made`; and where the host's
     own time for parts, which goes on beside a GPU's work but not beside a CPU's, is more than `LITTLE_FELT` of a step."""
     for one, before in zip(plan.all(), made.all(), strict=True):
-        if one.overhead > before.overhead + LITTLE_LOST:
+        if one.overhead > about(before.overhead):
             at = f"at {one.label}, " if made.others else ""
             progress.note(f"note: {at}{_what_is_lost(one, before)}")
     if (share := felt(profile, brought)) > LITTLE_FELT:
         beside = f"parts take some {PART_NS / 1e6:g} ms each of Python's time beside their operations, which no plan counts"
         progress.note(f"note: {beside}: {len(brought.rows)} of them, some {percent(share)} of this step")
+
+
+def about(overhead: float) -> float:
+    """What a table may take beside a plan's overhead without a word."""
+    return overhead + max(LITTLE_LOST, A_LITTLE + A_LITTLE_MORE * overhead)
 
 
 def felt(profile: Profile, brought: Brought) -> float:
@@ -272,14 +279,14 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     Raises BudgetError where no table fits."""
     found = found_of(traced)
     own = planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    best: Brought | None = None
+    search, best = Search(traced, found, profile, plan.budget_bytes, progress.update), None
     more = others(request, traced.graph, found.with_held(profile), reserve_of(traced), plan.budget_bytes)
-    for schedules in ([own], more):
-        seconds = request.seconds_left()
-        brought = brought_to_parts(traced, found, profile, plan.budget_bytes, schedules, seconds, progress.update)
+    for number, schedules in enumerate(chain([[own]], more)):
+        brought = search.brought(schedules, request.seconds_left())
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        if request.time_is_up or (best is not None and best.overhead <= plan.overhead + LITTLE_LOST):
+        enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
+        if enough or request.time_is_up:
             break
     if best is None:
         budget = format_bytes(plan.budget_bytes)
@@ -288,34 +295,52 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     return best
 
 
-def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Schedule]:
-    """What else the search for a table starts from: rockmate's plans, which treat equal blocks alike, as rows do. They are by
-    the costs of the text, whose variables hold more than the plan knows of; and for ever less."""
-    for share in SHARES:
-        limit = int(share * budget_bytes) - reserve.most_bytes
-        schedule = limited("rockmate", request.seconds_left(A_START))(graph, costs, limit).schedule
+def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Iterator[Schedule]]:
+    """What else the search for a table starts from: plans by the costs of the text, whose variables hold more than the planner
+    knew of; each for ever less, until that leads to a table that fits. Rockmate's treat equal blocks alike, as rows do; who
+    asks for an algorithm of a paper gets no other."""
+    quick = [("auto", SHARES), ("auto", SHARES[1:])] if request.planner in ("auto", "best") else []
+    for planner, shares in (*quick, ("rockmate", SHARES)):
+        limits = (int(share * budget_bytes) - reserve.most_bytes for share in shares)
+        yield _for_ever_less(request, planner, graph, costs, limits)
+
+
+def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:
+    for limit in limits:
+        schedule = limited(planner, request.seconds_left(A_START))(graph, costs, limit).schedule
         if schedule is None or request.time_is_up:
             break
         yield schedule
 
 
-def brought_to_parts(
-    traced: Traced,
-    found: Found,
-    profile: Profile,
-    limit: int,
-    schedules: Iterable[Schedule],
-    seconds: float | None = None,
-    told: Callable[[int, int], object] = lambda tried, most: None,
-) -> Brought:
-    """The best table that the search finds from some schedules, in so many seconds if they are given. It may be above the
-    limit. `told` hears how far the search has come."""
-    reserve, graph, costs = reserve_of(traced), traced.graph, found.with_held(profile)
-    chooser = Chooser(graph, costs, found.candidates, lambda order: limit - reserve.needed_bytes(order), found.held, told)
-    best = chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds)
-    parts = [part for _, part in parts_of(best.rows)]
-    overhead = best.time_ns / max(1, sum(profile.time_ns)) - 1
-    return Brought(found, best.rows, schedule_of(graph, parts, found.held), best.over_bytes, overhead)
+class Search:
+    """The search for tables of parts: what it has priced for one plan helps it with the next."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        found: Found,
+        profile: Profile,
+        limit: int,
+        told: Callable[[int, int], object] = lambda tried, most: None,
+    ) -> None:
+        """`told` hears how far the search has come."""
+        self.graph, self.found, self.plain_ns = traced.graph, found, sum(profile.time_ns)
+        reserve, costs = reserve_of(traced), found.with_held(profile)
+        left = partial(_left, reserve, limit)
+        self.chooser = Chooser(traced.graph, costs, found.candidates, left, found.held, told)
+
+    def brought(self, schedules: Iterable[Schedule], seconds: float | None = None) -> Brought:
+        """The best table that is found from some schedules, in so many seconds if they are given. It may be above the limit."""
+        best = self.chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds)
+        parts = [part for _, part in parts_of(best.rows)]
+        overhead = best.time_ns / max(1, self.plain_ns) - 1
+        return Brought(self.found, best.rows, schedule_of(self.graph, parts, self.found.held), best.over_bytes, overhead)
+
+
+def _left(reserve: Reserve, limit: int, order: Sequence[int]) -> int:
+    """The bytes for activations within a limit, beside what has to be held in reserve."""
+    return limit - reserve.needed_bytes(order)
 
 
 def carried_sources(traced: Traced) -> dict[str, str]:

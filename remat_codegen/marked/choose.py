@@ -25,7 +25,8 @@ from remat_codegen.schedule import Compute, Pricing, Schedule
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
-A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end
+A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end; or of the time for recomputation, if that is more
+A_LITTLE_MORE = 0.02
 MOST_TABLES = 1500  # that are priced from one start
 MOST_NODES = 400_000  # in the tables that are priced from one start
 OFTEN = 50  # tables after which the search tells how far it has come
@@ -200,7 +201,7 @@ class Chooser(Generic[V]):
 
     def simpler(self, best: Priced[V]) -> Priced[V]:
         """As good as the best but for a little, within the limit if that is, with fewer kinds of rows and marks, or rows."""
-        slowest_ns = best.time_ns + A_LITTLE * self.step_ns
+        slowest_ns = best.time_ns + max(A_LITTLE * self.step_ns, A_LITTLE_MORE * (best.time_ns - self.step_ns))
         most = self.tried + self.tables // 2
         for moves, alone in ((self.without, False), (self.alike, False), (self.without, True)):
             for move in moves(best, alone):

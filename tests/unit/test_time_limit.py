@@ -95,7 +95,7 @@ def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
     plain, found = without_recomputation(traced.graph), second.found_of(traced)
     limit = simulate(traced.graph, profile, plain).peak_bytes // 2
     for seconds in (None, 0.0):
-        second.brought_to_parts(traced, found, profile, limit, [plain], seconds)
+        second.Search(traced, found, profile, limit).brought([plain], seconds)
     assert tried[True] < tried[False] // 4
 
 
