@@ -1,13 +1,14 @@
 """The default to be: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
 
-    least peak known ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
+    what one node needs ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
 
-A budget is looked for by bisection between the least peak that is known and that of the plain step. At each middle the same is
-done, whatever budget was asked for: the plan of `low`, that of `high`, and what the quick planners make of it are fitted to the
-middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points* monotonic: one
+A budget is looked for by bisection between what the largest node needs and the peak of the plain step. At each middle the same
+is done, whatever budget was asked for: the plan of `low`, that of `high`, and what the quick planners make of it are fitted to
+the middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points* monotonic: one
 is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is turned down. So of
 two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as slow as that one, and
-the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take equally long.
+the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take equally long. Where
+nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not fit, no plan does.
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
 kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed. Of
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from remat_codegen.graph.ir import Graph
+from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.planners import chain, dtr, ends, hierarchy, merges, rockmate, whole
 from remat_codegen.planners.deadline import offer
 from remat_codegen.planners.ends import Progress, candidate
@@ -44,7 +45,7 @@ RESOLUTION = 1.001  # budgets that differ by less have the same plan
 WORK = 300_000  # of the search at each middle: some half a second
 HARD_WORK = 600_000  # where there is no dynamic program to start from
 WORK_PER_NODE = 600  # at most: small graphs need less
-SMALL = 300  # nodes, up to which each of DTR's scores is tried
+SMALL = 300  # nodes, up to which each of DTR's scores is tried, and far-off middles are searched as much
 MOST_LEVELS, LEVEL_WORK = 32, 8000  # budgets that DTR is run for beforehand, and nodes of all these together
 EVICT_WORK = 1_500_000  # storages that one of DTR's plans may look at, some half a second
 LARGE = 2500  # nodes; beyond them DTR alone takes seconds
@@ -62,6 +63,7 @@ SQUEEZE_WORK = 200_000  # data that are visited for that, at most
 STEP_WORK = 3000  # of the search, for which the slower one makes a step
 LOWER_STARTS = 4  # of little peak, from which a lower one is looked for where the lowest does not lead on
 LOWERED = 2  # orders of little peak that are brought lower
+NEVER = 1 << 62  # nanoseconds
 PROMISING = 3  # starts that are improved a little before one is chosen
 
 
@@ -79,7 +81,7 @@ def plan(
         return ends.chosen("auto", [plain], profile, budget_bytes, ("the step fits the budget without recomputation",))
     known = frontier(graph, profile, WORK_PER_NODE if work_per_node is None else work_per_node)
     found = known.at(budget_bytes, progress)
-    if found is None:
+    if not found.order:
         return _below(graph, profile, budget_bytes, known.least)
     judged = candidate(graph, profile, found.order)
     return ends.chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
@@ -97,7 +99,7 @@ def _below(graph: Graph, profile: Profile, budget_bytes: int, least: Point) -> P
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The plan for a limit: its time and order, and which start it came from."""
+    """The plan for a limit: its time and order, and which start it came from. Without an order there is none."""
 
     limit_bytes: int
     time_ns: int
@@ -123,12 +125,15 @@ class Frontier:
         self.work = min(WORK if self.sequences.worthwhile else HARD_WORK, work_per_node * len(graph.nodes))
         self.rounds = FITTED * (len(graph.nodes) // 100 + 1)
         self.plain = Point(Lives(self.board, self.board.plain).peak, self.board.plain_ns, self.board.plain, "nothing")
+        self.bottom = _nothing(max(self._need(n) for n in graph.nodes) - 1)
 
-    def at(self, budget_bytes: int, progress: Progress | None = None) -> Point | None:
-        """The point of the largest limit within the budget; None if it is below the least peak known."""
-        low, high = self.least, self.plain
-        if budget_bytes < low.limit_bytes:
-            return None
+    def _need(self, node: Node) -> int:
+        """Bytes of what a node reads, writes and works with, which no schedule is below."""
+        return total_bytes(self.graph, {*node.reads, *node.writes}) + self.profile.workspace_bytes[node.id]
+
+    def at(self, budget_bytes: int, progress: Progress | None = None) -> Point:
+        """The point of the largest limit within the budget; without an order if that is below the least peak known."""
+        low, high = self.bottom, self.plain
         depth, depths = 0, self._depths(low, high)
         while (middle := _middle(low, high)) is not None:
             if progress is not None:
@@ -137,9 +142,12 @@ class Frontier:
                 self.points[middle] = self._between(middle, low, high, depth)
             point = self.points[middle]
             low, high = (point, high) if middle <= budget_bytes else (low, point)
-            offer(self.graph, low.order, low.time_ns)
+            if not high.order:
+                break
+            if low.order:
+                offer(self.graph, low.order, low.time_ns)
             depth += 1
-        return low
+        return low if low.order or self.least.limit_bytes > budget_bytes else self.least
 
     @staticmethod
     def _depths(low: Point, high: Point) -> int:
@@ -158,7 +166,7 @@ class Frontier:
         levels = min(MOST_LEVELS, LEVEL_WORK // count)
         heuristics = dtr.HEURISTICS if count <= SMALL else ("dtr",)
         limits = [self.plain.limit_bytes * level // (levels + 1) for level in range(1, levels + 1)]
-        limits = [limit for limit in limits if limit >= self.least.limit_bytes]
+        limits = [limit for limit in limits if limit > self.bottom.limit_bytes]
         plans = [self._evicting(limit, h) for limit in limits for h in heuristics]
         return [rockmate.Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
 
@@ -228,14 +236,19 @@ class Frontier:
 
     def _between(self, limit: int, low: Point, high: Point, depth: int) -> Point:
         """The point of a middle: at most as slow as the one below, at least as slow as the one above."""
-        best = low
         tried: list[Point] = []
         for start, order in self._starts(limit, low, high, depth):
             found = self._begun(order, limit)
             tried += [] if found is None else [Point(limit, self.board.time_of(found), found, start)]
         tried = [p for p in sorted(tried, key=lambda p: p.time_ns) if p.time_ns >= high.time_ns]
+        if not low.order and not tried:
+            low = self.least
+            if low.limit_bytes > limit or low.time_ns < high.time_ns:
+                return _nothing(limit)
+        best = low
         promising = list({p.time_ns: p for p in reversed(tried)}.values())[::-1][:PROMISING] or [low]
-        work = self.work // FAR_OFF if depth < SHALLOW else self.work
+        far = depth < SHALLOW and len(self.graph.nodes) > SMALL
+        work = self.work // FAR_OFF if far else self.work
         part = work // (2 * len(promising))
         improved = [self._improved(p, limit, high.time_ns, part, seed) for seed, p in enumerate(promising)]
         best = min([*improved, best], key=lambda p: p.time_ns)
@@ -279,7 +292,8 @@ class Frontier:
 
     def _starts(self, limit: int, low: Point, high: Point, depth: int) -> Iterator[tuple[str, Order]]:
         """Orders to start from, brought within the limit or not."""
-        yield low.start, low.order
+        if low.order:
+            yield low.start, low.order
         yield high.start, high.order
         if depth >= DEEP:
             return
@@ -303,12 +317,17 @@ class Frontier:
                 yield f"dtr-{heuristic}", lambda g, p, b, h=heuristic: self._evicting(b, h)
 
 
+def _nothing(limit: int) -> Point:
+    """The point of a limit that no plan keeps to."""
+    return Point(limit, NEVER, (), "")
+
+
 def _middle(low: Point, high: Point) -> int | None:
     """The limit between two points; None if they are the same for all purposes."""
     if low.time_ns <= high.time_ns or high.limit_bytes <= low.limit_bytes * RESOLUTION:
         return None
-    middle = math.isqrt(low.limit_bytes * high.limit_bytes)
-    return middle if low.limit_bytes < middle < high.limit_bytes else None
+    middle = max(math.isqrt(low.limit_bytes * high.limit_bytes), low.limit_bytes + 1)
+    return middle if middle < high.limit_bytes else None
 
 
 class _Sequences:
