@@ -14,11 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
+from remat_codegen.marked.layers import Layers
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Pricing, Schedule
 
@@ -102,6 +104,7 @@ class Chooser(Generic[V]):
         self.graph, self.profile, self.candidates, self.limit = graph, profile, candidates, limit
         self.step_ns, self.pricing, self.rule = sum(profile.time_ns), Pricing(graph, profile), Rule(graph, held)
         self.tried, self.until, self.told = 0, math.inf, told
+        self.layers = Layers(candidates)
         self.most = self.tables = min(MOST_TABLES, MOST_NODES // len(graph.nodes))
         self.costs: dict[tuple[Part, ...], float] = {}
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
@@ -211,6 +214,19 @@ class Chooser(Generic[V]):
                 found = self.price(rows)
                 if found is not None and found.over_bytes <= best.over_bytes and found.time_ns <= slowest_ns:
                     best = found
+        return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
+
+    def with_layers_alike(self, best: Priced[V], slowest_ns: float, most: int) -> Priced[V]:
+        """The same with fewer different layers, the quickest first; then with equal ones side by side."""
+
+        def good(tables: Iterable[Rows[V]]) -> Iterator[Priced[V]]:
+            priced = map(self.price, takewhile(lambda _: not self.enough(most), tables))
+            return (p for p in priced if p is not None and p.over_bytes <= best.over_bytes and p.time_ns <= slowest_ns)
+
+        while (found := min(good(self.layers.united(best.rows)), key=lambda p: p.time_ns, default=None)) is not None:
+            best = found
+        while (found := next(good(self.layers.sorted(best.rows)), None)) is not None:
+            best = found
         return best
 
     def enough(self, most: int) -> bool:

@@ -2,13 +2,14 @@
 
     what one node needs ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
 
-A budget is looked for by bisection between what the largest node needs and the peak of the plain step. At each middle the same
-is done, whatever budget was asked for: the plan of `low`, that of `high`, and what the quick planners make of it are fitted to
-the middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points* monotonic: one
-is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is turned down. So of
-two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as slow as that one, and
-the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take equally long. Where
-nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not fit, no plan does.
+A budget is looked for by bisection between what the largest node needs and the peak of the plain step. At each middle the
+same is done, whatever budget was asked for: the plan of `low`, that of `high`, and what the quick planners make of it are
+fitted to the middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points*
+monotonic: one is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is
+turned down. So of two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as
+slow as that one, and the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take
+equally long. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not
+fit, no plan does.
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
 kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed. Of

@@ -7,10 +7,10 @@ import math
 from collections import Counter
 
 import pytest
-from graphs import random_graph
+from graphs import chain_graph, random_graph
 
 from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, OPTIONS, Chooser, kinds
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, OPTIONS, Chooser, Row, kinds
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.planners.dtr import plan
 from remat_codegen.schedule import simulate, without_recomputation
@@ -89,6 +89,46 @@ def test_rows_that_hardly_pay_are_dropped_in_the_end():
         assert found.time_ns <= before.time_ns + max(A_LITTLE * chooser.step_ns, A_LITTLE_MORE * again_ns)
         fewer += len(found.rows) < len(before.rows)
     assert fewer
+
+
+def repeated(share):
+    """A search in a graph of equal layers, and a planner's schedule for the same limit."""
+    graph, profile = chain_graph([1, 3, 2] * 8)
+    able = [n.id for n in graph.forward_nodes if n.recomputable]
+    found = Candidates(Candidate(n, n, (n,), ("node", n % 3)) for n in able)
+    limit = int(share * simulate(graph, profile, without_recomputation(graph)).peak_bytes)
+    return Chooser(graph, profile, found, lambda order: limit), plan(graph, profile, limit).schedule
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8])
+def test_layers_are_told_alike_where_that_takes_little(share):
+    chooser, schedule = repeated(share)
+    before = chooser.least(map(chooser.searched, chooser.starts([schedule])))
+    slowest_ns = before.time_ns + 0.05 * chooser.step_ns
+    found = chooser.with_layers_alike(before, slowest_ns, 10_000)
+    assert found.over_bytes <= before.over_bytes and found.time_ns <= slowest_ns
+    layers = chooser.layers
+    assert layers.different(found.rows) <= layers.different(before.rows)
+    assert not any(  # nothing is left to be told alike
+        p is not None and p.over_bytes <= found.over_bytes and p.time_ns <= slowest_ns
+        for p in map(chooser.price, itertools.chain(layers.united(found.rows), layers.sorted(found.rows)))
+    )
+
+
+def test_what_is_said_of_layers():
+    chooser, _ = repeated(0.5)
+    layers, (first, second, third) = chooser.layers, next(g for g in chooser.candidates.by_key.values() if len(g) > 2)[:3]
+    rows = Row(first), Row(second, Keeps.RESULT), Row(third)
+    assert layers.different(rows) == 2 and layers.different(()) == 0
+    united = [{(r.candidate, r.keeps) for r in table} for table in layers.united(rows)]
+    assert {(c, Keeps.NOTHING) for c in (first, second, third)} in united
+    assert {(c, Keeps.RESULT) for c in (first, second, third)} in united and len(united) == 2
+    side_by_side = next(layers.sorted(rows))
+    assert {r.candidate: r.keeps for r in side_by_side} in (
+        {first: Keeps.RESULT, second: Keeps.NOTHING, third: Keeps.NOTHING},
+        {first: Keeps.NOTHING, second: Keeps.NOTHING, third: Keeps.RESULT},
+    )
+    assert not [*layers.sorted(side_by_side)]
 
 
 def test_schedules_for_less_are_looked_at_until_one_keeps_to_the_limit():

@@ -1,0 +1,83 @@
+"""Layers of equal code, and what a table says of each: the fewer different things, the sooner it is read.
+
+The third of twelve `ln_1` belongs to the third of twelve `attn`: candidates of the same code that are there equally often are
+columns of one list of layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations
+from typing import TYPE_CHECKING, Generic
+
+from remat_codegen.marked.candidates import Candidate, Candidates, V
+from remat_codegen.marked.demand import Again, Keeps
+
+if TYPE_CHECKING:
+    from remat_codegen.marked.choose import Row, Rows
+
+Layer = tuple[int, int]  # how many there are, and which of them
+Said = tuple[Hashable, Keeps, Again, bool]  # the code of a row, with its options
+Pattern = frozenset[Said]  # of a layer
+
+
+class Layers(Generic[V]):
+    """The layers that some candidates are in."""
+
+    def __init__(self, candidates: Candidates[V]) -> None:
+        self.by_key = candidates.by_key
+        several = (group for group in self.by_key.values() if len(group) > 1)
+        self.of: dict[Candidate[V], Layer] = {c: (len(group), place) for group in several for place, c in enumerate(group)}
+
+    def patterns(self, rows: Rows[V]) -> dict[Layer, Pattern]:
+        """What a table says of each layer that it has rows for."""
+        found: dict[Layer, set[Said]] = {}
+        for row in rows:
+            if row.candidate in self.of:
+                found.setdefault(self.of[row.candidate], set()).add(said_of(row))
+        return {layer: frozenset(said) for layer, said in found.items()}
+
+    def different(self, rows: Rows[V]) -> int:
+        """How many different things a table says of layers."""
+        return len({(count, pattern) for (count, _), pattern in self.patterns(rows).items()})
+
+    def united(self, rows: Rows[V]) -> Iterator[Rows[V]]:
+        """Tables that say one thing less: of all layers with one pattern what they say of others."""
+        patterns = self.patterns(rows)
+        often = Counter((count, pattern) for (count, _), pattern in patterns.items())
+        for one, other in permutations(often, 2):
+            if one[0] == other[0]:
+                yield self._saying(rows, {layer: other[1] for layer in patterns if (layer[0], patterns[layer]) == one})
+
+    def sorted(self, rows: Rows[V]) -> Iterator[Rows[V]]:
+        """Tables that say the same of other layers, so that more of those with one pattern stand side by side: two layers
+        exchange what is said of them. Those first by which that is so for the most."""
+        patterns, found = self.patterns(rows), list[tuple[int, dict[Layer, Pattern]]]()
+        for one, other in combinations(sorted(patterns), 2):
+            if one[0] == other[0] and patterns[one] != patterns[other]:
+                exchanged = {one: patterns[other], other: patterns[one]}
+                gained = self._breaks(patterns, one[0]) - self._breaks(patterns | exchanged, one[0])
+                found += [(gained, exchanged)] if gained > 0 else []
+        yield from (self._saying(rows, exchanged) for _, exchanged in sorted(found, key=lambda pair: -pair[0]))
+
+    @staticmethod
+    def _breaks(patterns: Mapping[Layer, Pattern], count: int) -> int:
+        """How often a layer is another than the one before it."""
+        said = [patterns.get((count, place)) for place in range(count)]
+        return sum(one != other for one, other in pairwise(said))
+
+    def _saying(self, rows: Rows[V], patterns: Mapping[Layer, Pattern]) -> Rows[V]:
+        """The rows, with these patterns for some layers."""
+        like = {said_of(row): row for row in rows}
+        theirs = (self._moved(like[said], place) for (_, place), pattern in patterns.items() for said in pattern)
+        return (*(r for r in rows if self.of.get(r.candidate) not in patterns), *theirs)
+
+    def _moved(self, row: Row[V], place: int) -> Row[V]:
+        return replace(row, candidate=self.by_key[row.candidate.key][place])
+
+
+def said_of(row: Row[V]) -> Said:
+    """What a table says of a layer by a row."""
+    return row.candidate.key, row.keeps, row.again, row.late
