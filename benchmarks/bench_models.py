@@ -29,7 +29,7 @@ from remat_codegen.request import Request
 RESULT = Path(__file__).parent / "results" / "models.md"
 HEAD = f"""\
 Random weights, realistic widths, often fewer layers and words (`tests/models/widths.py`, with four times the batch), on the
-CPU, planned by `rockmate`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the different ones
+CPU, planned by `{Request("").planner}`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the different ones
 among them. The overhead is the planned extra time at half the unmodified peak.
 
 | model | from | blocks | kinds | unmodified peak | smallest budget | overhead at 50 % |

@@ -4,14 +4,13 @@
 #
 #                         this file       PyTorch
 #     activation peak       9.0 MiB      15.0 MiB   (budget 9.0 MiB)
-#     step time              1.05 x        1.00 x   (no plan can be below 1.05 x)
+#     step time              1.04 x        1.00 x   (no plan can be below 1.04 x)
 #
-# Planned by rockmate for tokens: int64[4, 96] on cpu, in training mode.
-#: {"version":1,"graph":"445d9d32d10fbc58cf987c8520cd2590395132211b08a19e2b7a5e2c9bb39c1f","planner":"rockmate",
-#: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9452552,
-#: "unmodified_peak_bytes":15757832,"overhead":0.0484,"bound":0.0469,"device":"cpu","order":"134|67:65;69:61,59,62-63;
-#: 2*(76:55)+5-6;3*(85:45,47;87:43;97:33)+16-16",
-#: "notes":["35\u0020options\u0020from\u002052\u0020integer\u0020programs"],"seal":"c72747d7d886fcf2"}
+# Planned by auto for tokens: int64[4, 96] on cpu, in training mode.
+#: {"version":1,"graph":"445d9d32d10fbc58cf987c8520cd2590395132211b08a19e2b7a5e2c9bb39c1f","planner":"auto",
+#: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
+#: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"a8e999cf932018b8"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -114,14 +113,14 @@ class Llama(nn.Module):
 # methods, and the bytes that are not held between the forward and the backward pass.
 #     #1        the second time in a step
 PLAN = {
-    **{f"layers.{i}": "attention_norm ffn_norm feed_forward.mul feed_forward.silu" for i in range(3)},  # 1.3 MiB each
-    "layers.3": (  # 1.8 MiB
-        "attention_norm attention.repeat_interleave#0 ffn_norm feed_forward.mul feed_forward.silu feed_forward.w3"
-    ),
-    "": "norm",  # 289.5 KiB
+    "": "tok_embeddings norm",  # 433.5 KiB
+    **{  # 1.5 MiB each
+        f"layers.{i}": "attention_norm attention.repeat_interleave#0 ffn_norm feed_forward.mul feed_forward.silu"
+        for i in range(4)
+    },
 }
 BUDGET_BYTES = 9457156
-PLANNED_PEAK_BYTES = 9452552
+PLANNED_PEAK_BYTES = 9403400
 
 # ---------------------------------------------------------------------------- 3. the helpers
 # How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds

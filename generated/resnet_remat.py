@@ -4,14 +4,13 @@
 #
 #                         this file       PyTorch
 #     activation peak      44.5 MiB      90.0 MiB   (budget 45.0 MiB)
-#     step time              1.07 x        1.00 x   (no plan can be below 1.05 x)
+#     step time              1.08 x        1.00 x   (no plan can be below 1.07 x)
 #
-# Planned by rockmate for image: float32[16, 3, 32, 32] on cpu, in training mode.
-#: {"version":1,"graph":"c6fb1ef0946849e2fd074054942ecb8ca47a5fd42cce534695d1e561c3ae2535","planner":"rockmate",
-#: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46688516,
-#: "unmodified_peak_bytes":94412548,"overhead":0.0682,"bound":0.0543,"device":"cpu","order":"92|2*(63:43)+7-16;
-#: 2*(71:30)+4-6;78:0,2,8-9,11-12,14,21;79:17;87:0,2-3,5",
-#: "notes":["88\u0020options\u0020from\u002093\u0020integer\u0020programs"],"seal":"ea2d08d45fb28584"}
+# Planned by auto for image: float32[16, 3, 32, 32] on cpu, in training mode.
+#: {"version":1,"graph":"c6fb1ef0946849e2fd074054942ecb8ca47a5fd42cce534695d1e561c3ae2535","planner":"auto",
+#: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
+#: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"2308ddf45543e730"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -78,20 +77,20 @@ class ResNet(nn.Module):
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
 # methods, and the bytes that are not held between the forward and the backward pass.
-#     /inside   what it gives is kept, what autograd saves in it is rebuilt
 #     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
 #     #1        the second time in a step
 PLAN = {
-    "": "stem.0/twice stem.1/twice stem.2/twice",  # 8.0 MiB
+    "": "stem.0/twice stem.1 stem.2",  # 8.0 MiB
     "blocks.0": "conv1 bn1 relu bn2 out",  # 12.0 MiB
-    "blocks.1": "conv1 bn1 relu conv2 bn2 out",  # 16.0 MiB
-    "blocks.2": "bn1 relu#0 bn2 out shortcut.0 shortcut.1 relu#1/inside",  # 4.0 MiB
+    "blocks.1": "conv1 bn1 relu bn2 out",  # 12.0 MiB
+    "blocks.2": "bn1 relu bn2 out shortcut.0 shortcut.1",  # 6.0 MiB
     "blocks.3": "bn1 relu bn2 out",  # 4.0 MiB
     "blocks.4": "bn1 relu#0",  # 1.0 MiB
+    "blocks.5": "bn1 relu bn2 out",  # 2.0 MiB
     "blocks.6": "bn1 relu#0",  # 516.0 KiB
 }
 BUDGET_BYTES = 47208322
-PLANNED_PEAK_BYTES = 46688516
+PLANNED_PEAK_BYTES = 46684420
 
 # ---------------------------------------------------------------------------- 3. the helpers
 # How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds

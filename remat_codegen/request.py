@@ -17,7 +17,7 @@ PLANNERS = tuple(
         "mincut-aggressive knapsack auto best"
     ).split()
 )
-DEFAULT_PLANNER = "rockmate"
+DEFAULT_PLANNER = "auto"
 EDITIONS = (1, 2)
 LOSSES = ("cross-entropy", "sum", "none", "model")  # those of training.py, which imports torch; a test holds the two together
 NOT_RUN = "costs for a GPU by name are estimated, and nothing is run on it"

@@ -14,7 +14,7 @@ from remat_codegen.drafts import Least, draft_of, least_bytes, measured, quick_e
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.planners import registry
 from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.request import DEFAULT_PLANNER, Request
 
 BUDGET = 1000  # bytes
 PLAIN, QUICK, OWN = 20, 10, 9  # what a row of the batch takes unmodified, in quick plans and in the planner's own
@@ -172,7 +172,7 @@ def test_what_quick_planners_find_is_found_when_time_is_short(found, monkeypatch
         while True:
             progress("", 0, 1)
 
-    monkeypatch.setitem(registry.PLANNERS, "rockmate", for_ever)
+    monkeypatch.setitem(registry.PLANNERS, DEFAULT_PLANNER, for_ever)
     hurried = replace(found, request=replace(found.request, time_limit=3.0))
     draft = draft_of(hurried, least, Progress(None))
     assert draft.cut_short and draft.made.planned_peak_bytes <= least

@@ -25,7 +25,7 @@ from remat_codegen.planners.bound import bound
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
 from remat_codegen.report import Progress
-from remat_codegen.request import LEAST_SHARE, Question, Request
+from remat_codegen.request import DEFAULT_PLANNER, LEAST_SHARE, Question, Request
 from remat_codegen.schedule import simulate, without_recomputation
 
 PAST = 0.0  # of time.monotonic()
@@ -114,7 +114,7 @@ def for_ever(graph, profile, budget_bytes, *, progress=None):
 @pytest.fixture
 def endless(asked, monkeypatch):
     """The same request, with a planner that its time is too short for."""
-    monkeypatch.setitem(registry.PLANNERS, "rockmate", for_ever)
+    monkeypatch.setitem(registry.PLANNERS, DEFAULT_PLANNER, for_ever)
     return replace(asked, verify=False, time_limit=0.1)
 
 
