@@ -24,13 +24,13 @@ from remat_codegen import pipeline
 from remat_codegen.budget import format_bytes
 from remat_codegen.errors import BudgetError
 from remat_codegen.report import Progress, Report
-from remat_codegen.request import Request
+from remat_codegen.request import DEFAULT_PLANNER, Request
 
 RESULT = Path(__file__).parent / "results" / "models.md"
 HEAD = f"""\
 Random weights, realistic widths, often fewer layers and words (`tests/models/widths.py`, with four times the batch), on the
-CPU, planned by `{Request("").planner}`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the different ones
-among them. The overhead is the planned extra time at half the unmodified peak.
+CPU, planned by `{DEFAULT_PLANNER}`; threads: {torch.get_num_threads()}. Blocks are what the graph is cut into, kinds the
+different ones among them. The overhead is the planned extra time at half the unmodified peak.
 
 | model | from | blocks | kinds | unmodified peak | smallest budget | overhead at 50 % |
 |---|---|---:|---:|---:|---:|---:|"""

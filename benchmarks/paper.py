@@ -2,18 +2,20 @@
 
     python benchmarks/paper.py [--rows large-2x512-0.85 resnet50-46 ...] [--planners rockmate auto ...] [--again] [--redraw]
 
-Writes benchmarks/results/paper.json, planner by planner, and paper.md from it. What is there stays, unless it is asked for
---again: a run that was stopped goes on, and planners that take long can have a run of their own.
+Writes benchmarks/results/paper.json, planner by planner, and paper.md and paper.svg from it. What is there stays, unless it is
+asked for --again: a run that was stopped goes on, and planners that take long can have a run of their own.
 
 Costs are those of a roofline for a V100 (`remat_codegen/profile/devices.py` states its numbers), so the table is the same
-everywhere. The paper's accounting: activations, their gradients and the model's output count, as do masks of dropout (a byte a
-value, as on CUDA); gradients of parameters and that of the output, which a loss such as a sum does not lay down, do not.
-Seconds are of one core, CPU time.
+everywhere. The paper's accounting: activations, their gradients and the model's output count, as do masks of dropout (a byte
+a value, as on CUDA); gradients of parameters and that of the output, which a loss such as a sum does not lay down, do not.
+Rows of the H100 have its roofline and count what files count, gradients of parameters as they arrive, too. Seconds are of one
+core, CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import random
 import sys
@@ -28,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "examples"), str(ROOT / "tests")]
 RESULTS = Path(__file__).parent / "results"
 
+from remat_codegen import planning  # noqa: E402
 from remat_codegen.graph.ir import Graph, Kind  # noqa: E402
 from remat_codegen.graph.record import record  # noqa: E402
 from remat_codegen.graph.simplify import simplify  # noqa: E402
@@ -37,6 +40,8 @@ from remat_codegen.planners.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
 from remat_codegen.profile.roofline import estimate  # noqa: E402
+from remat_codegen.report import Progress  # noqa: E402
+from remat_codegen.request import Request  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
 from remat_codegen.trace import trace  # noqa: E402
 
@@ -52,6 +57,7 @@ PAPER = {  # the paper's step without recomputation, its Rockmate's, in millisec
     ("medium", 4, 512, 1.0): (430.596, 547.343),
     ("medium", 4, 512, 2.0): (430.596, 497.298),
 }
+SHOWN = 50  # per cent, in the picture
 SIZES = {"large": {"layers": 36, "width": 1280, "heads": 20}, "medium": {"layers": 24, "width": 1024, "heads": 16}}
 
 
@@ -72,6 +78,11 @@ def rows() -> list[Row]:
         label = f"GPT2-{size} ({batch}, {length}) {budget} GiB"
         make = lambda s=size, b=batch, n=length: gpt2(s, b, n)  # noqa: E731
         found.append(Row(f"{size}-{batch}x{length}-{budget}", label, make, budget * GIB, paper_ms / plain_ms - 1))
+    for size, batch, length in dict.fromkeys(row[:3] for row in PAPER):
+        for percent in (60, 45, 30):
+            make = lambda s=size, b=batch, n=length: flash(s, b, n)  # noqa: E731
+            label = f"H100, bf16, flash: GPT2-{size} ({batch}, {length}) {percent} %"
+            found.append(Row(f"h100-{size}-{batch}x{length}-{percent}", label, make, percent / 100))
     for percent in (46, 33):
         found.append(Row(f"resnet50-{percent}", f"ResNet-50 (32, 224) {percent} %", resnet50, percent / 100))
     for count, percent in ((500, 80), (500, 50), (1000, 80), (1000, 50), (3000, 80), (5000, 80)):
@@ -85,6 +96,14 @@ def gpt2(size: str, batch: int, length: int) -> tuple[Graph, Profile]:
     from gpt2 import GPT2
 
     return priced(lambda: GPT2(**SIZES[size], context=1024), torch.zeros(batch, length, dtype=torch.int64))
+
+
+def flash(size: str, batch: int, length: int) -> tuple[Graph, Profile]:
+    """The same with attention in one kernel, and with autocast to bfloat16, as `--device h100` plans it."""
+    inputs = f"int64[{batch},{length}]<50257"
+    asked = Request(f"{Path(__file__).parent}/flash.py:{size}", inputs=inputs, device="h100", autocast="bfloat16", loss="sum")
+    found = planning.priced_model(asked, Progress(None))
+    return found.graph, found.profile
 
 
 def resnet50() -> tuple[Graph, Profile]:
@@ -202,6 +221,7 @@ def table(results: dict[str, dict]) -> str:
         "Overheads in %, with costs by a roofline of "
         f"{device.name}: {device.flops / 1e12} TFLOP/s and {device.bytes_per_s / 1e9:.0f} GB/s, of which kernels reach "
         f"{device.reached_flops:.0%} and {device.reached_bytes:.0%}, and at least {device.launch_ns / 1000:.0f} us. "
+        "Rows of the H100 are as `--device h100` plans them, in this project's own accounting. "
         "`python benchmarks/paper.py` makes this table. A dash is where a planner finds no plan; an empty cell was not run.",
         "",
         "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
@@ -220,6 +240,38 @@ def table(results: dict[str, dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def picture(results: dict[str, dict]) -> bytes:
+    """The rows as a picture: what each planner takes, and what no plan is below."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings = {"svg.hashsalt": "remat-codegen", "svg.fonttype": "none", "font.size": 9, "backend": "agg"}
+    shown = [row for row in rows() if row.key in results]
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(9, 0.42 * len(shown) + 1.2), layout="constrained")
+        axes = figure.subplots()
+        heights = range(len(shown), 0, -1)
+        for name, marker in zip(("paper", *COMPARED), "x^osdDP", strict=True):
+            cells = [row.paper if name == "paper" else overhead_of(results[row.key], name) for row in shown]
+            known = [(100 * over, height) for over, height in zip(cells, heights, strict=True) if over is not None]
+            label = "the paper's Rockmate" if name == "paper" else name
+            axes.plot(*zip(*known, strict=True), marker, label=label, markersize=5, fillstyle="none") if known else None
+        bounds = [100 * (results[row.key]["bound"] or 0) for row in shown]
+        axes.barh(list(heights), bounds, height=0.7, color="0.88", label="no plan is below")
+        axes.set_yticks(list(heights), [row.label for row in shown])
+        axes.set_xlim(0, SHOWN)
+        axes.set_xlabel("more time than the step without recomputation, in %")
+        axes.legend(fontsize=8, loc="lower right")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def overhead_of(found: dict, planner: str) -> float | None:
+    """What a planner takes in a row; None where it was not run, or found no plan."""
+    return found["planners"].get(planner, {}).get("overhead")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", nargs="*")
@@ -236,6 +288,7 @@ def main() -> None:
         if planners := missing(row, options.planners, results.get(row.key, {}), options.again):
             run(row, planners, results.setdefault(row.key, {}), save)
     (RESULTS / "paper.md").write_text(table(results))
+    (RESULTS / "paper.svg").write_bytes(picture(results))
     print(table(results))
 
 

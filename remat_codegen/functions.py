@@ -59,7 +59,8 @@ def with_open_batch(made: Functions, progress: Progress) -> Functions:
         return made
     opened = None if made.request.dynamic else _opened(made)
     made = made if opened is None else _planned(opened, made, progress)
-    made = replace(made, plan=with_smaller(made.request, made.traced, made.plan))
+    if made.request.plan is None:
+        made = replace(made, plan=with_smaller(made.request, made.traced, made.plan))
     _note_sizes(made, opened is not None, progress)
     return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,16 +68,17 @@ class EstimatedClock(Clock):
 
 
 class Kernels(TorchDispatchMode):
-    """Adds up what the kernels that run in here would take."""
+    """Adds up what the kernels that run in here would take. `on` is the type of device that they run on."""
 
-    def __init__(self, gpu: Device) -> None:
+    def __init__(self, gpu: Device, on: str = absent.TYPE) -> None:
         super().__init__()
-        self.gpu, self.time_ns = gpu, 0
+        self.gpu, self.on, self.time_ns = gpu, on, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, and prices it."""
         out = func(*args, **(kwargs or {}))
-        self.time_ns += kernel_ns(self.gpu, func, args, kwargs or {}, out)
+        kernel = kernel_of(self.gpu, func, args, kwargs or {}, out, self.on)
+        self.time_ns += 0 if kernel is None else kernel.time_ns(self.gpu)
         return out
 
 
@@ -93,21 +94,34 @@ def estimated(model: Model, gpu: Device, advance: Callable[[int, int, str], None
 # ---------------------------------------------------------------------------------------------- one kernel
 
 
-def kernel_ns(gpu: Device, func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """What an operation's kernel takes: nothing where it only looks at memory. Raises UnsupportedError where nobody knows."""
-    read, made = list(_tensors((args, kwargs))), list(_tensors(out))
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What an operation asks of a device: the nanoseconds that its bytes take there, and its floating-point operations."""
+
+    name: str
+    bytes_ns: float
+    product_ns: float
+
+    def time_ns(self, gpu: Device) -> int:
+        """The longer of both, and at least what starting a kernel takes."""
+        return max(gpu.launch_ns, round(max(self.bytes_ns, self.product_ns)))
+
+
+def kernel_of(gpu: Device, func: Any, args: Any, kwargs: Any, out: Any, on: str = absent.TYPE) -> Kernel | None:
+    """An operation's kernel; None where it only looks at memory. Raises UnsupportedError where nobody knows what it takes."""
+    read, made = list(_tensors((args, kwargs), on)), list(_tensors(out, on))
     name = func.overloadpacket.__name__
     if name in MAKES_NOTHING or not made or _is_view(func, read, made):
-        return 0
+        return None
     if func.namespace not in OURS:
         what = f"how long {func.namespace}::{name} takes on {gpu.key} is not known: it is no operation of PyTorch's"
         raise UnsupportedError(what, hint="plan it where the GPU is, with --device cuda")
     bytes_ns = _moved_bytes(name, read, made) / (gpu.bytes_per_s * gpu.reached_bytes) * 1e9
-    return max(gpu.launch_ns, round(max(bytes_ns, _product_ns(gpu, func, name, args, kwargs, out))))
+    return Kernel(name, bytes_ns, _product_ns(gpu, func, name, args, kwargs, out, on))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.device.type == absent.TYPE)
+def _tensors(value: Any, on: str) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.device.type == on)
 
 
 def _is_view(func: Any, read: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
@@ -131,19 +145,19 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
+def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: Any, on: str) -> float:
     """What the floating-point operations of a product take; nothing where an operation is none."""
     formula = flop_formula(func)
     if formula is None:
         return 0.0
     operations = formula(*args, **kwargs, out_val=out)
-    operand = next(_tensors((args, kwargs)))
+    operand = next(_tensors((args, kwargs), on))
     peak = gpu.peak(_type_of(operand.dtype, name)) * gpu.reached_flops
     if "attention" in name:
         causal = any(a is True for a in args[3:7]) or kwargs.get("is_causal") is True
         part = FUSED["attention_backward" if "backward" in name else "attention"]
         return float(operations / (CAUSAL if causal else 1) / (peak * part) * 1e9)
-    part = FUSED["convolution"] if "convolution" in name else _reached_by_tiles(gpu, operations, out)
+    part = FUSED["convolution"] if "convolution" in name else _reached_by_tiles(gpu, operations, next(_tensors(out, on)))
     return float(operations / (peak * part) * 1e9)
 
 
@@ -155,10 +169,9 @@ def _type_of(dtype: torch.dtype, name: str) -> str:
     return "tf32" if rounded else "float32"
 
 
-def _reached_by_tiles(gpu: Device, operations: int, out: Any) -> float:
+def _reached_by_tiles(gpu: Device, operations: int, result: torch.Tensor) -> float:
     """How well the tiles of a product fill the GPU's multiprocessors, with the size of tile that does best. Where there are
     few, libraries split long sums."""
-    result = next(_tensors(out))
     *batch, rows, columns = (1, *result.shape)[-3:]
     length = operations // max(1, 2 * result.numel())
 

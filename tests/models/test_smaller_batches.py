@@ -18,6 +18,7 @@ from remat_codegen.errors import BudgetError
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
 from remat_codegen.target import load_target
+from remat_codegen.training import deterministic_algorithms
 from remat_codegen.verify import compare, load_generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -48,5 +49,6 @@ def test_a_smaller_batch_is_exact_or_generation_says_why_it_is_none(name, tmp_pa
         return
     target = load_target(request.target, inputs=request.inputs)
     smaller = at_batch(target, parse_batch("2"))
-    found = compare(target.module, load_generated(output).rematerialize, smaller.args, smaller.kwargs)
+    with deterministic_algorithms(True):  # some models (mvit_v2_s) are not the same from run to run without
+        found = compare(target.module, load_generated(output).rematerialize, smaller.args, smaller.kwargs)
     assert found.identical, found.differences

@@ -354,6 +354,18 @@ def test_a_small_change_in_the_model_gives_a_small_diff(folder, old, new, most):
     assert 0 < len(diff) <= most, "\n".join(diff)
 
 
+def test_a_file_from_before_auto_was_the_default_stays_rockmates(folder):
+    file = folder / "net_remat.py"
+    pipeline.generate(Request("model.py:Net", "90%", file, planner="rockmate", cache=False), QUIET)
+    older = planline.seal(file.read_text().replace(" --planner rockmate", ""))
+    file.write_text(older)
+    header = lifecycle.read_header(older, file)
+    assert header.request.planner == header.plan.planner == "rockmate" and header.sealed
+    assert not update().planned and " --planner rockmate" in file.read_text()
+    file.write_text(file.read_text().replace(" --planner rockmate", " --planner auto"))
+    assert update().planned and lifecycle.read_header(file.read_text(), file).plan.planner == "auto"
+
+
 # ---------------------------------------------------------------------------------------------- the verbs
 
 
