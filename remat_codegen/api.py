@@ -208,7 +208,8 @@ def plan(
             each, of which a step takes that of the least batch that its inputs fit into; the figures are those of the largest,
             and `others` those of the others.
         dynamic: sizes that may differ from call to call, like "idx.0". A file with marks takes all sizes, and one of functions
-            other batch sizes where the model can be traced with that.
+            other batch sizes where the model can be traced with that, and smaller sizes for which the model's own forward is
+            within the budget.
         static: whether training steps of other sizes than those of `inputs` are refused.
         autocast: what `torch.autocast` casts to where the model is called: "bfloat16", "float16", or that dtype.
         loss: what is computed of the outputs, as `--loss`: "cross-entropy", "none" (the gradient of the outputs comes from

@@ -41,13 +41,14 @@ def generate(request: Request, progress: Progress) -> Report:
 
 
 def instead(made: Functions, why: RematError, progress: Progress) -> Functions:
-    """What to write where there is no file with marks. Raises the error where functions are no way out: there are several
-    plans, or one for a run, or the second edition is asked for."""
+    """What to write where there is no file with marks; with `--dynamic` it has to be traced anew for that. Raises the error
+    where functions are no way out: there are several plans, or one for a run, or the second edition is asked for."""
     request, plan = made.request, made.plan
     if request.edition is not None or isinstance(why, PlanFileError) or plan.others or plan.recorded:
         raise why
     progress.note(f"note: written as functions, not as marks in the model's own source: {why.what}")
-    return with_open_batch(replace(made, request=replace(request, edition=1)), progress)
+    made = replace(made, request=replace(request, edition=1))
+    return made if request.dynamic else with_open_batch(made, progress)
 
 
 def with_open_batch(made: Functions, progress: Progress) -> Functions:
@@ -60,7 +61,7 @@ def with_open_batch(made: Functions, progress: Progress) -> Functions:
     opened = None if made.request.dynamic else _opened(made)
     made = made if opened is None else _planned(opened, made, progress)
     if made.request.plan is None:
-        made = replace(made, plan=with_smaller(made.request, made.traced, made.plan))
+        made = replace(made, plan=with_smaller(made.request, made.traced, made.plan, progress))
     _note_sizes(made, opened is not None, progress)
     return made
 

@@ -114,8 +114,9 @@ class Updated:
 # ---------------------------------------------------------------------------------------------- the header
 
 
-def read_header(text: str, file: Path) -> Header:
-    """What a generated file's first lines say. Raises VerifyError where remat-codegen did not write them."""
+def read_header(text: str, file: Path, saved: Path | None = None) -> Header:
+    """What a generated file's first lines say; `saved` is a plan on disk to use instead of its own. Raises VerifyError where
+    remat-codegen did not write them."""
     lines = planline.header_of(text)
     first = next((m for line in lines if (m := _FIRST.fullmatch(line))), None)
     command = planline.command_in(text)
@@ -123,7 +124,7 @@ def read_header(text: str, file: Path) -> Header:
     if first is None or (command is None and call is None):
         raise VerifyError("was not written by remat-codegen", where=str(file), hint="its first lines say how it was made")
     request = _given_request(first["target"], call or "", file) if command is None else _request(command, file)
-    plan, damage = _plan_of(text, file)
+    plan, damage = _plan_of(text, file) if saved is None else (planfile.load(saved), "")
     if plan is not None and plan.planner == WAS_DEFAULT and planline.option_in(text, "planner") is None:
         request = replace(request, planner=WAS_DEFAULT)
     return Header(first["version"], first["source"], first["graph"], request, plan, damage, planline.is_sealed(text))
@@ -142,10 +143,6 @@ def _plan_of(text: str, file: Path) -> tuple[SavedPlan | None, str]:
         return planfile.load(plan_beside(file)), ""
     except PlanFileError:
         return None, damage
-
-
-def _with_plan(header: Header, plan: Path | None) -> Header:
-    return header if plan is None else replace(header, plan=planfile.load(plan), damage="")
 
 
 def plan_beside(file: Path) -> Path:
@@ -271,7 +268,7 @@ def check(file: Path, progress: Progress, plan: Path | None = None, strict: bool
     PlanFileError where the plan cannot be read.
     """
     text = _read(file)
-    header = _with_plan(read_header(text, file), plan)
+    header = read_header(text, file, plan)
     request = located(header.request, file)
     edited = ("it was edited by hand",) if header.sealed is False else ()
     if header.request.given:
@@ -406,7 +403,7 @@ def update(
     Raises VerifyError where remat-codegen did not write the file, and what `generate` raises.
     """
     text = _read(file)
-    header = _with_plan(read_header(text, file), saved)
+    header = read_header(text, file, saved)
     if header.request.given:
         raise _not_here(file, text)
     check_writable(file)
@@ -442,6 +439,8 @@ def _made_again(
 ) -> tuple[str, SavedPlan | None]:
     """The file's new text, and its new plan, None where it keeps the one that it has."""
     kept = _plan_that_fits(header, traced, file)
+    if kept is not None and not _names_inputs(kept, traced):
+        kept = with_smaller(request, traced, kept, progress)
     if kept is not None:
         try:
             with progress.stage("emit"):
@@ -451,7 +450,7 @@ def _made_again(
     _needs_budget(request, file)
     if request.edition == 1:
         plan = _still_saying(pipeline.make_plan(request, traced, progress, _previous(header)), header)
-        plan = with_smaller(request, traced, plan)
+        plan = with_smaller(request, traced, plan, progress)
         with progress.stage("emit"):
             return pipeline.emit(traced, planfile.schedule_of(plan, traced.graph, file), plan, header.request), plan
     profile = pipeline.measured_costs(request, traced, progress)
@@ -460,6 +459,15 @@ def _made_again(
     second.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
     return second.proved(header.request, traced, plan, brought, progress), plan
+
+
+def _names_inputs(plan: SavedPlan, traced: pipeline.Traced) -> bool:
+    """Whether the sizes in a plan are of inputs that there are: a graph knows no names."""
+    try:
+        pipeline.limits_of(plan, traced.target)
+    except PlanFileError:
+        return False
+    return True
 
 
 def _still_saying(plan: SavedPlan, header: Header) -> SavedPlan:

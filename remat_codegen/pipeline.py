@@ -20,7 +20,7 @@ from remat_codegen.batch import at_batch, at_largest_batch, parse_batches
 from remat_codegen.budget import Budget, format_bytes, parse_budget, parse_budgets
 from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Figures, Original, render
-from remat_codegen.errors import BudgetError, TargetError, UnsupportedError
+from remat_codegen.errors import BudgetError, PlanFileError, TargetError, UnsupportedError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
@@ -47,7 +47,7 @@ from remat_codegen.reserve import SLACK_BYTES, Reserve, plan_within
 from remat_codegen.runtime import hooks_of, structure
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.several import budget_bytes
-from remat_codegen.sizes import parse_dynamic, parse_limits
+from remat_codegen.sizes import Asked, parse_dynamic, parse_limits
 from remat_codegen.target import Target, load_target
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, Trace, know_dataclasses
@@ -519,6 +519,7 @@ def _is_random(traced: Traced, node: int) -> bool:
 def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) -> str:
     """The generated file's text: a pure function of the traced model, the plan and the request's words."""
     target = traced.target
+    plan = replace(plan, smaller=None) if request.static else plan
     if (found := recorded_lines(traced.model.trace)) is not None:
         what = f"{found}, which no file of functions can follow"
         raise UnsupportedError(what, where=target.label, hint="only files with marks can be made")
@@ -560,12 +561,21 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
         needs=NEEDS_MODEL if request.given else "",
         batch=plan.batch,
         loss=LOSS_TEXTS.get(plan.loss, ""),
-        smaller=parse_limits(plan.smaller or "", target.module.forward, target.args, target.kwargs),
+        smaller=limits_of(plan, target),
         others=tuple(
             Figures(p.budget_bytes, p.planned_peak_bytes, p.unmodified_peak_bytes, p.overhead, p.bound, p.batch)
             for p in plan.others
         ),
     )
+
+
+def limits_of(plan: SavedPlan, target: Target) -> tuple[tuple[Asked, int], ...]:
+    """The sizes up to which a file of functions runs the original forward. Raises PlanFileError where there are no such
+    inputs."""
+    try:
+        return parse_limits(plan.smaller or "", target.module.forward, target.args, target.kwargs)
+    except TargetError as error:
+        raise PlanFileError("the plan names sizes of other inputs", where=target.label, hint=planfile.AGAIN) from error
 
 
 def _device_of(plan: SavedPlan) -> str:

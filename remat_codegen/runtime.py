@@ -408,9 +408,9 @@ def is_one(names, expected, given):
     )
 
 
-def is_smaller(limits, expected, sizes, given):
-    """Whether the inputs are those that the plan is for, but no larger than one of `limits`: by name, the most in some of its
-    dimensions. `sizes` have the planned of each size that may change."""
+def smaller_call(limits, expected, sizes, given):
+    """`expected` for inputs that are no larger than one of `limits`: by name, the most in some dimensions, and what was planned
+    in the others; None for other inputs. `sizes` have the planned of each size that may change."""
 
     def no_larger(limit, name, wanted):
         if not (isinstance(wanted, tuple) and torch.is_tensor(given[name]) and given[name].dim() == len(wanted[0])):
@@ -420,7 +420,8 @@ def is_smaller(limits, expected, sizes, given):
         return [min(n, most[d]) for d, n in enumerate(given[name].shape)], *wanted[1:]
 
     rows = [{name: no_larger(limit, name, wanted) for name, wanted in expected.items()} for limit in limits]
-    return any(all(_described(given[n], wanted) == _described(wanted) for n, wanted in row.items()) for row in rows)
+    fitting = (row for row in rows if all(_described(given[n], wanted) == _described(wanted) for n, wanted in row.items()))
+    return next(fitting, None)
 
 
 def with_sizes(expected, sizes, given, planned_peak):

@@ -61,7 +61,7 @@ from remat_codegen.training import example_loss
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
 PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
-LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for; and what fewer rows may cost beside it
+LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
 A_START = 0.3  # of a limited time: what each of those may take
 TRIES = 2  # of those, if the search found a table that fits
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
@@ -100,7 +100,7 @@ def generate(request: Request, progress: Progress) -> Report:
         text = proved(marked, traced, plan, brought, progress)
     except RematError as error:
         first = functions.instead(Functions(request, traced, made, profile), error, progress)
-        return pipeline.generate(first.request, progress) if request.dynamic else first.written(progress)
+        return functions.generate(first.request, progress) if request.dynamic else first.written(progress)
     note_losses(plan, made, brought, profile, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
@@ -171,7 +171,7 @@ def _what_is_lost(plan: SavedPlan, made: SavedPlan) -> str:
 
 
 def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Profile, progress: Progress) -> None:
-    """Says where the tables of a file take more than `LITTLE_LOST` longer than the plans that were `made`; and where the host's
+    """Says where the tables of a file take noticeably longer (`about`) than the plans that were `made`; and where the host's
     own time for parts, which goes on beside a GPU's work but not beside a CPU's, is more than `LITTLE_FELT` of a step."""
     for one, before in zip(plan.all(), made.all(), strict=True):
         if one.overhead > about(before.overhead):
@@ -297,12 +297,13 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
 
 def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Iterator[Schedule]]:
     """What else the search for a table starts from: plans by the costs of the text, whose variables hold more than the planner
-    knew of; each for ever less, until that leads to a table that fits. Rockmate's treat equal blocks alike, as rows do; who
-    asks for an algorithm of a paper gets no other."""
-    quick = [("auto", SHARES), ("auto", SHARES[1:])] if request.planner in ("auto", "best") else []
-    for planner, shares in (*quick, ("rockmate", SHARES)):
-        limits = (int(share * budget_bytes) - reserve.most_bytes for share in shares)
-        yield _for_ever_less(request, planner, graph, costs, limits)
+    knew of; each for ever less, until that leads to a table that fits. Those of `auto`, where that was asked for, go on once
+    more from there; those of rockmate treat equal blocks alike, as rows do."""
+    limits = [int(share * budget_bytes) - reserve.most_bytes for share in SHARES]
+    ours = iter(limits)
+    for planner in ("auto", "auto") if request.planner in ("auto", "best") else ():
+        yield _for_ever_less(request, planner, graph, costs, ours)
+    yield _for_ever_less(request, "rockmate", graph, costs, limits)
 
 
 def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:

@@ -23,12 +23,16 @@ from remat_codegen.torch_seam import pytree
 TRIES = 3  # sizes at which the model is traced: what it needs grows almost evenly
 
 
-def with_smaller(request: Request, traced: Traced, plan: SavedPlan) -> SavedPlan:
+def with_smaller(request: Request, traced: Traced, plan: SavedPlan, progress: Progress) -> SavedPlan:
     """The plan, with the sizes up to which the original forward is within its budget, but for those that the file takes
     anyway. The batch is one such size, the length another."""
     if request.static:
         return replace(plan, smaller=None)
-    found = (_first(request, traced, plan, ways) for ways in _sizes(request, traced))
+    with progress.stage("sizes"):
+        try:
+            found = [_first(request, traced, plan, ways) for ways in _sizes(request, traced)]
+        except RematError:  # a size of 0, or a name that cannot be written
+            found = []
     return replace(plan, smaller=";".join(filter(None, found)) or None)
 
 
@@ -74,7 +78,7 @@ def _most(request: Request, traced: Traced, plan: SavedPlan, places: str) -> int
     whole, share = plain_peak(traced.model), plan.budget_bytes / (PLAIN_MARGIN * max(1, plan.unmodified_peak_bytes))
     size = min(planned - 1, int(planned * share))
     for _ in range(TRIES):
-        if size < 1:
+        if size < 1 or request.time_is_up:
             return 0
         try:
             there = pipeline.trace_loaded(at_batch(target, Batch(size, places)), _as_it_is(request), Progress(None))

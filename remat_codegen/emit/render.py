@@ -256,6 +256,7 @@ class _Renderer:
             uncached=uncached,
             dynamic=bool(self.trace.sizes),
             smaller=bool(self.guards.smaller),
+            fitting="fitting" if "fitting" not in {a.expression for a in self.arguments} else "remat_fitting",
             plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
             hooked=repr(dict(self.original.hooked)),
             modes=self.guards.modes(),
@@ -280,7 +281,7 @@ class _Renderer:
         given_names |= {name for name, text in checks.items() if text}
         given_names |= {"check_decisions"} if self.trace.decisions else set()
         given_names |= {"is_one"} if parts["plain_at_one"] else set()
-        given_names |= {"is_smaller"} if parts["smaller"] else set()
+        given_names |= {"smaller_call"} if parts["smaller"] else set()
         called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
         helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
         parts["helpers"] = "\n\n".join(helpers)

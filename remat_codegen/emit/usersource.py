@@ -42,7 +42,7 @@ IN_FORWARD = frozenset(
     (
         "torch inspect check_call check_decisions check_dtypes check_layouts check_modes check_objects tell_hooks run_forward "
         "run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE SMALLER "
-        "uncached_casts with_sizes is_one is_smaller super"
+        "uncached_casts with_sizes is_one smaller_call super"
     ).split()
 )
 PLACES = frozenset(

@@ -1,4 +1,4 @@
-"""The default to be: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
+"""The default: quick planners' plans as starts, improved by a search, and more budget never gives a slower plan.
 
     what one node needs ---- ... ---- low ---- middle ---- high ---- ... ---- no recomputation
 
@@ -9,7 +9,7 @@ monotonic: one is at most as slow as `low`, whose plan it may take, and never fa
 turned down. So of two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as
 slow as that one, and the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take
 equally long. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not
-fit, no plan does.
+fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
 kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed. Of

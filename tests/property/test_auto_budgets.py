@@ -12,6 +12,7 @@ from remat_codegen.schedule import simulate, validate
 
 GRAPHS = sorted(path.name.split(".")[0] for path in (ROOT / "benchmarks" / "results").glob("compare-*.graph.json"))
 BUDGETS = 20
+assert GRAPHS
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from functools import partial
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 from parted import peak, same, step
 
 import remat_codegen
-from remat_codegen import functions, lifecycle, pipeline, planline, second
-from remat_codegen.errors import TargetError
+from remat_codegen import functions, lifecycle, pipeline, planline, runtime, second
+from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.functions import FIXED, OPEN
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
@@ -114,11 +115,14 @@ BY_LENGTH, BY_BATCH = [(8, 2), (5, 1)], [(4, 4), (1, 3), (3, 2)]
     "name, smaller, sizes",
     [("OfTwoSizes", EITHER, BY_BATCH + BY_LENGTH), ("OfAFew", EITHER, BY_BATCH + BY_LENGTH), ("Net", LENGTH, BY_LENGTH)],
 )
-def test_what_is_smaller_trains_by_the_original_forward_where_that_is_within_the_budget(folder, name, smaller, sizes):
+def test_what_is_smaller_trains_by_the_original_forward_where_that_is_within_the_budget(
+    folder, monkeypatch, name, smaller, sizes
+):
     file, notes = made(name)
     plan = planline.plan_in(file.read_text())
     assert plan.smaller == smaller and any(note.startswith("note: but up to x.") for note in notes)
     ours, model = load_generated(file).rematerialize(load_original(file)), load_original(file)
+    monkeypatch.delitem(type(ours).forward.__globals__, "run_forward")  # which nothing is left to, then
     for size in sizes:
         inputs = torch.randn(*size, 16), torch.randn(*size, 1)
         same(step(ours, inputs), step(model, inputs))
@@ -135,6 +139,75 @@ def test_what_is_smaller_but_too_large_for_the_original_forward_is_refused(folde
             step(ours, (torch.randn(*size, 16), torch.randn(*size, 1)))
     with pytest.raises(ValueError, match="planned for"):
         step(ours, (torch.randn(2, 4, 16, dtype=torch.float64), torch.randn(2, 4, 1)))
+
+
+def test_what_is_smaller_is_checked_as_all_else_is(folder):
+    file, _ = made("OfTwoSizes", autocast="bfloat16")
+    small = torch.randn(2, 4, 16), torch.randn(2, 4, 1)
+
+    def fresh():
+        return load_generated(file).rematerialize(load_original(file))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        same(step(fresh(), small), step(load_original(file), small))
+    with pytest.raises(ValueError, match="autocast on cpu is None"):
+        step(fresh(), small)
+    frozen = fresh()
+    frozen.wide[0].weight.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="requires_grad"):
+        step(frozen, small)
+
+
+def test_which_inputs_are_smaller():
+    row = (["n", 4, 16], torch.float32, False)
+    expected = {"x": row, "batch['y']": ((8, 4), torch.int64, False), "flag": True, "mask": None}
+    sizes, limits = {"n": (1, 8, None, 1.0)}, [{"x": {0: 4}, "batch['y']": {0: 4}}, {"x": {1: 2}, "batch['y']": {1: 2}}]
+
+    def fitting(rows, length, *, columns=16, dtype=torch.float32, flag=True, mask=None, other=None):
+        y = torch.zeros(rows if other is None else other, length, dtype=torch.int64)
+        given = {"x": torch.zeros(rows, length, columns, dtype=dtype), "batch['y']": y, "flag": flag, "mask": mask}
+        return runtime.smaller_call(limits, expected, sizes, given)
+
+    assert fitting(4, 4)["x"] == ([4, 4, 16], torch.float32, False) and fitting(1, 1) and fitting(3, 3)
+    assert fitting(8, 2) and fitting(0, 4)
+    for refused in ((5, 4), (8, 3), (4, 5), (9, 2), (8, 4)):
+        assert fitting(*refused) is None
+    assert fitting(4, 4, columns=8) and fitting(4, 4, columns=17) is None
+    assert fitting(2, 4, dtype=torch.float64) is None and fitting(2, 4, flag=False) is None
+    assert fitting(2, 4, mask=torch.ones(2)) is None and fitting(2, 4, other=8) is None
+
+
+def test_a_file_of_one_size_says_nothing_of_smaller_ones(folder):
+    made("OfTwoSizes", save_plan=folder / "plan.json")
+    file, _ = made("OfTwoSizes", plan=folder / "plan.json", static=True)
+    assert "SMALLER" not in file.read_text() and lifecycle.check(file, Progress(None)).ok
+    file, _ = made("OfTwoSizes")
+    file.write_text(file.read_text().replace(" --planner dtr", " --static --planner dtr"))
+    lifecycle.update(file, Progress(None))
+    assert "SMALLER" not in file.read_text() and lifecycle.check(file, Progress(None)).ok
+
+
+def test_an_input_may_get_another_name(folder):
+    file, _ = made("OfTwoSizes")
+    before, name, after = (folder / "net.py").read_text().partition("class OfTwoSizes(Net):")
+    own, end, rest = after.partition("class OfAFew")
+    (folder / "net.py").write_text(before + name + re.sub(r"\bx\b", "h", own) + end + rest)
+    found = lifecycle.check(file, Progress(None))
+    assert not found.ok and "the plan names sizes of other inputs" in found.reasons[-1]
+    assert lifecycle.update(file, Progress(None)).changed
+    assert planline.plan_in(file.read_text()).smaller == "h.0,scale.0=4;h.1,scale.1=2"
+    assert lifecycle.check(file, Progress(None)).ok
+
+
+def test_sizes_that_are_named_are_told_as_the_file_has_them(folder, monkeypatch):
+    def no_table(*_):
+        raise BudgetError("no table")
+
+    monkeypatch.setattr(second, "tabled", no_table)
+    file, notes = made("OfAFew", edition=None, dynamic="x.0,scale.0")
+    smaller = planline.plan_in(file.read_text()).smaller
+    told = [note for note in notes if note.startswith("note: but up to")]
+    assert len(told) == 1 and smaller.replace(";", " or ") in told[0]
 
 
 def test_an_update_that_plans_again_finds_what_may_be_smaller_again(folder):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_codegen import cli, lifecycle, pipeline, planfile, planline
+from remat_codegen import cli, functions, lifecycle, pipeline, planfile, planline
 from remat_codegen.errors import PlanFileError, VerifyError
 from remat_codegen.planfile import SavedPlan
 from remat_codegen.report import Progress
@@ -344,8 +344,9 @@ def test_a_header_holds_any_name(folder, name):
         ("import torch\n", "import torch\n\nUNUSED = 1\n", 10),
     ],
 )
-def test_a_small_change_in_the_model_gives_a_small_diff(folder, old, new, most):
-    pipeline.generate(Request("model.py:Net", "100%", Path("net_remat.py"), static=True), QUIET)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_small_change_in_the_model_gives_a_small_diff(folder, old, new, most, static):
+    functions.generate(Request("model.py:Net", "100%", Path("net_remat.py"), edition=1, static=static), QUIET)
     before = (folder / "net_remat.py").read_text().splitlines()
     (folder / "model.py").write_text((folder / "model.py").read_text().replace(old, new))
     assert update().changed

@@ -123,6 +123,21 @@ def test_more_budget_is_never_slower(name):
     assert feasible == sorted(feasible)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_more_budget_is_never_slower_down_to_the_least_peak(seed):
+    """Where nothing fits a middle but the plan of the least peak, or not even that."""
+    graph, profile = graphs.random_graph(seed, 8 + seed)
+    known = auto.Frontier(graph, profile, auto.WORK_PER_NODE)
+    budgets = range(known.bottom.limit_bytes, known.plain.limit_bytes + 1, max(1, known.plain.limit_bytes // 60))
+    points = [known.at(budget) for budget in budgets]
+    times = [p.time_ns for p in points if p.order]
+    assert times == sorted(times, reverse=True)
+    found = [bool(p.order) for p in points]
+    assert found == sorted(found) and all(found[i] for i, b in enumerate(budgets) if b >= known.least.limit_bytes)
+    again = auto.Frontier(graph, profile, auto.WORK_PER_NODE)
+    assert [again.at(budget) for budget in reversed(budgets)] == points[::-1]
+
+
 @pytest.mark.parametrize("name", ["chain", "unet"])
 def test_what_was_planned_before_changes_nothing(name):
     graph, profile = GRAPHS[name]()

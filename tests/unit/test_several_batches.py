@@ -201,6 +201,7 @@ def test_explain_tells_the_table_that_is_named_by_the_graph_of_its_batch(written
         assert sum(line.startswith("another table for a batch of ") for line in lines) == 2
     entries = [{(row.key, entry) for row in one.rows for entry in row.entries} for one in found]
     assert entries[0] != entries[1] and entries[0] and entries[1] and not entries[2]
+    assert found[0].overhead > found[1].overhead > found[2].overhead == 0
     assert explain.explain(file, QUIET) == found[0] and explain.explain(file, QUIET, budget="50%", batch=32) == found[1]
 
 
