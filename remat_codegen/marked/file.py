@@ -32,6 +32,8 @@ _CALLED = (
     *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES"),
 )
 _BLANK = re.compile(r"\n{4,}")
+FORMAT = "# fmt: off\n"
+LATE = "# ruff: noqa: B023\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,20 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
             budgets=" or ".join(dict.fromkeys(f"{p.budget_bytes / MIB:,.1f}" for p in figures)) + " MiB",
         )
     )
-    return _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
+    text = _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
+    return text.replace(FORMAT, f"{LATE}{FORMAT}", 1) if reads_what_loops_set(text) else text
+
+
+def reads_what_loops_set(text: str) -> bool:
+    """Whether a lambda within a loop reads what the loop sets, as B023 of ruff's defaults sees it. A part holds on to the value
+    from when it was called."""
+    for loop in (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.For, ast.AsyncFor, ast.While))):
+        changing = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for function in (node for node in ast.walk(loop) if isinstance(node, ast.Lambda)):
+            own = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+            if changing.intersection(n.id for n in ast.walk(function.body) if isinstance(n, ast.Name)) - own:
+                return True
+    return False
 
 
 def _row_of(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -12,6 +12,7 @@ from conftest import ROOT
 from marking import Once, Twice, in_file, leaves, loaded, marks_for, results, same, tree_of, whole
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.marked.file import reads_what_loops_set
 from remat_codegen.marked.markable import markable
 from remat_codegen.marked.names import name_for
 from remat_codegen.marked.syntax import syntax_of
@@ -377,3 +378,18 @@ def test_a_mark_that_is_refused_raises_with_its_reason():
     source = method("return super().forward(x)")
     with pytest.raises(UnsupportedError, match="cannot be marked: super"):
         marked(source, [Mark(at(source, "super().forward(x)"), "p")])
+
+
+@pytest.mark.parametrize(
+    ("body", "late"),
+    [
+        ("for way in ways:\n        x = part(lambda x: way(x), x)", True),
+        ("for i, way in enumerate(ways):\n        x = part(lambda x: x * i, x)", True),
+        ("while x:\n        y = g(x)\n        x = part(lambda x: y + x, x)", True),
+        ("for way in ways:\n        x = part(lambda x, way: way(x), x, way)", False),
+        ("for way in ways:\n        x = way(x)\n    return part(lambda x: f(x), x)", False),
+        ("way = ways[0]\n    x = part(lambda x: way(x), x)", False),
+    ],
+)
+def test_what_a_linter_has_to_be_told(body, late):
+    assert reads_what_loops_set(f"def forward(self, x, ways):\n    {body}\n") is late

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen.profile.measure as measuring
-from remat_codegen import choosing, lifecycle, making, pipeline, second
+from remat_codegen import choosing, lifecycle, making, pipeline, planline, second
 from remat_codegen.batching import largest_size
 from remat_codegen.choosing import smallest_good
 from remat_codegen.cli import cli
@@ -198,5 +198,6 @@ def test_an_update_keeps_to_its_limit_and_writes_none_of_it(asked, monkeypatch, 
     done = CliRunner().invoke(cli, ["update", str(file), "--time-limit", "3", "--no-cache"], standalone_mode=False)
     assert done.exit_code == 0 and "planned again" in done.output
     assert [request.time_limit for request in planned] == [3.0] and planned[0].asked_at >= before
-    assert "--budget 70%" in file.read_text() and "time-limit" not in file.read_text()
+    header = lifecycle.read_header(file.read_text(), file)
+    assert header.request.budget == "70%" and "--time-limit" not in planline.command_in(file.read_text())
     assert not lifecycle.update(file, QUIET).changed
