@@ -379,6 +379,9 @@ def register_absent() -> None:
         def is_available(self) -> bool:
             return False
 
+        def device_count(self) -> int:  # without an index: torch.random.fork_rng asks each for its generator
+            return 0
+
     class Hooks(_DeviceHooks):  # type: ignore[misc, valid-type]
         def is_available(self) -> bool:
             return False

@@ -503,3 +503,10 @@ def test_a_device_of_another_library_is_not_overwritten(monkeypatch):
     monkeypatch.setattr(torch_seam, "_others_name", lambda: "npu")
     with pytest.raises(VersionError, match="this process has a device of another library, npu"):
         torch_seam.register_absent()
+
+
+def test_the_device_is_in_nobodys_way_afterwards():
+    with absent.on(DEVICES["h100"]):
+        pass
+    with torch.random.fork_rng():
+        torch.rand(1)
