@@ -971,7 +971,7 @@ class Step:
         if RANDOM:
             self.by_chance = False
         else:
-            self.before = self.states()
+            self.before = self.generators()
         if NUMBERED:
             self.counts = {}
 
@@ -997,7 +997,7 @@ class Step:
         drawn = _chance() != self.chance
         if RANDOM:
             self.by_chance = drawn
-        elif drawn or not all(map(torch.equal, vars(self).pop("before"), self.states())):
+        elif drawn or vars(self).pop("before") != self.generators():
             raise RuntimeError(f"the model draws random numbers, {OTHER}")
         if not BUFFERS:
             self.compare_versions(f"by the model, {OTHER}")
@@ -1092,6 +1092,10 @@ class Step:
 
     def states(self):
         return [torch.default_generator.get_state(), *map(torch.cuda.get_rng_state, self.devices)]
+
+    def generators(self):
+        """The states as Python's numbers, which a step holds throughout: tensors would count as memory."""
+        return [state.view(torch.int64).tolist() for state in self.states()]
 
     def set_states(self, states):
         for device, state in zip([None, *self.devices], states, strict=False):

@@ -18,9 +18,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
 
 GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
-# What a step allocates beside its tensors: the state of the CPU's generator when it began, by which a model is found out that
-# draws and should not; seeds of the backward pass, single numbers.
-SLACK_BYTES = GENERATOR_STATE_BYTES + 512
+SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 NEGLIGIBLE = 0.005  # of the unmodified peak: states that together take less are not worth a second plan
 QUICKLY_PLANNED = 500  # nodes; in larger graphs, the other plans are looked at only where the first does not fit
 DRAWN_AGAIN = (1, 2)  # states that the results of a node that may draw again have to be larger than

@@ -25,7 +25,6 @@ from remat_codegen.page.render import HERE, render
 from remat_codegen.profile.costs import Profile
 from remat_codegen.report import Progress
 from remat_codegen.request import Request
-from remat_codegen.reserve import GENERATOR_STATE_BYTES
 from remat_codegen.schedule import simulate
 from remat_codegen.target import load_target
 
@@ -135,8 +134,7 @@ def test_places_are_lines_of_the_texts(case):
 def test_a_measured_step_is_what_was_planned(case):
     _, _, _, page = case
     measured = page.measured
-    assert abs(measured.error) * page.figures.planned_peak_bytes < GENERATOR_STATE_BYTES + 64  # the state of the forward pass
-    assert measured.peak_bytes <= page.figures.budget_bytes
+    assert abs(measured.error) * page.figures.planned_peak_bytes < 64
     assert max(measured.held_bytes) == measured.peak_bytes
     assert list(measured.at_ns) == sorted(measured.at_ns) and measured.at_ns[-1] <= page.planned.end_ns
 

@@ -24,7 +24,6 @@ from remat_codegen.planline import plan_in
 from remat_codegen.readback.tables import closing_lines
 from remat_codegen.report import Progress, percent
 from remat_codegen.request import Request
-from remat_codegen.reserve import GENERATOR_STATE_BYTES
 from remat_codegen.several import plan_for
 from remat_codegen.target import load_target
 
@@ -184,8 +183,7 @@ def test_a_page_shows_the_plan_that_is_named_and_lists_the_others(written, pages
     for budget, page in pages.items():
         own = budgets[plans[budget]]
         assert page.figures.budget_bytes == own and [o.budget_bytes for o in page.others] == [b for b in budgets if b != own]
-        assert abs(page.measured.peak_bytes - page.figures.planned_peak_bytes) < GENERATOR_STATE_BYTES + 64
-        assert page.measured.peak_bytes <= page.figures.budget_bytes
+        assert abs(page.measured.peak_bytes - page.figures.planned_peak_bytes) < 64
         again = [run for run in page.runs if run.again]
         assert bool(again) is (budget != "100%") and all(run.line for run in again)
         for other, told in ((o, p.figures) for o in page.others for p in pages.values()):
