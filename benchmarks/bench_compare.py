@@ -18,14 +18,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from remat_codegen import comparison, picture, planning
-from remat_codegen.budget import parse_budgets
+from remat_codegen.ask.budget import parse_budgets
+from remat_codegen.ask.request import Request
 from remat_codegen.planners import dtr
-from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.planners.result import Plan, Status
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.result import Plan, Status
+from remat_codegen.run import comparison, planning
 from remat_codegen.schedule import Schedule
+from remat_codegen.show import picture
+from remat_codegen.show.report import Progress
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -25,8 +25,8 @@ import torch._dynamo
 from torch import nn
 
 import remat_codegen
+from remat_codegen.ask.target import load_target
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.target import load_target
 
 ROOT = Path(__file__).parents[1]
 INIT = "layers=6, width=256, heads=8, vocabulary=512, context=256, dropout=0.0"

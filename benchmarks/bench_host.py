@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import remat_codegen
-from remat_codegen.target import load_target
+from remat_codegen.ask.target import load_target
 
 ROOT = Path(__file__).parents[1]
 INIT = "layers=4, width=64, heads=4, vocabulary=256, context=16"

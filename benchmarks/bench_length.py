@@ -15,11 +15,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "length.md"

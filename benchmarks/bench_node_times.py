@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.clock import clock_for
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
 

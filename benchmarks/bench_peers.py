@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from remat_codegen import second
-from remat_codegen.measured import Beside, Runner, library, own_copy
-from remat_codegen.pipeline import trace_target
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import load_generated
+from remat_codegen.ask.request import Request
+from remat_codegen.run import second
+from remat_codegen.run.measured import Beside, Runner, library, own_copy
+from remat_codegen.run.pipeline import trace_target
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -22,7 +22,7 @@ DEPTHS = (12, 48)
 
 
 def run(layers: int, width: int, folder: str) -> dict:
-    command = [sys.executable, "-c", "from remat_codegen.cli import main; main()", f"{ROOT}/examples/gpt2.py:GPT2"]
+    command = [sys.executable, "-c", "from remat_codegen.cli.main import main; main()", f"{ROOT}/examples/gpt2.py:GPT2"]
     command += ["--init", f"layers={layers}, width={width}, heads=4, vocabulary=5000"]
     command += ["--inputs", "idx=int64[2,256]<5000", "--budget", "50%", "--json", "-q", "-o", f"{folder}/out.py"]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

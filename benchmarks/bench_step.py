@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.graph.record import example_loss
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
-from remat_codegen.verify import load_generated
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "step.md"

@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from remat_codegen import planning, second
-from remat_codegen.budget import parse_budgets
+from remat_codegen.ask.budget import parse_budgets
+from remat_codegen.ask.request import Request
 from remat_codegen.graph.ir import Graph
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.choose import Chooser, kinds
-from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.run import planning, second
+from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

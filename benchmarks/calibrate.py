@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from remat_codegen import planning
-from remat_codegen.pipeline import trace_target
+from remat_codegen.ask.request import Request
 from remat_codegen.planners import auto
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import Clock, clock_for
@@ -31,9 +30,10 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import DEVICES, Device
 from remat_codegen.profile.estimated import Kernel, Kernels, kernel_of
 from remat_codegen.profile.measure import measure
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import planning
+from remat_codegen.run.pipeline import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
 GPT2 = "layers=6, width=384, heads=6, vocabulary=8192, context=256"
@@ -90,9 +90,7 @@ class Fit:
 
     def time_ns(self, kernel: Kernel) -> int:
         """What a kernel takes, as `Kernel.time_ns`."""
-        return round(
-            max(self.launch_ns, kernel.bytes_ns * UNIT / self.bytes_per_s, kernel.product_ns * UNIT / self.flops)
-        )
+        return round(max(self.launch_ns, kernel.bytes_ns * UNIT / self.bytes_per_s, kernel.product_ns * UNIT / self.flops))
 
     def said(self) -> str:
         """The figures in words."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remat_codegen import lifecycle, memory, pipeline, planfile
-from remat_codegen.report import Progress
+from remat_codegen.header import planfile
+from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.schedule import without_recomputation
+from remat_codegen.show import memory
+from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "generated" / "gpt2_remat.py"

@@ -30,19 +30,19 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "examples"), str(ROOT / "tests")]
 RESULTS = Path(__file__).parent / "results"
 
-from remat_codegen import planning  # noqa: E402
+from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.graph.ir import Graph, Kind  # noqa: E402
 from remat_codegen.graph.record import record  # noqa: E402
 from remat_codegen.graph.simplify import simplify  # noqa: E402
-from remat_codegen.planners import auto, rockmate, whole  # noqa: E402
-from remat_codegen.planners.bound import bound  # noqa: E402
-from remat_codegen.planners.registry import PLANNERS  # noqa: E402
+from remat_codegen.planners import auto, checkmate, rockmate  # noqa: E402
+from remat_codegen.planners.base.bound import bound  # noqa: E402
+from remat_codegen.planners.base.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
 from remat_codegen.profile.roofline import estimate  # noqa: E402
-from remat_codegen.report import Progress  # noqa: E402
-from remat_codegen.request import Request  # noqa: E402
+from remat_codegen.run import planning  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
+from remat_codegen.show.report import Progress  # noqa: E402
 from remat_codegen.trace import trace  # noqa: E402
 
 GIB = 1 << 30
@@ -199,7 +199,7 @@ def run(row: Row, planners: list[str], found: dict, save: Callable[[], None]) ->
 
 def cell(name: str, graph: Graph, profile: Profile, budget: int, plain_ns: int) -> dict:
     """What a planner makes of a budget, from nothing: no plan that another one left behind helps it."""
-    if name == "checkmate" and not whole.writable(graph):
+    if name == "checkmate" and not checkmate.writable(graph):
         return {"overhead": None, "why": "too large"}
     auto.frontier.cache_clear()
     rockmate.forget()

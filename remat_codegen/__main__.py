@@ -1,6 +1,6 @@
 """`python -m remat_codegen`: the command line."""
 
-from remat_codegen.cli import main
+from remat_codegen.cli.main import main
 
 if __name__ == "__main__":
     main()

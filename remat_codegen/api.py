@@ -19,26 +19,27 @@ from typing import Any
 
 import torch
 
-from remat_codegen import comparison, making, picture, planning
-from remat_codegen.batch import at_largest_batch
-from remat_codegen.budget import Budget, check_units, format_bytes, parse_budget, parse_budgets
-from remat_codegen.comparison import Compared
+from remat_codegen.ask.batch import at_largest_batch
+from remat_codegen.ask.budget import Budget, check_units, format_bytes, parse_budget, parse_budgets
+from remat_codegen.ask.given import device_of, given_target, spec_of, without_plan
+from remat_codegen.ask.request import EDITIONS, LOSSES, PLANNERS, Request, default_output
+from remat_codegen.ask.target import check_has_data, place_of
 from remat_codegen.errors import RematError, VersionWarning
 from remat_codegen.files import write_atomically
-from remat_codegen.given import device_of, given_target, spec_of, without_plan
-from remat_codegen.making import Made, imported
-from remat_codegen.memory import picture as memory_picture
-from remat_codegen.notebook import progress_for
-from remat_codegen.pipeline import Traced, trace_loaded
-from remat_codegen.planning import lower_bound
 from remat_codegen.profile.devices import Device
 from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
-from remat_codegen.report import OtherPlan, Progress, percent, report_table
-from remat_codegen.report_graphs import compare_tables
-from remat_codegen.request import EDITIONS, LOSSES, PLANNERS, Request, default_output
-from remat_codegen.tables import Picture, Shown, folded, html_of, source_html
-from remat_codegen.target import check_has_data, place_of
+from remat_codegen.run import comparison, making, planning
+from remat_codegen.run.comparison import Compared
+from remat_codegen.run.making import Made, imported
+from remat_codegen.run.pipeline import Traced, trace_loaded
+from remat_codegen.run.planning import lower_bound
+from remat_codegen.show import picture
+from remat_codegen.show.graphs import compare_tables
+from remat_codegen.show.memory import picture as memory_picture
+from remat_codegen.show.notebook import progress_for
+from remat_codegen.show.report import OtherPlan, Progress, percent, report_table
+from remat_codegen.show.tables import Picture, Shown, folded, html_of, source_html
 
 AUTOCAST = ("bfloat16", "float16")
 LARGEST_SEED = 2**63 - 1

@@ -62,7 +62,7 @@ def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The process in which `verify` trains a file is forked from one that has imported PyTorch, which takes seconds; not where
     just that is tested, and not on CUDA."""
     if request.path.name != "test_fresh.py" and request.path.parent.name != "cuda":
-        monkeypatch.setattr("remat_codegen.fresh.run_alone", fresh.run_alone)
+        monkeypatch.setattr("remat_codegen.verify.fresh.run_alone", fresh.run_alone)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -88,7 +88,7 @@ class Example:
 @pytest.fixture
 def small_gpt2() -> Example:
     """The example's GPT-2 with two narrow layers."""
-    from remat_codegen.target import load_target
+    from remat_codegen.ask.target import load_target
 
     spec = f"{EXAMPLE}:GPT2"
     target = load_target(spec, init=SMALL, inputs=SMALL_INPUTS)

@@ -11,16 +11,16 @@ from types import ModuleType
 
 import zoo
 
-from remat_codegen.dynamic import growth, trace_sizes, with_least
 from remat_codegen.emit.render import Facts, Original, render
 from remat_codegen.graph.ir import Graph, Kind
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
-from remat_codegen.planfile import order_of
 from remat_codegen.readback.interpreter import read_back
+from remat_codegen.run.dynamic import growth, trace_sizes, with_least
 from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, validate, with_forgets
-from remat_codegen.verify import Comparison, compare
+from remat_codegen.schedule.order import order_of
+from remat_codegen.verify.steps import Comparison, compare
 
 FACTS = Facts("0", "remat-codegen model.py:Model", "0" * 64, "test", "cpu", 2**30, 2**20, 2**20, 0.0)
 

@@ -50,7 +50,7 @@ def _context() -> Any:
 
 
 def run_alone(folder: Path) -> tuple[int, str]:
-    """What remat_codegen.fresh.run_alone does, in a process that need not import PyTorch first."""
+    """What remat_codegen.verify.fresh.run_alone does, in a process that need not import PyTorch first."""
     process = _context().Process(target=_run, args=(folder, dict(os.environ)))
     process.start()
     process.join()
@@ -94,7 +94,7 @@ def generate(target: str, *words: str) -> str:
     """The file that the command line makes, in the folder that it is called in."""
     from click.testing import CliRunner
 
-    from remat_codegen.cli import cli
+    from remat_codegen.cli.main import cli
 
     done = CliRunner().invoke(cli, ["generate", target, "--budget", "80%", "-o", "made.py", "--quiet", *words])
     assert done.exit_code == 0, done.output

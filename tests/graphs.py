@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from remat_codegen.graph.ir import Block, Data, Graph, Kind, Node, Phase, validate
-from remat_codegen.planners.checkmate import runs_once
-from remat_codegen.planners.options import Family
+from remat_codegen.planners.chain.options import Family
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule.order import runs_once
 
 
 @dataclass(frozen=True, slots=True)

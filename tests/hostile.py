@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 
-from remat_codegen.target import read_source
-from remat_codegen.verify import compare
+from remat_codegen.ask.target import read_source
+from remat_codegen.verify.steps import compare
 
 INIT = """    def __init__(self):
         super().__init__()

@@ -10,20 +10,22 @@ import torch
 import zoo
 from emitted import load, model_of
 
-from remat_codegen import second
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import Target, TargetKind
 from remat_codegen.graph.ir import Graph
-from remat_codegen.marked.choose import OPTIONS, Row, parts_of
+from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.marked.candidates import Row
+from remat_codegen.marked.choose import OPTIONS, parts_of
 from remat_codegen.marked.demand import schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.words import Vertex
-from remat_codegen.pipeline import Traced
-from remat_codegen.planfile import SavedPlan, order_of
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
-from remat_codegen.request import Request
+from remat_codegen.run import second
+from remat_codegen.run.pipeline import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
-from remat_codegen.target import Target, TargetKind
-from remat_codegen.verify import Comparison, compare
+from remat_codegen.schedule.order import order_of
+from remat_codegen.verify.steps import Comparison, compare
 
 
 def traced_zoo(name: str) -> Traced:

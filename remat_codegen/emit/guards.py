@@ -15,8 +15,8 @@ from remat_codegen.emit.lines import COLUMNS
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.spell import literal
 from remat_codegen.graph.simplify import Model
-from remat_codegen.sizes import Asked, Dynamic
 from remat_codegen.trace import Origin, Trace, Variable
+from remat_codegen.trace.sizes import Asked, Dynamic
 
 PLAIN_MARGIN = 1.25  # what the original forward needs at other sizes is known without workspaces
 

@@ -35,9 +35,9 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
-from remat_codegen.sizes import Asked
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Origin, function_call, without_kernels
+from remat_codegen.trace.sizes import Asked
 
 MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers

@@ -11,9 +11,9 @@ import torch
 
 from remat_codegen.emit.shapes import Spelled
 from remat_codegen.graph.nature import STATISTICS
-from remat_codegen.sizes import Size
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Ref, function_call, without_kernels
+from remat_codegen.trace.sizes import Size
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 DEVICE = "device"  # the name of the accelerator that a step runs on: any of its kind, whichever it was traced on

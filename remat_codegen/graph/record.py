@@ -51,9 +51,9 @@ from remat_codegen.trace import (
     location,
     substitute,
 )
-from remat_codegen.training import LOSSES as LOSSES
-from remat_codegen.training import example_loss as example_loss
-from remat_codegen.training import goes_into_numbers, taking_gradient, usual_loss
+from remat_codegen.trace.training import LOSSES as LOSSES
+from remat_codegen.trace.training import example_loss as example_loss
+from remat_codegen.trace.training import goes_into_numbers, taking_gradient, usual_loss
 
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 

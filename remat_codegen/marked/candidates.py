@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from remat_codegen.marked.demand import Again, Keeps
+
 V = TypeVar("V")
 
 
@@ -41,6 +43,19 @@ class Candidate(Generic[V]):
 
     def __len__(self) -> int:
         return self.last + 1 - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[V]):
+    """A candidate that is a part."""
+
+    candidate: Candidate[V]
+    keeps: Keeps = Keeps.NOTHING
+    again: Again = Again.ONCE
+    late: bool = False
+
+
+Rows = tuple[Row[V], ...]
 
 
 class Candidates(Generic[V]):

@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from remat_codegen.graph.ir import Graph, Node
-from remat_codegen.marked.candidates import Candidate, Candidates, V, nested
+from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V, nested
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.marked.layers import Layers
 from remat_codegen.profile.costs import Profile
@@ -41,17 +41,6 @@ OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is k
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Row(Generic[V]):
-    """A candidate that is a part."""
-
-    candidate: Candidate[V]
-    keeps: Keeps = Keeps.NOTHING
-    again: Again = Again.ONCE
-    late: bool = False
-
-
-Rows = tuple[Row[V], ...]
 Move = Callable[[Rows[V]], Rows[V]]
 
 

@@ -10,13 +10,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
-from remat_codegen.marked.candidates import Candidate, Candidates, V
+from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V
 from remat_codegen.marked.demand import Again, Keeps
-
-if TYPE_CHECKING:
-    from remat_codegen.marked.choose import Row, Rows
 
 Layer = tuple[int, int]  # how many there are, and which of them
 Said = tuple[Hashable, Keeps, Again, bool]  # the code of a row, with its options

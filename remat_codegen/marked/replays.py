@@ -17,9 +17,9 @@ from unittest import mock
 
 import torch
 
-from remat_codegen.attributes import computed_attributes
 from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
+from remat_codegen.trace.attributes import computed_attributes
 
 MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
 ASIDE = {torch.ops.aten.detach.default, torch.ops.aten.equal.default}  # of the helpers themselves

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from remat_codegen.marked.candidates import Candidate
-from remat_codegen.marked.choose import Row, parts_of
+from remat_codegen.marked.candidates import Candidate, Row
+from remat_codegen.marked.choose import parts_of
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.reading import Mark, Reading, Said
 from remat_codegen.marked.words import Vertex

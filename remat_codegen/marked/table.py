@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from remat_codegen.budget import format_bytes
+from remat_codegen.ask.budget import format_bytes
 from remat_codegen.marked.demand import Again, Keeps
 
 COLUMNS = 120

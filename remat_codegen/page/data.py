@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from remat_codegen.budget import plan_label
+from remat_codegen.ask.budget import plan_label
 
 FORMAT, VERSION = "remat-codegen report", 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from remat_codegen.budget import format_bytes
+from remat_codegen.ask.budget import format_bytes
 from remat_codegen.graph.ir import Data, Graph, Kind, shown_name
 from remat_codegen.graph.simplify import Model
 from remat_codegen.page.data import Curve, Run, Tensor, ValueRow

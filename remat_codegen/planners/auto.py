@@ -29,18 +29,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph, Node, total_bytes
-from remat_codegen.planners import chain, dtr, ends, hierarchy, merges, rockmate, whole
-from remat_codegen.planners.deadline import offer
+from remat_codegen.planners import dtr, ends, rockmate, rotor
+from remat_codegen.planners.base.deadline import offer
+from remat_codegen.planners.base.judge import is_chain
+from remat_codegen.planners.base.result import Plan, Status
+from remat_codegen.planners.chain.chain import Chain, of_options
+from remat_codegen.planners.chain.options import Grid
+from remat_codegen.planners.chain.table import Table
 from remat_codegen.planners.ends import Progress, candidate
-from remat_codegen.planners.ledger import Ledger
-from remat_codegen.planners.lives import Board, Limits, Lives, Order
-from remat_codegen.planners.moves import Search, fit, spend
-from remat_codegen.planners.options import Grid
-from remat_codegen.planners.result import Plan, Status
-from remat_codegen.planners.segments import starting_orders
-from remat_codegen.planners.splits import squeeze
+from remat_codegen.planners.search import hierarchy, merges
+from remat_codegen.planners.search.ledger import Ledger
+from remat_codegen.planners.search.moves import Search, fit, spend
+from remat_codegen.planners.search.segments import starting_orders
+from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
+from remat_codegen.schedule.lives import Board, Limits, Lives, Order
+from remat_codegen.schedule.order import order_of
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan
 WORK = 300_000  # of the search at each middle: some half a second
@@ -215,7 +220,7 @@ class Frontier:
                 found = self._evicting(limit, heuristic)
                 limit = int(limit * LOWER[-1])
                 if found.schedule is not None:
-                    yield whole.order_of(found.schedule)
+                    yield order_of(found.schedule)
                     limit = min(found.peak_bytes - 1, limit)
 
     def _lowest(self, start: str, order: Order) -> Point:
@@ -303,16 +308,16 @@ class Frontier:
         if depth < SHALLOW:
             yield from self._segments
         if (evicting := ends.fastest(self._evictions, limit)) is not None:
-            yield "dtr", whole.order_of(evicting.schedule)
+            yield "dtr", order_of(evicting.schedule)
         for name, run in self._quick(depth):
             found = run(self.graph, self.profile, limit)
             if found.schedule is not None:
-                yield name, whole.order_of(found.schedule)
+                yield name, order_of(found.schedule)
 
     def _quick(self, depth: int) -> Iterator[tuple[str, Callable[..., Plan]]]:
         large = len(self.graph.nodes) > LARGE
-        if rockmate.is_chain(self.graph) and not self.sequences.worthwhile:
-            yield "rotor", chain.plan
+        if is_chain(self.graph) and not self.sequences.worthwhile:
+            yield "rotor", rotor.plan
         for heuristic in ("local",) if large else ("dtr", "msps") if depth < SHALLOW else ("msps",):
             if not large or depth < SHALLOW:
                 yield f"dtr-{heuristic}", lambda g, p, b, h=heuristic: self._evicting(b, h)
@@ -343,11 +348,11 @@ class _Sequences:
         """Whether the graph is a chain of few kinds of small blocks."""
         blocks = self.graph.blocks
         few = len({b.kind for b in blocks}) <= MOST_KINDS
-        return few and rockmate.is_chain(self.graph) and all(b.last - b.first < MOST_IN_BLOCK for b in blocks)
+        return few and is_chain(self.graph) and all(b.last - b.first < MOST_IN_BLOCK for b in blocks)
 
     @cached_property
-    def _solved(self) -> tuple[rockmate.Chain, rockmate.Table, list[int]]:
-        found = rockmate.Chain(self.graph, self.profile, Grid(), None)
+    def _solved(self) -> tuple[Chain, Table, list[int]]:
+        found = of_options(self.graph, self.profile, Grid())
         plain = candidate(self.graph, self.profile, range(len(self.graph.nodes)))
         table = found.table(plain.peak_bytes, SLOTS)
         return found, table, table.distinct()
@@ -362,7 +367,7 @@ class _Sequences:
         """The sequences of the smallest memories."""
         if not self.worthwhile:
             return []
-        return [whole.order_of(self._candidate(i).schedule) for i in range(min(rockmate.TIGHTEST, len(self._solved[2])))]
+        return [order_of(self._candidate(i).schedule) for i in range(min(rockmate.TIGHTEST, len(self._solved[2])))]
 
     def at(self, limit: int) -> Sequence[Order]:
         """The sequence of the largest memory whose schedule fits, and the next one, which may after a split or two."""
@@ -373,4 +378,4 @@ class _Sequences:
             middle = (low + high) // 2
             low, high = (middle, high) if self._candidate(middle).peak_bytes <= limit else (low, middle)
         near = [i for i in (low, low + 1, low + 3) if 0 <= i < count]
-        return [whole.order_of(self._candidate(i).schedule) for i in near]
+        return [order_of(self._candidate(i).schedule) for i in near]

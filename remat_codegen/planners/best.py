@@ -18,12 +18,14 @@ from dataclasses import replace
 from functools import partial
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners import auto, chain, chen, dtr, ends, hierarchy, knapsack, mincut, rockmate, whole
+from remat_codegen.planners import auto, checkmate, chen, dtr, ends, knapsack, mincut, rockmate, rotor
+from remat_codegen.planners.base.result import Plan, Status, smallest_of
 from remat_codegen.planners.ends import Progress
-from remat_codegen.planners.improve import improve
-from remat_codegen.planners.lives import Board, Limits
-from remat_codegen.planners.result import Plan, Status, smallest_of
+from remat_codegen.planners.search import hierarchy
+from remat_codegen.planners.search.improve import improve
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule.lives import Board, Limits
+from remat_codegen.schedule.order import order_of
 
 IMPROVED = 4  # how many plans are improved
 QUICK, SEARCHED, ROUNDED, SOLVED = 0.2, 0.4, 0.65, 0.75  # the parts of the time after which planners are stopped
@@ -72,7 +74,7 @@ def _searched(graph: Graph, profile: Profile, budget_bytes: int, found: Plan, de
     """The plan, or a faster one that the search of large graphs finds from there on in what is left of the time."""
     assert found.schedule is not None
     board, limits = Board(graph, profile), Limits(budget_bytes)
-    order = whole.order_of(found.schedule)
+    order = order_of(found.schedule)
     for seed in range(MOST_SEARCHES):
         if time.monotonic() > deadline:
             break
@@ -115,7 +117,7 @@ def _run(run: Run, graph: Graph, profile: Profile, budget_bytes: int, deadline: 
         if time.monotonic() > deadline:
             raise _Late
 
-    limited = run in (whole.plan, whole.approximate)
+    limited = run in (checkmate.plan, checkmate.approximate)
     try:
         return run(graph, profile, budget_bytes, **({"time_limit": left} if limited else {"progress": advance}))
     except _Late:
@@ -125,16 +127,16 @@ def _run(run: Run, graph: Graph, profile: Profile, budget_bytes: int, deadline: 
 def _entries(graph: Graph) -> list[tuple[str, Run, float]]:
     """The planners to run, the fast ones first, and the part of the time by which each has to be done."""
     evictions = [(f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS]
-    quick: list[tuple[str, Run]] = [("none", ends.none), *evictions, ("chen", chen.plan), ("rotor", chain.plan)]
+    quick: list[tuple[str, Run]] = [("none", ends.none), *evictions, ("chen", chen.plan), ("rotor", rotor.plan)]
     quick.append(("mincut", mincut.plan))
     quick.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
     quick.append(("knapsack", knapsack.plan))
     quick.append(("all", ends.all_))
-    exact = [("checkmate", whole.plan, SOLVED)] if whole.columns(graph) <= EXACT else []
+    exact = [("checkmate", checkmate.plan, SOLVED)] if checkmate.columns(graph) <= EXACT else []
     return [
         *((name, run, QUICK) for name, run in quick),
         ("rockmate", rockmate.plan, SEARCHED),
         ("auto", auto.plan, SEARCHED),
-        ("checkmate-lp", whole.approximate, ROUNDED),
+        ("checkmate-lp", checkmate.approximate, ROUNDED),
         *exact,
     ]

@@ -1,46 +1,54 @@
-"""rk-Checkmate: the exact schedule of a small graph, or of one block, by integer programming (Rockmate, section 3.3 and
-appendix B).
+"""Checkmate: the whole graph as one integer program, and the rounding of its linear relaxation (Jain, Jain, Nrusimha, Gholami,
+Abbeel, Keutzer, Stoica, Gonzalez, MLSys 2020).
 
-Stage t ends with the first run of node t; before it, forward nodes may run again, in their order. R[t,i]: node i runs in stage
-t; S[t,d]: data d is alive at the start of stage t; delete[t,d,i]: d is freed in stage t after node i. What differs from the
-paper:
+`plan` is `exact.solve` with a time limit and a gap, on graphs for which the program can be written down
+(`MOST_COLUMNS`). Its budget for time starts with a heuristic plan, DTR's improved: if the solver's incumbent is not faster, or
+there is none, that plan is the answer, with the solver's proof of how good it is. OPTIMAL is claimed only of what the
+solver proved, with a gap of zero.
 
-- Backward nodes run once, so a gradient lives from its first contribution to its last reader: a constant, no variable. Values
-  and phantoms have one producer, so S and P of the paper are one variable, and create is R.
-- A node runs again only where nothing it writes is alive (S[t,d] + R[t,i] <= 1). No schedule is lost: a copy that is written
-  over was not read since the stage began, and could have been freed before it.
-- With `recompute_in_forward=False` the stages before the loss are a constant order, in which only S at the loss decides.
-- R[t,i] exists only where some node at or after stage t can need what i writes.
+`approximate` is section 5: solve the relaxation, round S by a threshold, then run as little as S allows (two-phase rounding).
+S here is what is alive at the cuts of `bound.Relaxation`: at the loss alone, then also at all backward nodes if the graph is
+small, at fewer if it is large. Memory between cuts is not in that program, so it is solved with allowances, for smaller
+budgets too, and rounded by several thresholds. What S does not keep is forgotten at the cut, and rebuilt when a backward
+node reads it. Where no rounding fits, those of least peak are repaired: more is given up until they do. Where that fails, too,
+the solver is asked for any 0-1 point of the whole program, if it is small enough: then something is found wherever `plan`
+finds something. The fastest gets the memory that is left: runs are taken out while what they write can be held instead.
 
-Memory U is stated before each node of each stage: what is alive, what the node writes, its workspace. `delete` is stated
-constraint by constraint (hazards one by one), which tightens the relaxation. Ties are left to the solver. Oracle:
-`tests/graphs.py`.
+Cost model: the program's for the search; the simulator judges, and the fastest that fits is taken. Complexity: exponential;
+for the approximation one linear program for each allowance, and one simulation for each threshold. Ties: the solver's; larger
+allowances first. Oracle: `least_time` of `tests/graphs.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 
-from remat_codegen.graph.ir import Graph, Kind
-from remat_codegen.planners.milp import Program
-from remat_codegen.planners.result import Plan, Status
+from remat_codegen.graph.ir import Graph
+from remat_codegen.planners import dtr
+from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
+from remat_codegen.planners.base.bound import Relaxation, Relaxed, cuts_of
+from remat_codegen.planners.base.judge import Candidate
+from remat_codegen.planners.base.result import Plan, Status
+from remat_codegen.planners.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
+from remat_codegen.planners.search.hierarchy import Search
+from remat_codegen.planners.search.improve import improve
+from remat_codegen.planners.search.merges import spend
+from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import simulate, validate, with_forgets
+from remat_codegen.schedule import order_of
+from remat_codegen.schedule.lives import Board, Limits
+from remat_codegen.schedule.order import without_dead_runs
 
-MEMORY_STEPS = 1 << 21  # budgets are counted in units of about 1/MEMORY_STEPS of themselves, sizes rounded up to units
-TIME_SCALE = 1e4  # the objective is scaled so that one run of everything costs this much
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """An order of node ids, `bound_ns` what no order within the budgets can beat. `order` is None when none was found."""
-
-    status: Status
-    order: tuple[int, ...] | None
-    bound_ns: int = 0
+MOST_COLUMNS = 60000  # about (backward nodes) x (forward data and nodes): beyond it the program is not even written down
+ALLOWANCES = (1.0, 0.9, 0.8, 0.65, 0.5)  # the parts of the budget that the relaxation is solved for
+REPAIRED, REPAIR_ROUNDS = 6, 200  # how many roundings are repaired, and rounds of splitting for each
+ANY_GAP = 1e6  # relative to the optimum: whatever the solver comes upon
+NO_SCHEDULE_IN_TIME = "the solver found no schedule in time"
+THRESHOLDS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def plan(
@@ -48,256 +56,158 @@ def plan(
     profile: Profile,
     budget_bytes: int,
     *,
-    time_limit_s: float = 60.0,
+    time_limit: float = 60.0,
     gap: float = 0.0,
-    recompute_in_forward: bool = False,
+    progress: Progress | None = None,
 ) -> Plan:
-    """The fastest schedule within the budget, proved so unless the time runs out."""
-    found = solve(graph, profile, budget_bytes, time_limit_s=time_limit_s, gap=gap, recompute_in_forward=recompute_in_forward)
+    """The fastest schedule within the budget, proved so unless the time runs out or the graph is too large."""
+    started = time.monotonic()
+    heuristic = _heuristic(graph, profile, budget_bytes, time_limit / 10)
+    base = sum(profile.time_ns)
+    if heuristic.time_ns == base and heuristic.schedule is not None:
+        return replace(heuristic, planner="checkmate", status=Status.OPTIMAL)
+    if not writable(graph):
+        note = f"{graph.loss} forward nodes are too many for the whole integer program: planned by heuristics"
+        status = heuristic.status if heuristic.schedule is None else Status.TOO_LARGE
+        return replace(heuristic, planner="checkmate", status=status, notes=(note,))
+    if progress is not None:
+        progress("solving the graph", 0, 1)
+    left = max(1.0, time_limit - (time.monotonic() - started))
+    found = exact.solve(graph, profile, budget_bytes, time_limit_s=left, gap=gap)
     if found.order is None:
-        notes = ("the solver found no schedule in time",) if found.status is Status.TIME_LIMIT else ()
-        return Plan("checkmate", Status.INFEASIBLE, None, notes=notes)
-    schedule = with_forgets(graph, found.order)
-    validate(graph, schedule)
-    timeline = simulate(graph, profile, schedule)
-    return Plan("checkmate", found.status, schedule, timeline.time_ns, timeline.peak_bytes, found.bound_ns)
+        proved = found.status is Status.INFEASIBLE and heuristic.schedule is None
+        note = "proved that no schedule fits" if proved else NO_SCHEDULE_IN_TIME
+        return replace(heuristic, planner="checkmate", notes=(*heuristic.notes, note))
+    solved = candidate(graph, profile, found.order)
+    fits = solved.peak_bytes <= budget_bytes
+    if heuristic.schedule is not None and not (fits and solved.time_ns <= heuristic.time_ns):
+        status = Status.OPTIMAL if heuristic.time_ns <= found.bound_ns else Status.TIME_LIMIT
+        note = "the solver's incumbent was not better than the heuristic plan"
+        return replace(heuristic, planner="checkmate", status=status, bound_ns=max(base, found.bound_ns), notes=(note,))
+    status = found.status if gap == 0.0 or solved.time_ns <= found.bound_ns else Status.FEASIBLE
+    result = chosen("checkmate", [solved], profile, budget_bytes, status=status)
+    return replace(result, bound_ns=max(base, found.bound_ns))
 
 
-def solve(
-    graph: Graph,
-    profile: Profile,
-    budget_bytes: int | None,
-    saved_bytes: int | None = None,
-    *,
-    minimise_peak: bool = False,
-    time_limit_s: float = 60.0,
-    gap: float = 0.0,
-    recompute_in_forward: bool = False,
-) -> Solution:
-    """The fastest order whose peak is at most `budget_bytes`, keeping at most `saved_bytes` over the loss (None: no limit).
+def writable(graph: Graph) -> bool:
+    """Whether the whole integer program is small enough to be written down."""
+    return columns(graph) <= MOST_COLUMNS and all(len(p) == 1 for p in graph.producers if p[0] < graph.loss)
 
-    What the loss itself reads is not counted as saved. `minimise_peak` asks for the least peak instead of the least time.
+
+def columns(graph: Graph) -> int:
+    """About how many columns the whole integer program has."""
+    early = sum(p[0] < graph.loss for p in graph.producers)
+    return (len(graph.nodes) - graph.loss) * (early + graph.loss)
+
+
+def _heuristic(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> Plan:
+    """The best of DTR's plans, improved: what the solver has to beat."""
+    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in ("dtr", "msps")]
+    found = [p for p in plans if p.schedule is not None]
+    if not found:
+        return plans[0]
+    best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
+    return improve(graph, profile, budget_bytes, best, time_limit=time_limit)
+
+
+def approximate(
+    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float = 30.0, progress: Progress | None = None
+) -> Plan:
+    """The fastest rounding of the relaxation that fits the budget."""
+    started = time.monotonic()
+    plain = candidate(graph, profile, range(len(graph.nodes)))
+    if plain.peak_bytes <= budget_bytes:
+        return chosen("checkmate-lp", [plain], profile, budget_bytes)
+    fleeting = frozenset(rebuildable(graph))
+    tried: list[Candidate] = [plain, candidate(graph, profile, keeping(graph, (), fleeting))]
+    columns = max(1, Relaxation(graph, profile, budget_bytes).columns)
+    most = max(1, min(len(graph.nodes) - graph.loss, MOST_RELAXED_COLUMNS // columns))
+    programs = [(count, allowance) for count in dict.fromkeys((1, most)) for allowance in ALLOWANCES]
+    deadline = started + time_limit
+    for done, (count, allowance) in enumerate(programs):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        if progress is not None:
+            progress("rounding the relaxation", done, len(programs))
+        cuts = cuts_of(graph, profile, count)
+        solved = Relaxation(graph, profile, int(budget_bytes * allowance)).solve(cuts, left)
+        if solved is not None and solved.alive:
+            orders = takewhile(lambda _: time.monotonic() < deadline, _roundings(graph, cuts, solved, fleeting))
+            tried.extend(candidate(graph, profile, order) for order in orders)
+    if fastest(tried, budget_bytes) is None:
+        tried.extend(_repaired(graph, profile, budget_bytes, tried))
+    if fastest(tried, budget_bytes) is None:
+        tried.extend(any_point(graph, profile, budget_bytes, max(1.0, deadline - time.monotonic())))
+    tried.extend(_spent(graph, profile, budget_bytes, tried))
+    return chosen("checkmate-lp", tried, profile, budget_bytes)
+
+
+def _roundings(graph: Graph, cuts: Sequence[int], solved: Relaxed, fleeting: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """The orders that a solved relaxation is rounded to."""
+    for threshold in THRESHOLDS:
+        kept = {c: {d for d, k in alive.items() if k > threshold} for c, alive in zip(cuts, solved.alive, strict=True)}
+        yield rounded(graph, kept)
+        yield rounded(graph, kept, fleeting)
+
+
+def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
+    """Where no rounding fits: those of least peak with more given up, else what the search or DTR make of the budget."""
+    board, limits = Board(graph, profile), Limits(budget_bytes)
+    least = sorted(tried, key=lambda c: (c.peak_bytes, c.time_ns))[:REPAIRED]
+    repaired = (squeeze(board, order_of(c.schedule), limits, None, REPAIR_ROUNDS) for c in least)
+    found = [candidate(graph, profile, order) for order in repaired if order is not None]
+    if not found and not (search := Search(graph, profile)).large:
+        found = [candidate(graph, profile, order) for order in search.fitted(limits)[:1]]
+    if not found:
+        plan = _heuristic(graph, profile, budget_bytes, 1.0)
+        found = [] if plan.schedule is None else [Candidate(plan.schedule, plan.time_ns, plan.peak_bytes)]
+    return found
+
+
+def any_point(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> list[Candidate]:
+    """The first 0-1 point of the whole program that the solver comes upon."""
+    if not writable(graph):
+        return []
+    found = exact.solve(graph, profile, budget_bytes, time_limit_s=time_limit, gap=ANY_GAP)
+    return [] if found.order is None else [candidate(graph, profile, found.order)]
+
+
+def _spent(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
+    """The fastest that fits, with the memory that it leaves spent."""
+    found = fastest(tried, budget_bytes)
+    if found is None:
+        return []
+    board, limits = Board(graph, profile), Limits(budget_bytes)
+    return [candidate(graph, profile, spend(board, order_of(found.schedule), limits))]
+
+
+def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collection[int] = ()) -> tuple[int, ...]:
+    """The order that forgets, at each cut, what is not kept there, and runs as little as that allows.
+
+    Of what is rebuilt, `fleeting` is held only if the next cut keeps it.
     """
-    model = _Model(graph, profile, budget_bytes, recompute_in_forward)
-    model.build(saved_bytes, minimise_peak)
-    return model.solve(minimise_peak, time_limit_s, gap)
-
-
-def runs_once(graph: Graph) -> frozenset[int]:
-    """The nodes that must not run again: those that change what outlives them, and those that write what the caller holds."""
-    outputs = set(graph.outputs)
-    return frozenset(n.id for n in graph.nodes if n.id >= graph.loss or not n.recomputable or outputs.intersection(n.writes))
-
-
-def without_dead_runs(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
-    """Drops the repeated runs of which no copy is read. First runs stay, because a step runs every node."""
-    first = {node: position for position, node in reversed(list(enumerate(order)))}
-    outputs = set(graph.outputs)
-    read_next: dict[int, bool] = {}
-    kept: list[int] = []
-    for position in reversed(range(len(order))):
-        node = graph.nodes[order[position]]
-        if first[node.id] != position and not any(read_next.get(d, d in outputs) for d in node.writes):
+    lost = set(rebuildable(graph))
+    producers = graph.producers
+    have = {d for d, p in enumerate(producers) if p[0] < graph.loss}
+    following = _next_cut(graph, kept)
+    order = list(range(graph.loss + 1))
+    for node in graph.nodes[graph.loss :]:
+        if node.id in kept:
+            have -= lost - set(kept[node.id])
+        if node.id == graph.loss:
             continue
-        kept.append(node.id)
-        for data in node.writes:
-            read_next[data] = graph.data[data].kind is Kind.GRADIENT
-        for data in node.reads:
-            read_next[data] = True
-    return tuple(reversed(kept))
+        again = reruns(graph, producers, node, lost - have)
+        order.extend([*sorted(again), node.id])
+        later = kept.get(following[node.id], ())
+        short = len(order) < MOST_RUNS
+        have.update(d for i in again for d in graph.nodes[i].writes if not (short and d in fleeting) or d in later)
+    return without_dead_runs(graph, order)
 
 
-@dataclass(slots=True)
-class _Stage:
-    """The variables of one stage: `run` by node, in order, the stage's own node last; `saved` by data, `freed` by
-    (data, node)."""
-
-    run: dict[int, Any]
-    saved: dict[int, Any]
-    freed: dict[tuple[int, int], Any] = field(default_factory=dict)
-
-
-class _Model:
-    """The integer program of one graph. Data written from the loss on are `late`: their lifetime is known."""
-
-    def __init__(self, graph: Graph, profile: Profile, budget_bytes: int | None, recompute_in_forward: bool) -> None:
-        self.graph, self.profile = graph, profile
-        self.first_stage = 0 if recompute_in_forward else graph.loss
-        self.last = len(graph.nodes) - 1
-        self.producers = [p[0] for p in graph.producers]
-        self.early = [p < graph.loss for p in self.producers]
-        if any(self.early[d] and len(p) > 1 for d, p in enumerate(graph.producers)):
-            raise ValueError("a value that several nodes write cannot be planned")
-        self.dies = [r[-1] if r else w[-1] for r, w in zip(graph.readers, graph.producers, strict=True)]
-        for data in graph.outputs:
-            self.dies[data] = self.last
-        self.once = runs_once(graph)
-        self.needed = self._needed()
-        self._scale(budget_bytes)
-        self.program = Program()
-        self.stages: dict[int, _Stage] = {}
-
-    def _scale(self, budget_bytes: int | None) -> None:
-        """Counts memory in units: the sizes' common divisor, or more where the budget would get too many of them."""
-        sizes = [d.nbytes for d in self.graph.data] + list(self.profile.workspace_bytes)
-        most = sum(d.nbytes for d in self.graph.data) + max(self.profile.workspace_bytes, default=0)
-        budget = most if budget_bytes is None else min(budget_bytes, most)
-        divisor = math.gcd(*sizes) or 1
-        self.unit = divisor * max(1, -(-budget // (divisor * MEMORY_STEPS)))
-        self.exact = self.unit == divisor  # else sizes are rounded up, and what is proved of them need not hold
-        self.limit: Any = budget // self.unit
-        self.size = [-(-d.nbytes // self.unit) for d in self.graph.data]
-        self.workspace = [-(-w // self.unit) for w in self.profile.workspace_bytes]
-
-    def _needed(self) -> list[frozenset[int]]:
-        """For each stage, the early data that its node or a later one may need, directly or to rebuild something."""
-        table: list[frozenset[int]] = [frozenset()] * (self.last + 2)
-        for stage in range(self.last, -1, -1):
-            found = set(table[stage + 1])
-            again = stage > self.graph.loss or self.first_stage == 0
-            pending = [d for d in self.graph.nodes[stage].reads if self.early[d]]
-            while pending:
-                data = pending.pop()
-                if data not in found:
-                    found.add(data)
-                    if again and self.producers[data] not in self.once:
-                        pending.extend(self.graph.nodes[self.producers[data]].reads)
-            table[stage] = frozenset(found)
-        return table
-
-    def build(self, saved_bytes: int | None, minimise_peak: bool) -> None:
-        """States everything but the objective."""
-        if minimise_peak:
-            self.limit = self.program.between(0, self.limit)
-        saved = self._saved_at_start()
-        if self.first_stage:
-            self._prefix_memory(saved)
-        for stage in range(self.first_stage, self.last + 1):
-            if stage == self.graph.loss and saved_bytes is not None:
-                self._limit_saved(saved, saved_bytes)
-            saved = self._stage(stage, saved)
-
-    def _saved_at_start(self) -> dict[int, Any]:
-        """What may be alive when the first stage begins: nothing before node 0, a choice at the loss."""
-        if not self.first_stage:
-            return {}
-        held = {*self.graph.outputs, *self.graph.nodes[self.first_stage].reads}
-        candidates = sorted(d for d in {*self.needed[self.first_stage], *held} if self.early[d])
-        return {d: 1 if d in held else self.program.binary() for d in candidates}
-
-    def _limit_saved(self, saved: dict[int, Any], saved_bytes: int) -> None:
-        reads = self.graph.nodes[self.graph.loss].reads
-        terms = [(s, self.size[d]) for d, s in saved.items() if d not in reads]
-        self.program.at_most(terms, saved_bytes // self.unit)
-
-    def _prefix_memory(self, saved: dict[int, Any]) -> None:
-        """Memory while the forward nodes run for the first and only time before the loss."""
-        last_read = list(self.producers)
-        for node in self.graph.forward_nodes:
-            for data in node.reads:
-                last_read[data] = node.id
-        for node in self.graph.forward_nodes:
-            alive = [d for d in range(len(self.size)) if self.early[d] and self.producers[d] <= node.id]
-            terms = [(1 if last_read[d] >= node.id else saved.get(d, 0), self.size[d]) for d in alive]
-            self._within_budget([*terms, (1, self.workspace[node.id])])
-
-    def _within_budget(self, terms: list) -> None:
-        self.program.at_most([*terms, (self.limit, -1)], 0)
-
-    def _stage(self, number: int, saved: dict[int, Any]) -> dict[int, Any]:
-        """States stage `number`; returns what is alive after it."""
-        again = number > self.graph.loss or self.first_stage == 0
-        useful = sorted({self.producers[d] for d in self.needed[number]} - self.once) if again else []
-        run = {i: self.program.binary() for i in useful if i < number} | {number: 1}
-        stage = self.stages[number] = _Stage(run, saved)
-        for node in run:
-            self._reads_alive(stage, node)
-        after: dict[int, Any] = {}
-        for data in sorted({*saved, *(d for i in run for d in self.graph.nodes[i].writes if self.early[d])}):
-            after[data] = self._lifetime(number, stage, data)
-        self._stage_memory(number, stage)
-        return {d: s for d, s in after.items() if not (isinstance(s, int) and s == 0)}
-
-    def _reads_alive(self, stage: _Stage, node: int) -> None:
-        """R[t,i] <= R[t,k] + S[t,d] for each d, written by k, that i reads."""
-        for data in self.graph.nodes[node].reads:
-            if self.early[data]:
-                present = [(stage.run.get(self.producers[data], 0), -1), (stage.saved.get(data, 0), -1)]
-                self.program.at_most([(stage.run[node], 1), *present], 0)
-
-    def _lifetime(self, number: int, stage: _Stage, data: int) -> Any:
-        """Creation and deletion of one data node in one stage; returns whether it is alive afterwards."""
-        producer = self.producers[data]
-        before, made = stage.saved.get(data, 0), stage.run.get(producer, 0)
-        spots = [i for i in stage.run if i == producer or data in self.graph.nodes[i].reads]
-        if data in self.graph.outputs:
-            return 1
-        wanted = data in self.needed[number + 1]
-        if not spots:
-            if not wanted:
-                self.program.at_most([(before, 1)], 0)
-            return before if wanted else 0
-        if isinstance(before, int) and before == 1 and not isinstance(made, int):
-            self.program.at_most([(made, 1)], 0)
-        elif producer in stage.run and data in stage.saved:
-            self.program.at_most([(before, 1), (made, 1)], 1)
-        after = self.program.binary() if wanted else 0
-        for index, node in enumerate(spots):
-            freed = stage.freed[data, node] = self.program.between(0, 1)
-            self.program.at_most([(freed, 1), (stage.run[node], -1)], 0)
-            if wanted:
-                self.program.at_most([(freed, 1), (after, 1)], 1)
-            for later in spots[index + 1 :]:
-                self.program.at_most([(freed, 1), (stage.run[later], 1)], 1)
-        change = [(stage.freed[data, i], -1) for i in spots]
-        self.program.equal([(before, 1), (made, 1), *change, (after, -1)], 0)
-        return after
-
-    def _stage_memory(self, number: int, stage: _Stage) -> None:
-        """U[t,i] for each node of the stage: what is alive, what it writes, its workspace."""
-        late = [d for d in range(len(self.size)) if not self.early[d] and self.producers[d] < number <= self.dies[d]]
-        alive = [(1, sum(self.size[d] for d in late)), *((s, self.size[d]) for d, s in stage.saved.items())]
-        for node, run in stage.run.items():
-            writes = [d for d in self.graph.nodes[node].writes if self.early[d] or self.producers[d] == node]
-            written = sum(self.size[d] for d in writes)
-            self._within_budget([*alive, (run, written + self.workspace[node])])
-            alive.append((run, sum(self.size[d] for d in writes if self.early[d])))
-            touched = {*writes, *self.graph.nodes[node].reads}
-            alive.extend((stage.freed[d, node], -self.size[d]) for d in sorted(touched) if (d, node) in stage.freed)
-
-    def solve(self, minimise_peak: bool, time_limit_s: float, gap: float) -> Solution:
-        """Solves what was stated and reads the order off R."""
-        base = sum(self.profile.time_ns)
-        scale = TIME_SCALE / max(base, 1)
-        choices = [(run, i) for stage in self.stages.values() for i, run in stage.run.items() if not isinstance(run, int)]
-        # A run that costs nothing must still not happen for nothing; the share of all of these is far below one nanosecond's.
-        tiny = 0.1 * scale / (len(choices) + 1)
-        time = [(run, self.profile.time_ns[i] * scale + tiny) for run, i in choices]
-        objective = [(self.limit, 1.0), *((r, c * 1e-9) for r, c in time)] if minimise_peak else time
-        result = self.program.minimise(objective, time_limit_s, gap)
-        if not result.values:
-            return Solution(result.status, None)
-        order: list[int] = list(range(self.first_stage))
-        for stage in self.stages.values():
-            order.extend(i for i, run in stage.run.items() if isinstance(run, int) or result.values[run.idx] > 0.5)
-        proved = not minimise_peak and self.exact
-        least = result.bound / scale
-        # Times are whole, and all the tiny shares together are below 0.1.
-        bound = base + max(0, math.ceil(least - 0.1 - 1e-6 - 1e-7 * least)) if proved else base
-        return Solution(result.status, without_dead_runs(self.graph, order), bound)
-
-
-def saved_bytes(graph: Graph, order: Sequence[int]) -> int:
-    """What an order keeps over the loss, beside what the loss reads."""
-    return sum(graph.data[d].nbytes for d in alive_at_loss(graph, order) if d not in graph.nodes[graph.loss].reads)
-
-
-def alive_at_loss(graph: Graph, order: Sequence[int]) -> frozenset[int]:
-    """The data that an order holds while the loss runs, without those the loss writes."""
-    where = order.index(graph.loss)
-    made = {d for i in order[:where] for d in graph.nodes[i].writes}
-    needed = set(graph.outputs)
-    for i in reversed(order[where:]):
-        needed -= set(graph.nodes[i].writes)
-        needed |= set(graph.nodes[i].reads)
-    return frozenset(made & needed)
+def _next_cut(graph: Graph, kept: Mapping[int, Collection[int]]) -> list[int]:
+    """For each node, the next cut after it, or the number of nodes."""
+    table = [len(graph.nodes)] * len(graph.nodes)
+    for node in reversed(range(len(graph.nodes) - 1)):
+        table[node] = node + 1 if node + 1 in kept else table[node + 1]
+    return table

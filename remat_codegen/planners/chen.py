@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 
 from remat_codegen.graph.ir import Graph
+from remat_codegen.planners.base.judge import Candidate
+from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
-from remat_codegen.planners.result import Plan
-from remat_codegen.planners.rockmate import Candidate
 from remat_codegen.profile.costs import Profile
 
 MOST_COUNTS = 40

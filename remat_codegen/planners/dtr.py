@@ -31,13 +31,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners import checkmate
-from remat_codegen.planners.deadline import check
+from remat_codegen.planners.base.deadline import check
+from remat_codegen.planners.base.judge import judge
+from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.planners.ends import Progress, fixed
-from remat_codegen.planners.result import Plan, Status
-from remat_codegen.planners.rockmate import judge
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, with_forgets
+from remat_codegen.schedule.order import without_dead_runs
 
 HEURISTICS = ("dtr", "eq", "local", "lru", "size", "msps")
 SMALL = 0.01  # the filter ignores storages below this part of the mean size
@@ -84,7 +84,7 @@ def plan(
     settings = Settings(heuristic, eager, ignore_small, sampling, seed, recompute_in_forward, most_work)
     runtime = Runtime(graph, profile, budget_bytes, settings)
     try:
-        order = checkmate.without_dead_runs(graph, runtime.run(progress))
+        order = without_dead_runs(graph, runtime.run(progress))
     except OutOfMemory as reason:
         return Plan(name, Status.INFEASIBLE, None, notes=(str(reason),))
     schedule = with_forgets(graph, order)

@@ -11,7 +11,7 @@ the sum of all times, `all` keeps nothing that can be rebuilt.
 
 No planner here computes anything again before the loss, because a generated file's forward pass is plain PyTorch, each
 operation once. Little is lost: the forward pass holds less than the backward pass, unless what later forward nodes read is
-itself most of the memory (long skips); budgets below that are INFEASIBLE to all. `checkmate.solve` and `dtr` can do without
+itself most of the memory (long skips); budgets below that are INFEASIBLE to all. `exact.solve` and `dtr` can do without
 that rule (`recompute_in_forward`); on the models of benchmarks/results/compare.md that lets DTR keep to no further budget.
 `bound` holds without the rule.
 """
@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 
 from remat_codegen.graph.ir import Graph, Node
-from remat_codegen.planners import checkmate
-from remat_codegen.planners.result import Plan, Status
-from remat_codegen.planners.rockmate import Candidate, judge
+from remat_codegen.planners.base.judge import Candidate, judge
+from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
+from remat_codegen.schedule.order import runs_once, without_dead_runs
 
 MOST_RUNS = 60_000  # an order for looking at, not one that anybody would run
 Progress = Callable[[str, int, int], None]
@@ -56,9 +56,9 @@ def least_orders(graph: Graph, progress: Progress | None = None) -> Iterator[tup
 
 
 def fixed(graph: Graph) -> frozenset[int]:
-    """The nodes that run once: those of `checkmate.runs_once`, and those that write a value together with others."""
+    """The nodes that run once: those of `runs_once`, and those that write a value together with others."""
     shared = {p for writing in graph.producers if len(writing) > 1 for p in writing}
-    return checkmate.runs_once(graph) | shared
+    return runs_once(graph) | shared
 
 
 def rebuildable(graph: Graph) -> tuple[int, ...]:
@@ -94,12 +94,12 @@ def keeping(graph: Graph, kept: Collection[int], fleeting: Collection[int] = ())
         order.extend([*sorted(again), node.id])
         short = len(order) < MOST_RUNS
         have.update(d for i in again for d in graph.nodes[i].writes if not (short and d in fleeting))
-    return checkmate.without_dead_runs(graph, order)
+    return without_dead_runs(graph, order)
 
 
 def candidate(graph: Graph, profile: Profile, order: Iterable[int]) -> Candidate:
     """An order of node ids as a judged schedule."""
-    return judge(graph, profile, with_forgets(graph, checkmate.without_dead_runs(graph, tuple(order))))
+    return judge(graph, profile, with_forgets(graph, without_dead_runs(graph, tuple(order))))
 
 
 def fastest(candidates: Iterable[Candidate], budget_bytes: int) -> Candidate | None:

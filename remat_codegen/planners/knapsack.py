@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from remat_codegen.graph.ir import Graph, total_bytes
+from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
 from remat_codegen.planners.mincut import banned, least_saved
-from remat_codegen.planners.result import Plan
 from remat_codegen.profile.costs import Profile
 
 SLOTS = 2000

@@ -31,8 +31,8 @@ from collections.abc import Collection
 import networkx as nx
 
 from remat_codegen.graph.ir import Graph, total_bytes
+from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
-from remat_codegen.planners.result import Plan
 from remat_codegen.profile.costs import Profile
 
 INTENSIVE = 8.0

@@ -1,176 +1,61 @@
-"""rk-Rotor: which option each block of a chain takes, and which blocks run forward again (Rockmate, section 3.4 and appendix
-C).
+"""Rotor: the optimal checkpointing of a chain with two choices per block (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova
+2019).
 
-C(s, t, m) is the least time to run blocks s..t forward and backward in m slots of memory. Outside m are block s's input and
-what is kept for others; inside are the gradients that enter at t, from the start. Either s runs forward once, with an option
-(C1), or s..r-1 run forward keeping only r's input, which is kept while r..t are solved, and then s..r-1 are solved (C2).
+A block either keeps all that its backward pass needs, or only its input, and then runs forward again when its turn comes; by
+dynamic programming over sub-chains and memory (`chain.table.Table`) both are chosen for all blocks at once, and blocks may be
+passed over several times.
 
-Sizes round up to slots, so a plan never needs more than its slots. A table is computed for all m at once, as a numpy row.
-Sub-chains of equal families have equal tables, so a chain of repeated blocks costs about L rows instead of L^2 / 2. A row
-costs L + K vector operations. Ties: the earlier choice, options before checkpoints. Oracle: brute force in `tests/graphs.py`.
-
-Sub-chains that reach the last block run for the first time (all their forward nodes); all others run again, where what nobody
-needs is left out. A `sealed` block holds nodes that must not run again: it is never passed over.
+Cost model: the table's (sizes rounded up to slots), for the families with exactly these two options; then the simulator
+judges the sequences, and the fastest that fits is taken. Complexity: O(L^2 M L) for L blocks and M slots, with a row for each
+distinct sub-chain only. Ties: the table's. Oracle: `best_sequence` of `tests/graphs.py`. A graph that is no chain of blocks
+is one block: all or nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from remat_codegen.graph.ir import Graph
+from remat_codegen.planners.base.judge import Candidate, is_chain, judge
+from remat_codegen.planners.base.result import Plan
+from remat_codegen.planners.chain.chain import Chain
+from remat_codegen.planners.chain.options import Family, Grid, Piece, solve_family
+from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
+from remat_codegen.profile.costs import Profile
 
-import numpy as np
-
-from remat_codegen.planners.deadline import check
-from remat_codegen.planners.options import Family
-
-NEVER = np.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A block of the chain."""
-
-    family: Family
-    sealed: bool = False
+SLOTS = 2000  # memory slots in the need of a step without recomputation
+TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Run a block forward; what is kept follows from what is read later."""
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOTS, progress: Progress | None = None) -> Plan:
+    """The fastest sequence of the chain within the budget."""
+    plain = candidate(graph, profile, range(len(graph.nodes)))
+    if plain.peak_bytes <= budget_bytes:
+        return chosen("rotor", [plain], profile, budget_bytes)
+    if not is_chain(graph):
+        rebuilt = candidate(graph, profile, keeping(graph, ()))
+        return chosen("rotor", [rebuilt], profile, budget_bytes, ("no chain of blocks: everything is rebuilt",))
+    chain = chain_of(graph, profile)
+    table = chain.table(plain.peak_bytes, slots)
+    columns = table.distinct()
 
-    block: int
+    def candidate_of(memory: int) -> Candidate:
+        return judge(graph, profile, chain.candidate(table.operations(memory)).schedule)
 
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """Run a block backward as option number `option` of its family says."""
-
-    block: int
-    option: int
-
-
-Operation = Forward | Backward
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """C(s, t, .): the time for each number of slots, and the choice (an option's number, or -(r - s) for a checkpoint at r)."""
-
-    time: np.ndarray
-    choice: np.ndarray
-
-
-class Table:
-    """The solved dynamic program of a chain, for every number of slots of `unit_bytes` from 0 to `slots`."""
-
-    def __init__(self, links: Sequence[Link], unit_bytes: int, slots: int) -> None:
-        self.links, self.unit, self.slots = tuple(links), unit_bytes, slots
-        self.last = len(self.links) - 1
-        numbers: dict[int, int] = {}
-        self.classes = [(numbers.setdefault(id(k.family), len(numbers)), k.sealed) for k in self.links]
-        self.names: dict[tuple[int, int], int] = {}
-        self.rows: list[_Row] = []
-        self._solve()
-
-    @property
-    def time_ns(self) -> np.ndarray:
-        """For each number of slots, the least time of the whole chain; infinite where nothing fits."""
-        return self._row(0, self.last).time
-
-    def distinct(self) -> list[int]:
-        """The numbers of slots at which the chain gets faster, ascending: the only ones worth looking at."""
-        time = self.time_ns
-        finite = np.flatnonzero(np.isfinite(time))
-        before = np.concatenate(([NEVER], time[finite][:-1]))
-        return [int(m) for m in finite[time[finite] < before]] if len(finite) else []
-
-    def operations(self, slots: int) -> list[Operation]:
-        """What to run within a number of slots, in order. It must be one at which `time_ns` is finite."""
-        found: list[Operation] = []
-        pending: list[tuple[int, int, int] | Operation] = [(0, self.last, slots)]
-        while pending:
-            task = pending.pop()
-            if isinstance(task, Forward | Backward):
-                found.append(task)
-                continue
-            s, t, m = task
-            choice = int(self._row(s, t).choice[m])
-            if choice >= 0:
-                inside = [(s + 1, t, m - self._kept(s, choice))] if s < t else []
-                pending.extend([Backward(s, choice), *inside, Forward(s)])
-            else:
-                r = s - choice
-                forward = [Forward(k) for k in reversed(range(s, r))]
-                pending.extend([(s, r - 1, m), (r, t, m - self._slots(self._output(r - 1))), *forward])
-        return found
-
-    def _row(self, s: int, t: int) -> _Row:
-        return self.rows[self.names[s, t]]
-
-    def _slots(self, nbytes: int) -> int:
-        return -(-nbytes // self.unit)
-
-    def _output(self, block: int) -> int:
-        return self.links[block].family.piece.output_bytes
-
-    def _kept(self, block: int, option: int) -> int:
-        return self._slots(self.links[block].family.options[option].saved_bytes + self._output(block))
-
-    def _solve(self) -> None:
-        """All sub-chains, short ones first; equal ones share a row."""
-        known: dict[object, int] = {}
-        for length in range(1, len(self.links) + 1):
-            check()
-            for s in range(len(self.links) - length + 1):
-                t = s + length - 1
-                key: object = (self.classes[s], t == self.last) if s == t else (self.classes[s], self.names[s + 1, t], None)
-                if key not in known:
-                    known[key] = len(self.rows)
-                    self.rows.append(self._compute(s, t))
-                self.names[s, t] = known[key]
-
-    def _compute(self, s: int, t: int) -> _Row:
-        row = _Row(np.full(self.slots + 1, NEVER), np.zeros(self.slots + 1, dtype=np.int32))
-        if t == self.last or not any(k.sealed for k in self.links[s : t + 1]):
-            entering = self.links[t].family.piece.entering_bytes
-            self._run_once(row, s, t, entering)
-            self._checkpoint(row, s, t, entering)
-        return row
-
-    def _run_once(self, row: _Row, s: int, t: int, entering: int) -> None:
-        """C1: block s with each of its options."""
-        first = t == self.last
-        for number, option in enumerate(self.links[s].family.options):
-            forward_ns = option.forward_ns if first else option.alone_ns if s == t else option.again_ns
-            least = self._slots(max(option.forward_peak_bytes + entering, option.backward_peak_bytes))
-            kept = self._kept(s, number) if s < t else 0
-            inside = self._row(s + 1, t).time if s < t else np.zeros(self.slots + 1)
-            _improve(row, number, max(least, kept), kept, inside, forward_ns + option.backward_ns)
-
-    def _checkpoint(self, row: _Row, s: int, t: int, entering: int) -> None:
-        """C2: keep only the input of block r, for each r."""
-        least = passed_ns = 0
-        for r in range(s + 1, t + 1):
-            family = self.links[r - 1].family
-            if self.links[r - 1].sealed:
-                return
-            held = self._output(r - 2) if r - 1 > s else 0
-            least = max(least, self._slots(held + family.pass_peak_bytes + entering))
-            passed_ns += family.pass_ns if t == self.last else family.pass_again_ns
-            kept = self._slots(self._output(r - 1))
-            _improve(row, s - r, max(least, kept), kept, self._row(r, t).time, passed_ns, self._row(s, r - 1).time)
+    tried = {m: candidate_of(m) for m in columns[:TIGHTEST]}
+    low, high = min(len(columns), TIGHTEST) - 1, len(columns)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if progress is not None:
+            progress("fitting the budget", len(columns) - (high - low), len(columns))
+        tried[columns[middle]] = found = candidate_of(columns[middle])
+        low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
+    return chosen("rotor", list(tried.values()) or [plain], profile, budget_bytes)
 
 
-def _improve(
-    row: _Row, choice: int, least: int, kept: int, inside: np.ndarray, ns: int, then: np.ndarray | None = None
-) -> None:
-    """Takes a choice wherever it is faster: from `least` slots on, it costs ns + inside[m - kept] + then[m]."""
-    size = len(row.time)
-    if least >= size:
-        return
-    time = inside[least - kept : size - kept] + float(ns)
-    if then is not None:
-        time = time + then[least:]
-    better = time < row.time[least:]
-    row.time[least:][better] = time[better]
-    row.choice[least:][better] = choice
+def chain_of(graph: Graph, profile: Profile) -> Chain:
+    """The graph as a chain of blocks with two options each."""
+    return Chain(graph, profile, lambda pieces: [two_options(p) for p in pieces], fixed(graph))
+
+
+def two_options(piece: Piece) -> Family:
+    """The family of a piece that keeps all or nothing."""
+    return solve_family(piece, Grid(largest=0), lambda graph, profile: [keeping(graph, ())])

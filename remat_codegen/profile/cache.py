@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from remat_codegen import stored
+from remat_codegen.profile import stored
 from remat_codegen.torch_seam import attention_kernels
 
 VERSION = 10  # raise when what is measured changes

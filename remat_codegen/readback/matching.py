@@ -14,9 +14,9 @@ from remat_codegen.emit.names import wishes
 from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.surroundings import modes
 from remat_codegen.graph.simplify import Model, is_view
-from remat_codegen.sizes import Size
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Ref, function_call, refs, substitute
+from remat_codegen.trace.sizes import Size
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
 

@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from remat_codegen.budget import format_bytes
+from remat_codegen.ask.budget import format_bytes
 from remat_codegen.readback.summary import BlockSummary
-from remat_codegen.report import percent
+from remat_codegen.show.report import percent
 
 
 def shown(found: Any) -> Iterator[Table | Text]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_codegen.attributes import computed_attributes
-from remat_codegen.sizes import hint
 from remat_codegen.torch_seam import pytree
+from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.ir import Origin, Trace, refs, substitute
+from remat_codegen.trace.sizes import hint
 from remat_codegen.trace.structures import know_dataclasses
 from remat_codegen.trace.surroundings import Autocast, autocasting
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from remat_codegen.profile.devices import Device
-from remat_codegen.sizes import Dynamic, Size
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace.kernels import without_kernels
 from remat_codegen.trace.places import Call
+from remat_codegen.trace.sizes import Dynamic, Size
 from remat_codegen.trace.surroundings import Autocast
 
 

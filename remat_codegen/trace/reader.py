@@ -10,9 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from remat_codegen.attributes import attribute_paths
 from remat_codegen.errors import TraceError, UnsupportedError, ValuesError
-from remat_codegen.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.torch_seam import (
     ENTERS_AUTOCAST,
     EXITS_AUTOCAST,
@@ -21,11 +19,13 @@ from remat_codegen.torch_seam import (
     is_functorch,
     pytree,
 )
+from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
 from remat_codegen.trace.frames import calls_of, held_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, naming_the_line
+from remat_codegen.trace.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
 
 SWITCHES = (SWITCHES_GRADIENTS, ENTERS_AUTOCAST, EXITS_AUTOCAST)

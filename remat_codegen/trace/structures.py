@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from remat_codegen.training import know_dataclasses as know_dataclasses
+from remat_codegen.trace.training import know_dataclasses as know_dataclasses
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import RematError, TraceError
-from remat_codegen.sizes import Asked, Together
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
 from remat_codegen.trace import absent
 from remat_codegen.trace.checkpoints import checkpoints_noted
@@ -37,13 +36,14 @@ from remat_codegen.trace.recording import saving_nothing
 from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.replay import with_run
 from remat_codegen.trace.settings import Reads, mentions_types
+from remat_codegen.trace.sizes import Asked, Together
 from remat_codegen.trace.state import Seen, attributes_of, hooks_of, put_back, put_hooks_back, watched, with_returned
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.swapping import swapped
 from remat_codegen.trace.values import Decisions
+from remat_codegen.trace.views import separate_views
 from remat_codegen.trace.vmaps import flatten_vmaps
-from remat_codegen.views import separate_views
 
 MOST_ASKED = 8  # places that are told of the trace, one after the other
 

@@ -13,10 +13,10 @@ import pytest
 from conftest import EXAMPLE
 from pinned import others
 
-from remat_codegen import lifecycle, pipeline
+from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.show.report import Progress
+from remat_codegen.ask.request import Request
 
 DIFFS = Path(__file__).parent / "diffs"
 QUIET = Progress(None)

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from pinned import only_with, others
 
-from remat_codegen import explain as explaining
-from remat_codegen import lifecycle, pipeline, planfile
-from remat_codegen import verify as comparing
+from remat_codegen.run import explain as explaining
+from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.header import planfile
+from remat_codegen.verify import steps as comparing
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
+from remat_codegen.show.report import Progress
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {

@@ -15,11 +15,11 @@ import torch
 from conftest import ROOT
 from pinned import only_with
 
-from remat_codegen import pipeline
-from remat_codegen import verify as comparing
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
+from remat_codegen.run import pipeline
+from remat_codegen.verify import steps as comparing
+from remat_codegen.show.report import Progress
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 
 FIRST = ROOT / "generated" / "first"
 FILES = sorted(FIRST.glob("*_remat.py"))

@@ -18,9 +18,9 @@ from conftest import EXAMPLE
 from pinned import only_with
 from test_diffs import SMALLER, UNRELATED, _costs
 
-from remat_codegen import lifecycle, pipeline, second
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.show.report import Progress
+from remat_codegen.ask.request import Request
 
 DIFFS = Path(__file__).parent / "diffs" / "second"
 QUIET = Progress(None)

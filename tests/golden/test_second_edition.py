@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pinned import only_with, others
 
-from remat_codegen import explain as explaining
-from remat_codegen import lifecycle, pipeline, second
+from remat_codegen.run import explain as explaining
+from remat_codegen.run import lifecycle, pipeline, second
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.show.report import Progress
+from remat_codegen.ask.request import Request
 
 ROOT = Path(__file__).parents[2]
 FILES = {

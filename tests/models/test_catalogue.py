@@ -12,11 +12,11 @@ import further
 import more
 import pytest
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import DEFAULT_PLANNER, PLANNERS, Request
 from remat_codegen.errors import BudgetError, TraceError
-from remat_codegen.planners import registry
-from remat_codegen.report import Progress, Report
-from remat_codegen.request import DEFAULT_PLANNER, PLANNERS, Request
+from remat_codegen.planners.base import registry
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress, Report
 
 pytestmark = pytest.mark.timeout(1800)
 OTHER_PLANNERS = [p for p in PLANNERS if p != DEFAULT_PLANNER]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from remat_codegen import second
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.ask.request import Request
+from remat_codegen.run import second
+from remat_codegen.show.report import Progress
 
 NAMES = ("gpt2", "llama", "resnet", "unet", "vit", "train_gpt2")
 INIT = "layers=3, width=64, heads=4, vocabulary=128, context=32"

@@ -14,12 +14,12 @@ import more
 import pytest
 import torch
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.numbers import random_tensor
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 from remat_codegen.trace import Origin, Ref, autocasting, substitute
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

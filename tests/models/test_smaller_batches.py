@@ -12,14 +12,14 @@ import further
 import more
 import pytest
 
-from remat_codegen import second
-from remat_codegen.batch import at_batch, parse_batch
+from remat_codegen.ask.batch import at_batch, parse_batch
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import BudgetError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
-from remat_codegen.training import deterministic_algorithms
-from remat_codegen.verify import compare, load_generated
+from remat_codegen.run import second
+from remat_codegen.show.report import Progress
+from remat_codegen.trace.training import deterministic_algorithms
+from remat_codegen.verify.steps import compare, load_generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CATALOGUES = catalogue, more, further

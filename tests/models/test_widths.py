@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import widths
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

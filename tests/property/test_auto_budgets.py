@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from conftest import ROOT
 
-from remat_codegen import planning
 from remat_codegen.planners import auto, dtr
-from remat_codegen.report import Progress
+from remat_codegen.run import planning
 from remat_codegen.schedule import simulate, validate
+from remat_codegen.show.report import Progress
 
 GRAPHS = sorted(path.name.split(".")[0] for path in (ROOT / "benchmarks" / "results").glob("compare-*.graph.json"))
 BUDGETS = 20

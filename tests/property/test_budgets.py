@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
 SMALL = {"init": "layers=3, width=64, heads=4, vocabulary=300, context=64", "inputs": "idx=int64[2,64]<300"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from conftest import ROOT
 
-from remat_codegen import pipeline, second
+from remat_codegen.ask.request import Request
 from remat_codegen.graph.ir import total_bytes
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.planners import rockmate
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline, second
 from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.show.report import Progress
 
 MODELS = {
     "vit": ("ViT", "image=32, patch=8, width=48, layers=3, heads=3", "image=float32[8,3,32,32]"),

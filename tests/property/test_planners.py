@@ -6,14 +6,14 @@ import pytest
 import zoo
 from emitted import emit, load, zoo_model
 
-from remat_codegen.planfile import order_of
-from remat_codegen.planners.registry import PLANNERS
+from remat_codegen.ask.request import PLANNERS as NAMES
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES, SLACK_BYTES
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
-from remat_codegen.request import PLANNERS as NAMES
-from remat_codegen.reserve import GENERATOR_STATE_BYTES, SLACK_BYTES
 from remat_codegen.schedule import simulate, validate, without_recomputation
-from remat_codegen.verify import compare
+from remat_codegen.schedule.order import order_of
+from remat_codegen.verify.steps import compare
 
 COSTS = Cache("cpu", enabled=False)
 SLOW = ("checkmate", "checkmate-lp", "best")

@@ -15,14 +15,17 @@ from emitted import emit, load, model_of, reads_back
 from torch import nn
 from torch.nn import functional as F
 
-from remat_codegen.pipeline import PLANNERS
-from remat_codegen.planfile import order_of
 from remat_codegen.planners import rockmate
-from remat_codegen.planners.periodic import periodic
+from remat_codegen.planners.base.judge import is_chain
+from remat_codegen.planners.brevity.periodic import periodic
+from remat_codegen.planners.chain.chain import of_options
+from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
+from remat_codegen.run.pipeline import PLANNERS
 from remat_codegen.schedule import simulate, validate, without_recomputation
-from remat_codegen.verify import compare
+from remat_codegen.schedule.order import order_of
+from remat_codegen.verify.steps import compare
 
 CASES = int(os.environ.get("CASES", "16"))
 SEED = int(os.environ.get("SEED", "0"))
@@ -99,7 +102,7 @@ class Repeated(nn.Module):
 def planned(name, graph, profile, budget):
     """A schedule within a budget, or within the least that a planner needs; None without one."""
     if name == "periodic":
-        chain = rockmate.Chain(graph, profile, rockmate.Grid(), None) if rockmate.is_chain(graph) else None
+        chain = of_options(graph, profile, Grid()) if is_chain(graph) else None
         found = None if chain is None else periodic(chain, budget, math.inf, 0)
         return None if found is None else rockmate.judge(graph, profile, found[1].schedule).schedule
     plan = PLANNERS[name](graph, profile, budget)

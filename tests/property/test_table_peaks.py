@@ -12,17 +12,19 @@ import pytest
 import torch
 from conftest import ROOT
 
-from remat_codegen import pipeline, planfile, second
-from remat_codegen.marked.choose import OPTIONS, Row, parts_of
+from remat_codegen.ask.request import Request
+from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.marked.candidates import Row
+from remat_codegen.marked.choose import OPTIONS, parts_of
 from remat_codegen.marked.demand import check, schedule_of
 from remat_codegen.marked.found import Found
-from remat_codegen.planfile import SavedPlan
+from remat_codegen.planners.base.reserve import SLACK_BYTES
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.reserve import SLACK_BYTES
-from remat_codegen.training import Run
-from remat_codegen.verify import load_generated, own_model
+from remat_codegen.run import pipeline, second
+from remat_codegen.schedule.order import order_of
+from remat_codegen.show.report import Progress
+from remat_codegen.trace.training import Run
+from remat_codegen.verify.steps import load_generated, own_model
 
 QUIET = Progress(None)
 MODELS = {
@@ -89,7 +91,7 @@ def holds(name: str, seed: int, folder: Path) -> None:
     plan = second.as_planned(plan, of.traced, profile, brought)
     text = second.emit(of.traced, plan, of.request, brought)
     back, problems = second.read_back(text, of.traced)
-    assert not problems and planfile.order_of(back.schedule) == planfile.order_of(brought.schedule)
+    assert not problems and order_of(back.schedule) == order_of(brought.schedule)
     file = folder / f"{name}_{seed}.py"
     file.write_text(text)
     model = load_generated(file).rematerialize(own_model(of.traced.target.module, "cpu"))

@@ -13,21 +13,23 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import remat_codegen
-from remat_codegen import api, lifecycle, pipeline, planline
-from remat_codegen.cli import cli
+from remat_codegen import api
+from remat_codegen.ask.request import Request
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import RematError, TargetError, UnsupportedError, VersionError
-from remat_codegen.explain import explain
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.header import planline
 from remat_codegen.profile import devices, followed, room
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.devices import DEVICES
 from remat_codegen.profile.estimated import Kernels, estimated
 from remat_codegen.profile.measure import measure
 from remat_codegen.profile.room import room_bytes
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.second import generate
+from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run.explain import explain
+from remat_codegen.run.second import generate
+from remat_codegen.show.report import Progress
 from remat_codegen.torch_seam import attention_kernels
 from remat_codegen.trace import absent, trace
 from remat_codegen.trace.attention import Attention, kernel_for

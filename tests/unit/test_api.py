@@ -21,10 +21,11 @@ from emitted import load
 from torch import nn
 
 import remat_codegen
-from remat_codegen import RematError, api, lifecycle, making, pipeline
-from remat_codegen.explain import explain
-from remat_codegen.given import without_plan
-from remat_codegen.report import Progress
+from remat_codegen import RematError, api
+from remat_codegen.ask.given import without_plan
+from remat_codegen.run import lifecycle, making, pipeline
+from remat_codegen.run.explain import explain
+from remat_codegen.show.report import Progress
 
 QUICK = {"planner": "dtr", "progress": False}
 
@@ -455,7 +456,7 @@ def test_progress_is_shown_where_it_is_asked_for(capsys):
 
 
 def test_a_notebook_s_progress_is_one_line_that_goes():
-    from remat_codegen.notebook import NotebookProgress
+    from remat_codegen.show.notebook import NotebookProgress
 
     lines: list[str] = []
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from emitted import load
 
-from remat_codegen import pipeline
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import compare
+from remat_codegen.ask.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import compare
 
 SOURCE = '''
 import enum

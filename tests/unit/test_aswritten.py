@@ -13,14 +13,15 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
-from remat_codegen import aswritten, pipeline
-from remat_codegen.cli import cli
+from remat_codegen.advice import aswritten
+from remat_codegen.ask.request import Request
+from remat_codegen.cli.main import cli
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
 from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.show.report import Progress
 
 WIDTH, ROWS = 64, (4, 64, 64)
 OFF = 0.04  # of the peak

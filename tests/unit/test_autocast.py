@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from remat_codegen import pipeline
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import load_generated
+from remat_codegen.ask.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 MODEL = """
 import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from remat_codegen.batch import Batch, batch_sizes, parse_batch, size_of, with_batch
+from remat_codegen.ask.batch import Batch, batch_sizes, parse_batch, size_of, with_batch
 from remat_codegen.errors import TargetError
 
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from test_second_verbs import NET
 
-from remat_codegen import batching
-from remat_codegen.batching import QUICK_SHARE, Trials, largest_size
-from remat_codegen.drafts import Least, draft_of, least_bytes, measured, quick_excess
+from remat_codegen.ask.request import DEFAULT_PLANNER, Request
 from remat_codegen.errors import BudgetError, TargetError
-from remat_codegen.planners import registry
-from remat_codegen.report import Progress
-from remat_codegen.request import DEFAULT_PLANNER, Request
+from remat_codegen.fit import batching
+from remat_codegen.fit.batching import QUICK_SHARE, Trials, largest_size
+from remat_codegen.fit.drafts import Least, draft_of, least_bytes, measured, quick_excess
+from remat_codegen.planners.base import registry
+from remat_codegen.show.report import Progress
 
 BUDGET = 1000  # bytes
 PLAIN, QUICK, OWN = 20, 10, 9  # what a row of the batch takes unmodified, in quick plans and in the planner's own

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_codegen.budget import check_units, format_bytes, parse_budget
+from remat_codegen.ask.budget import check_units, format_bytes, parse_budget
 from remat_codegen.errors import BudgetError
 
 

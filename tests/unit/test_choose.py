@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from graphs import chain_graph, random_graph
 
-from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, OPTIONS, Chooser, Row, kinds
+from remat_codegen.marked.candidates import Candidate, Candidates, Row
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, OPTIONS, Chooser, kinds
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.planners.dtr import plan
 from remat_codegen.schedule import simulate, without_recomputation

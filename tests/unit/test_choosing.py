@@ -13,14 +13,15 @@ import torch
 import zoo
 from click.testing import CliRunner, Result
 
-from remat_codegen import lifecycle, planline, second
-from remat_codegen import standing as standing_module
-from remat_codegen.batching import largest_size
-from remat_codegen.choosing import smallest_good
-from remat_codegen.cli import cli
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError
-from remat_codegen.report import Progress
-from remat_codegen.standing import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
+from remat_codegen.fit import standing as standing_module
+from remat_codegen.fit.batching import largest_size
+from remat_codegen.fit.choosing import smallest_good
+from remat_codegen.fit.standing import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
+from remat_codegen.header import planline
+from remat_codegen.run import lifecycle, second
+from remat_codegen.show.report import Progress
 
 MODEL = """import torch
 from torch import nn

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import remat_codegen
-from remat_codegen.cli import cli
+from remat_codegen.ask.request import Request, default_output
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import TargetError
-from remat_codegen.report import Report, Row, Verification
-from remat_codegen.request import Request, default_output
+from remat_codegen.show.report import Report, Row, Verification
 
 GIB = 2**30
 GOOD = Verification((Row("outputs", True, "bit-identical"),), GIB, GIB, GIB, True)
@@ -28,7 +28,7 @@ class FakePipeline(types.ModuleType):
     """Remembers what it was asked for; does what a test says."""
 
     def __init__(self) -> None:
-        super().__init__("remat_codegen.pipeline")
+        super().__init__("remat_codegen.run.pipeline")
         self.request: Request | None = None
         self.verified: tuple | None = None
         self.verification = GOOD

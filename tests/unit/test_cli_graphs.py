@@ -12,17 +12,19 @@ from click.testing import CliRunner
 from conftest import EXAMPLE, SMALL, SMALL_INPUTS
 from rich.console import Console
 
-from remat_codegen import comparison, picture, planning, report_graphs
-from remat_codegen.budget import parse_budget, parse_budgets
-from remat_codegen.cli import cli
+from remat_codegen.ask.budget import parse_budget, parse_budgets
+from remat_codegen.ask.request import Request
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError
 from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.exchange import Exchange, dumps, load
-from remat_codegen.planfile import order_of
-from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.planners.result import Status
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.result import Status
+from remat_codegen.run import comparison, planning
+from remat_codegen.schedule.order import order_of
+from remat_codegen.show import graphs as report_graphs
+from remat_codegen.show import picture
+from remat_codegen.show.report import Progress
 
 QUIET = Progress(None)
 MODEL = [f"{EXAMPLE}:GPT2", "--init", SMALL, "--inputs", SMALL_INPUTS]

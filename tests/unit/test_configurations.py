@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import ROOT
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 from remat_codegen.trace.objects import Objects, is_setting
-from remat_codegen.verify import load_generated, own_model
+from remat_codegen.verify.steps import load_generated, own_model
 
 MODEL = """
 from dataclasses import dataclass, field

@@ -7,12 +7,12 @@ import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 from remat_codegen.trace import faithful
-from remat_codegen.verify import compare
+from remat_codegen.verify.steps import compare
 
 
 class Masked(nn.Linear):

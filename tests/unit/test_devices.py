@@ -12,14 +12,15 @@ import zoo
 from emitted import droppable, emit, load, rebuilding, zoo_model
 from torch import nn
 
-from remat_codegen import lifecycle, planfile, planline
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import TargetError, UnsupportedError
 from remat_codegen.graph.allocator import UNSPLIT_BYTES, allocated_bytes, unsplit_bytes
 from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.record import record
 from remat_codegen.graph.unplannable import check_devices, check_place
-from remat_codegen.target import load_target
+from remat_codegen.header import planfile, planline
+from remat_codegen.run import lifecycle
 from remat_codegen.trace import Trace, trace
 
 MIB = 2**20

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from remat_codegen import lifecycle, pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
-from remat_codegen.explain import explain
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import compare, load_generated
+from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run.explain import explain
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import compare, load_generated
 
 MODEL = """
 import math

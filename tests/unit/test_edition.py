@@ -11,14 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from remat_codegen import lifecycle, pipeline, second
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.demand import Keeps
 from remat_codegen.marked.proof import _in_one_module, difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.table import COLUMNS, Entry, table
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.show.report import Progress
 
 NET = """
 import torch

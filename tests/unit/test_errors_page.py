@@ -35,9 +35,12 @@ INTERNAL = {
     ("remat_codegen/trace/vmaps.py", "something else than operations"): "the torch.vmap is refused in its place",
     ("remat_codegen/trace/vmaps.py", "a constant"): "the torch.vmap is refused in its place",
     ("remat_codegen/trace/vmaps.py", "a size"): "the torch.vmap is refused in its place",
-    ("remat_codegen/planning.py", "planned … bytes, and … more for"): "a planner that breaks its promise",
+    ("remat_codegen/run/planning.py", "planned … bytes, and … more for"): "a planner that breaks its promise",
     ("remat_codegen/planners/rockmate.py", "runs again before the loss"): "a planner that breaks its promise",
-    ("remat_codegen/planners/checkmate.py", "a value that several nodes write cannot be planned"): "it is given no such graph",
+    (
+        "remat_codegen/planners/chain/block.py",
+        "a value that several nodes write cannot be planned",
+    ): "it is given no such graph",
     ("remat_codegen/planners/dtr.py", "is no heuristic of DTR; they are"): "no option names one",
 }
 

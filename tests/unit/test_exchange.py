@@ -16,8 +16,8 @@ from remat_codegen.errors import GraphFileError
 from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.exchange import Exchange, dumps, load, loads
 from remat_codegen.graph.ir import Kind, Phase, validate
-from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.planners.result import Status
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.result import Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.schedule import validate as validate_schedule

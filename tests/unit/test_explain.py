@@ -13,16 +13,18 @@ from click.testing import CliRunner
 from conftest import EXAMPLE, SMALL, SMALL_INPUTS
 from emitted import droppable, rebuilding
 
-from remat_codegen import lifecycle, pipeline, planline
-from remat_codegen.cli import cli
-from remat_codegen.explain import explain
-from remat_codegen.planfile import SavedPlan, order_of
+from remat_codegen.ask.request import Request
+from remat_codegen.cli.main import cli
+from remat_codegen.header import planline
+from remat_codegen.header.planfile import SavedPlan
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import WIDEST, cut, told_apart
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run.explain import explain
 from remat_codegen.schedule import simulate, with_forgets
+from remat_codegen.schedule.order import order_of
+from remat_codegen.show.report import Progress
 
 QUIET = Progress(None)
 REQUEST = Request("gpt2.py:GPT2", None, Path("gpt2_remat.py"), init=SMALL, inputs=SMALL_INPUTS)

@@ -24,7 +24,7 @@ from second_edition import found_in, random_rows, text_of, traced_zoo
 from torch import nn
 
 from remat_codegen import parts
-from remat_codegen.marked.choose import Row
+from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.features import Features, knows_numpy, settled
 from remat_codegen.marked.file import helpers_of, imports_of
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from remat_codegen import pipeline, planline
-from remat_codegen.report import Progress, verification_table
-from remat_codegen.request import Request
+from remat_codegen.ask.request import Request
+from remat_codegen.header import planline
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress, verification_table
 
 ALONE = "in a process of its own"
 NET = """

@@ -10,11 +10,11 @@ import zoo
 from emitted import droppable, emit, load, model_of, rebuilding, zoo_model
 from torch import nn
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import compare
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import compare
 
 HEAD = '''import enum
 import random

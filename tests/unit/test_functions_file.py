@@ -12,12 +12,14 @@ import torch
 from parted import peak, same, step
 
 import remat_codegen
-from remat_codegen import functions, lifecycle, pipeline, planline, runtime, second
+from remat_codegen import runtime
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, TargetError
-from remat_codegen.functions import FIXED, OPEN
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import load_generated
+from remat_codegen.header import planline
+from remat_codegen.run import functions, lifecycle, pipeline, second
+from remat_codegen.run.functions import FIXED, OPEN
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 NETS = """
 import torch
@@ -84,7 +86,7 @@ def trains(file, *sizes):
 
 
 def load_original(file):
-    from remat_codegen.target import load_target
+    from remat_codegen.ask.target import load_target
 
     header = lifecycle.read_header(file.read_text(), file)
     return load_target(header.request.target).module

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_module, trained
 from torch import nn
 
-from remat_codegen import second
-from remat_codegen.marked.candidates import Candidate
-from remat_codegen.marked.choose import OPTIONS, Row
+from remat_codegen.marked.candidates import Candidate, Row
+from remat_codegen.marked.choose import OPTIONS
 from remat_codegen.marked.demand import Keeps
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
+from remat_codegen.run import second
 
 STATE_BYTES = 5056
 

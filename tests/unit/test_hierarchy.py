@@ -5,14 +5,16 @@ from itertools import pairwise
 import pytest
 from graphs import budgets, chen, dense_graph, dtr, encoder_decoder_graph, random_graph, unet_graph
 
-from remat_codegen.planners import checkmate, rockmate
-from remat_codegen.planners.hierarchy import Search, family_orders, improve
-from remat_codegen.planners.lives import Board, Limits, Lives
-from remat_codegen.planners.merges import spend
-from remat_codegen.planners.options import Grid
-from remat_codegen.planners.result import Status
-from remat_codegen.planners.splits import squeeze
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.chain.options import Grid
+from remat_codegen.planners.search.hierarchy import Search, family_orders, improve
+from remat_codegen.planners.search.merges import spend
+from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
+from remat_codegen.schedule.lives import Board, Limits, Lives
+from remat_codegen.schedule.order import saved_bytes
 
 QUICK = Grid(search_work=6_000)
 GRAPHS = {
@@ -95,7 +97,7 @@ def test_small_graphs_come_close_to_the_optimum(seed):
     graph, profile = random_graph(seed, 11, seed % 2 == 1)
     search, whole = Search(graph, profile), plain(graph, profile).peak_bytes
     for budget in list(budgets(search.least[1], whole, 4))[1:]:
-        best = checkmate.solve(graph, profile, budget, time_limit_s=20)
+        best = exact.solve(graph, profile, budget, time_limit_s=20)
         found = search.best(Limits(budget), 100)
         assert best.status is Status.OPTIMAL
         assert best.bound_ns <= search.board.time_of(found) <= 1.05 * best.bound_ns
@@ -137,7 +139,7 @@ def test_a_family_trades_what_is_kept_for_time():
     orders = family_orders(graph, profile)
     for order in orders:
         validate(graph, with_forgets(graph, order))
-    saved = {checkmate.saved_bytes(graph, o) for o in orders}
+    saved = {saved_bytes(graph, o) for o in orders}
     assert len(saved) > 5 and min(saved) < max(saved) // 4
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from remat_codegen import second
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import TraceError, UnsupportedError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import second
+from remat_codegen.show.report import Progress
 from remat_codegen.trace import trace
-from remat_codegen.verify import load_generated
+from remat_codegen.verify.steps import load_generated
 
 NET = """
 import torch

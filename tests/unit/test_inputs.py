@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat_codegen.ask.inputs import Inputs, TensorSpec, as_inputs, make_inputs, parse_init, parse_inputs
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import TargetError, UnsupportedError
-from remat_codegen.inputs import Inputs, TensorSpec, as_inputs, make_inputs, parse_init, parse_inputs
-from remat_codegen.pipeline import trace_target
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run.pipeline import trace_target
+from remat_codegen.show.report import Progress
 
 
 def test_one_positional_tensor():

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.graph.layouts import Layouts
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 MODEL = """
 import torch

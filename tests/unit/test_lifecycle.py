@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_codegen import cli, functions, lifecycle, pipeline, planfile, planline
+from remat_codegen.ask.request import Request
+from remat_codegen.cli import main as cli
 from remat_codegen.errors import PlanFileError, VerifyError
-from remat_codegen.planfile import SavedPlan
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.header import planfile, planline
+from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.run import functions, lifecycle, pipeline
+from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[2]
 MODEL = """import torch

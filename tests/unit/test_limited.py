@@ -7,10 +7,12 @@ import time
 import graphs
 import pytest
 
-from remat_codegen.planners import auto, chen, dtr, registry, rockmate
-from remat_codegen.planners.deadline import TimeUp, Watch, check, offer, seconds_left, within
-from remat_codegen.planners.limited import NOTHING_FOUND, found_nothing_in_time, limited, quickest
-from remat_codegen.planners.result import Status
+from remat_codegen.planners import auto, chen, dtr, rockmate
+from remat_codegen.planners.base import registry
+from remat_codegen.planners.base.deadline import TimeUp, Watch, check, offer, seconds_left, within
+from remat_codegen.planners.base.limited import NOTHING_FOUND, found_nothing_in_time, limited, quickest
+from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.chain.chain import family_of
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
 
 
@@ -105,7 +107,7 @@ def test_quick_planners_that_find_nothing_prove_nothing(case):
 @pytest.mark.parametrize("name", ["rockmate", "auto", "rotor", "checkmate", "best"])
 def test_with_time_enough_the_plan_is_the_planner_s_own(name, case):
     graph, profile, budget = case
-    rockmate._family.cache_clear()
+    family_of.cache_clear()
     auto.frontier.cache_clear()
     plan = limited(name, 120.0)(graph, profile, budget)
     assert plan.status is not Status.TIME_LIMIT or name == "checkmate"
@@ -116,7 +118,7 @@ def test_with_time_enough_the_plan_is_the_planner_s_own(name, case):
 def test_planners_stop_in_time(name):
     """On a graph that takes them longer, from nothing that an earlier plan has left."""
     graph, profile = graphs.chain_graph(list(range(30)))
-    rockmate._family.cache_clear()
+    family_of.cache_clear()
     auto.frontier.cache_clear()
     budget = simulate(graph, profile, without_recomputation(graph)).peak_bytes // 2
     started = time.monotonic()

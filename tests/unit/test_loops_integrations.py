@@ -11,9 +11,9 @@ import torch
 from conftest import EXAMPLE
 from parted import same
 
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import RematError
 from remat_codegen.integrations import at_first_step
-from remat_codegen.target import load_target
 
 INIT = "layers=2, width=32, heads=2, vocabulary=101, context=16"
 TOKENS = torch.randint(101, (4, 16), generator=torch.Generator().manual_seed(0))

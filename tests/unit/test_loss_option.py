@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import remat_codegen
-from remat_codegen import lifecycle, pipeline, request, second, training
+from remat_codegen.ask import request
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import load_generated
+from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.show.report import Progress
+from remat_codegen.trace import training
+from remat_codegen.verify.steps import load_generated
 
 MODEL = """
 import torch.nn as nn

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from remat_codegen import pipeline
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.ask.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 MODEL = """
 import torch

@@ -13,13 +13,13 @@ import torch
 from emitted import load
 from second_edition import found_in, text_of, traced_module, trained
 
-from remat_codegen import explain, lifecycle, second
-from remat_codegen.marked.choose import Row
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
+from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
+from remat_codegen.run import explain, lifecycle, second
+from remat_codegen.show.report import Progress
 
 LAYERS = """
 import functools

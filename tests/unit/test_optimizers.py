@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from remat_codegen.optimizers import NO_OPTIMIZER, OPTIMIZERS, smaller_than, state_pieces
+from remat_codegen.ask.optimizers import NO_OPTIMIZER, OPTIMIZERS, smaller_than, state_pieces
 
 OF_TORCH: dict[str, Callable] = {
     "adamw": torch.optim.AdamW,

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from remat_codegen import parts as helpers
-from remat_codegen import second
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
 from remat_codegen.marked.library import method_in
 from remat_codegen.marked.origins import origins
-from remat_codegen.pipeline import verify
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import second
+from remat_codegen.run.pipeline import verify
+from remat_codegen.show.report import Progress
 
 QUIET = Progress(None)
 MODEL = """

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.profile import measure as measuring
 from remat_codegen.profile import pace as pace_module
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.pace import SLOWED, Pace
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 
 MODEL = """
 import torch

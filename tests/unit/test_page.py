@@ -14,8 +14,9 @@ from conftest import EXAMPLE
 from emitted import droppable, model_of, rebuilding
 from test_second_verbs import NET
 
-from remat_codegen import explain, pipeline, reporting, second, tradeoff
-from remat_codegen.cli import cli
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
+from remat_codegen.cli.main import cli
 from remat_codegen.graph.ir import Kind
 from remat_codegen.page.build import Given, build
 from remat_codegen.page.curves import during
@@ -23,10 +24,9 @@ from remat_codegen.page.data import Page
 from remat_codegen.page.lives import lives_of
 from remat_codegen.page.render import HERE, render
 from remat_codegen.profile.costs import Profile
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import explain, pipeline, reporting, second, tradeoff
 from remat_codegen.schedule import simulate
-from remat_codegen.target import load_target
+from remat_codegen.show.report import Progress
 
 QUIET = Progress(None)
 HOSTILE = "# </script><script>document.title = 'taken'</script> <!-- & <b>bold</b> \u2028\n"

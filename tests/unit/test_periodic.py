@@ -6,8 +6,10 @@ import pytest
 from graphs import chain_graph
 from test_rockmate import COARSE, check, plain, ways
 
-from remat_codegen.planners import alike, rockmate
-from remat_codegen.planners.periodic import periodic
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.brevity import alike
+from remat_codegen.planners.brevity.periodic import periodic
+from remat_codegen.planners.chain.chain import of_options
 
 GRAPH, PROFILE = chain_graph([0, 1] * 12)
 PEAK = plain(GRAPH, PROFILE).peak_bytes
@@ -15,7 +17,7 @@ PEAK = plain(GRAPH, PROFILE).peak_bytes
 
 @pytest.fixture(scope="module")
 def chain():
-    return rockmate.Chain(GRAPH, PROFILE, COARSE, None)
+    return of_options(GRAPH, PROFILE, COARSE)
 
 
 @pytest.mark.parametrize("percent", [15, 20, 25, 30, 40, 50])

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from remat_codegen import pipeline
-from remat_codegen import verify as comparing
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import PlanFileError, VerifyError
-from remat_codegen.planline import seal
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.header.planline import seal
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify import steps as comparing
 
 SIZES = {"init": "layers=2, width=32, heads=2, vocabulary=101, context=16", "inputs": "int64[2,16]<101"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
@@ -40,7 +40,7 @@ def test_two_runs_with_the_same_plan_write_the_same_bytes_in_any_process(made, t
     for seed in ("1", "2"):
         output = tmp_path / seed / "small_remat.py"
         output.parent.mkdir()
-        code = "import sys; from remat_codegen.cli import main; main()"
+        code = "import sys; from remat_codegen.cli.main import main; main()"
         options = [
             "--init",
             SIZES["init"],

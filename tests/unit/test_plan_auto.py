@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.planners import auto, chen, dtr, moves, rockmate, whole
-from remat_codegen.planners.ledger import Ledger
-from remat_codegen.planners.lives import Board
-from remat_codegen.planners.result import Status
+from remat_codegen.planners import auto, checkmate, chen, dtr, rockmate
+from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.search import moves
+from remat_codegen.planners.search.ledger import Ledger
 from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.schedule.lives import Board
 
 GRAPHS = {
     "chain": lambda: graphs.chain_graph([1, 2, 3, 1, 2]),
@@ -181,6 +182,6 @@ def test_close_to_the_proven_optimum(seed, most):
     ):
         for part in (6, 8):
             budget = need(graph, profile) * part // 10
-            optimum, mine = whole.plan(graph, profile, budget, time_limit=60.0), auto.plan(graph, profile, budget)
+            optimum, mine = checkmate.plan(graph, profile, budget, time_limit=60.0), auto.plan(graph, profile, budget)
             if optimum.status is Status.OPTIMAL and mine.schedule is not None:
                 assert mine.time_ns <= optimum.time_ns * most

@@ -7,12 +7,15 @@ import time
 import graphs
 import pytest
 
-from remat_codegen.planners import best, chain, checkmate, chen, dtr, ends, improve, knapsack, mincut, rockmate, whole
-from remat_codegen.planners.options import Grid
-from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.planners.result import Status
-from remat_codegen.planners.rotor import Table
+from remat_codegen.planners import best, checkmate, chen, dtr, ends, knapsack, mincut, rockmate, rotor
+from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.chain.options import Grid
+from remat_codegen.planners.chain.table import Table
+from remat_codegen.planners.search import improve
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
+from remat_codegen.schedule.order import without_dead_runs
 
 QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}
 SLOW = {"best"}
@@ -85,7 +88,7 @@ def test_the_ends():
 @pytest.mark.parametrize("seed", range(5))
 def test_rotor_is_the_best_sequence_of_its_options(seed):
     graph, profile = graphs.chain_graph([seed, seed + 1, seed, seed + 2])
-    links = chain.Chain(graph, profile).links
+    links = rotor.chain_of(graph, profile).links
     families = [link.family for link in links]
     assert all(len(f.options) <= 2 for f in families)
     most = need(graph, profile)
@@ -93,7 +96,7 @@ def test_rotor_is_the_best_sequence_of_its_options(seed):
     for budget in graphs.budgets(most // 3, 2 * most, 8):
         oracle = graphs.best_sequence(families, budget)
         assert times[budget] == (float("inf") if oracle is None else oracle)
-    plan = chain.plan(graph, profile, most - 1, slots=4000)
+    plan = rotor.plan(graph, profile, most - 1, slots=4000)
     check(graph, profile, most - 1, plan)
     assert plan.schedule is not None
 
@@ -103,7 +106,7 @@ def test_rockmate_is_never_worse_than_rotor(seed):
     graph, profile = graphs.chain_graph([seed, seed + 1, seed + 1, seed])
     most = need(graph, profile)
     for budget in graphs.budgets(most // 2, most, 5):
-        one, other = chain.plan(graph, profile, budget), rockmate.plan(graph, profile, budget)
+        one, other = rotor.plan(graph, profile, budget), rockmate.plan(graph, profile, budget)
         if one.schedule is not None:
             assert other.schedule is not None and other.time_ns <= one.time_ns
 
@@ -208,7 +211,7 @@ def test_improvement_never_hurts(seed):
                 *(i for i in range(graph.loss) if i not in ends.fixed(graph)),
                 *order[graph.loss + 1 :],
             ]
-            assert improve.Tables(graph, profile).live(twice) == checkmate.without_dead_runs(graph, twice)
+            assert improve.Tables(graph, profile).live(twice) == without_dead_runs(graph, twice)
             if graph.loss <= 5:
                 assert after.time_ns >= graphs.least_time(graph, profile, budget)
 
@@ -216,15 +219,15 @@ def test_improvement_never_hurts(seed):
 def test_checkmate_proves_and_falls_back():
     graph, profile = graphs.random_graph(5, 6)
     budget = need(graph, profile) * 8 // 10
-    plan = whole.plan(graph, profile, budget, time_limit=20.0)
-    exact = checkmate.solve(graph, profile, budget)
-    if exact.order is None:
+    plan = checkmate.plan(graph, profile, budget, time_limit=20.0)
+    solved = exact.solve(graph, profile, budget)
+    if solved.order is None:
         assert plan.schedule is None
     else:
-        assert plan.status is Status.OPTIMAL and plan.time_ns == sum(profile.time_ns[i] for i in exact.order)
+        assert plan.status is Status.OPTIMAL and plan.time_ns == sum(profile.time_ns[i] for i in solved.order)
     deep, costs = graphs.chain_graph([1] * 60)
-    assert not whole.writable(deep)
-    fallen = whole.plan(deep, costs, need(deep, costs) // 2, time_limit=5.0)
+    assert not checkmate.writable(deep)
+    fallen = checkmate.plan(deep, costs, need(deep, costs) // 2, time_limit=5.0)
     assert fallen.planner == "checkmate" and fallen.status is Status.TOO_LARGE and "too many" in fallen.notes[0]
 
 
@@ -242,8 +245,8 @@ def test_best_is_near_the_proven_optimum(seed):
         graph, profile = make()
         assert len(graph.nodes) <= 40
         for budget in (need(graph, profile) * share // 10 for share in (5, 8)):
-            optimum = whole.plan(graph, profile, budget, time_limit=60.0)
-            best, rounded = PLANNERS["best"](graph, profile, budget), whole.approximate(graph, profile, budget)
+            optimum = checkmate.plan(graph, profile, budget, time_limit=60.0)
+            best, rounded = PLANNERS["best"](graph, profile, budget), checkmate.approximate(graph, profile, budget)
             check(graph, profile, budget, best)
             check(graph, profile, budget, rounded)
             assert optimum.status in (Status.OPTIMAL, Status.INFEASIBLE)

@@ -7,10 +7,10 @@ import pytest
 
 from remat_codegen.graph.ir import total_bytes
 from remat_codegen.planners import rockmate
-from remat_codegen.planners.bound import bound
-from remat_codegen.planners.options import Grid
-from remat_codegen.planners.registry import PLANNERS
-from remat_codegen.planners.result import Status
+from remat_codegen.planners.base.bound import bound
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, without_recomputation
 

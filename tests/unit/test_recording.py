@@ -15,18 +15,18 @@ from emitted import load
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_module
 from torch import nn
 
-from remat_codegen import lifecycle, pipeline, second
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import BudgetError, TraceError, UnsupportedError
-from remat_codegen.marked.choose import Row
-from remat_codegen.pipeline import Traced
+from remat_codegen.marked.candidates import Row
 from remat_codegen.profile.bench import Bench
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.numbers import random_tensor
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
+from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.run.pipeline import Traced
+from remat_codegen.show.report import Progress
 from remat_codegen.trace import trace
-from remat_codegen.verify import compare, load_generated
+from remat_codegen.verify.steps import compare, load_generated
 
 STATE_BYTES = 5056
 

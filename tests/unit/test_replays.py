@@ -12,15 +12,15 @@ import torch
 from parted import Net as Parted
 from parted import X, planned, same, step
 
-from remat_codegen import second
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked import replays
 from remat_codegen.marked.proof import imported
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
-from remat_codegen.training import example_loss
-from remat_codegen.verify import load_generated
+from remat_codegen.run import second
+from remat_codegen.show.report import Progress
+from remat_codegen.trace.training import example_loss
+from remat_codegen.verify.steps import load_generated
 
 MODEL = """
 import torch

@@ -9,12 +9,12 @@ import torch
 from emitted import droppable, emit, load, model_of, reads_back, rebuilding
 from torch import nn
 
-from remat_codegen.pipeline import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.readback.interpreter import read_back
+from remat_codegen.run.pipeline import PLANNERS
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
-from remat_codegen.verify import compare
+from remat_codegen.verify.steps import compare
 
 SLACK = 4096 + 30 * 5056  # bytes: seeds of the backward pass, states of generators
 

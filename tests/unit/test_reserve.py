@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from graphs import Op, training_graph
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
-from remat_codegen.planfile import order_of
-from remat_codegen.planners import rockmate, whole
-from remat_codegen.planners.result import Status
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.reserve import GENERATOR_STATE_BYTES, Reserve, plan_within
+from remat_codegen.planners import checkmate, rockmate
+from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES, Reserve, plan_within
+from remat_codegen.planners.base.result import Status
+from remat_codegen.run import pipeline
 from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.schedule.order import order_of
+from remat_codegen.show.report import Progress
 
 SMALL = """
 import torch
@@ -85,7 +85,7 @@ def test_what_is_proved_with_room_for_states_is_not_claimed_without(drawing, pro
     graph, profile = dropping_chain(6000)
     plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
     reserve = Reserve(10, frozenset(drawing))
-    found = plan_within(lambda g, b: whole.plan(g, profile, b), graph, profile, plain - 9000, plain, reserve)
+    found = plan_within(lambda g, b: checkmate.plan(g, profile, b), graph, profile, plain - 9000, plain, reserve)
     assert found.schedule is not None and (found.bound_ns is not None) == proved
     assert found.status is Status.OPTIMAL or not proved
 

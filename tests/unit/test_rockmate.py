@@ -11,11 +11,14 @@ from graphs import Op, budgets, chain_graph, least_time, random_graph, training_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.planfile import order_of
-from remat_codegen.planners import alike, checkmate, milp, rockmate
-from remat_codegen.planners.options import Grid
-from remat_codegen.planners.result import Status
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.base import exact, milp
+from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.brevity import alike
+from remat_codegen.planners.chain.chain import family_of
+from remat_codegen.planners.chain.options import Grid
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
+from remat_codegen.schedule.order import order_of
 
 COARSE = Grid(saved_levels=4, peak_levels=2, search_work=4_000)
 
@@ -84,19 +87,19 @@ def test_large_graphs_are_searched(seed):
 
 def test_large_blocks_in_a_chain_are_searched(monkeypatch):
     graph, profile = chain_graph([1, 2, 2, 3])
-    monkeypatch.setattr(checkmate, "solve", None)
+    monkeypatch.setattr(exact, "solve", None)
     walk(graph, profile, 4, grid=Grid(largest=2, search_work=4_000))
 
 
 def test_equal_blocks_are_solved_once(monkeypatch):
     def count(seeds):
-        rockmate._family.cache_clear()
+        family_of.cache_clear()
         calls = []
-        original = checkmate.solve
-        monkeypatch.setattr(checkmate, "solve", lambda *a, **k: calls.append(1) or original(*a, **k))
+        original = exact.solve
+        monkeypatch.setattr(exact, "solve", lambda *a, **k: calls.append(1) or original(*a, **k))
         graph, profile = chain_graph(seeds)
         rockmate.plan(graph, profile, plain(graph, profile).peak_bytes * 3 // 4, grid=COARSE)
-        monkeypatch.setattr(checkmate, "solve", original)
+        monkeypatch.setattr(exact, "solve", original)
         return len(calls)
 
     assert count([1, 2, 2, 3]) == count([1, *[2] * 10, 3]) > 0
@@ -120,11 +123,11 @@ def test_the_time_limit_is_told(monkeypatch):
         result = original(self, terms, time_limit_s, gap)
         return milp.Result(Status.TIME_LIMIT, result.objective, 0.0, 1.0, result.values)
 
-    rockmate._family.cache_clear()
+    family_of.cache_clear()
     monkeypatch.setattr(milp.Program, "minimise", stopped)
     graph, profile = chain_graph([1, 2, 2])
     found = rockmate.plan(graph, profile, plain(graph, profile).peak_bytes - 1, grid=COARSE)
-    rockmate._family.cache_clear()
+    family_of.cache_clear()
     assert found.status is Status.TIME_LIMIT and found.schedule is not None
     assert "ran out of time" in " ".join(found.notes)
 
@@ -133,7 +136,7 @@ def test_same_inputs_same_plan():
     graph, profile = chain_graph([1, 2, 2, 3])
     budget = plain(graph, profile).peak_bytes * 3 // 4
     first = rockmate.plan(graph, profile, budget, grid=COARSE)
-    rockmate._family.cache_clear()
+    family_of.cache_clear()
     rockmate._search.cache_clear()
     assert rockmate.plan(graph, profile, budget, grid=COARSE) == first
 
@@ -165,7 +168,7 @@ def test_what_several_blocks_read_stays():
 
 
 def test_progress_is_reported():
-    rockmate._family.cache_clear()
+    family_of.cache_clear()
     graph, profile = chain_graph([1, 2, 3])
     seen = []
     rockmate.plan(graph, profile, plain(graph, profile).peak_bytes - 1, grid=COARSE, progress=lambda *a: seen.append(a))

@@ -11,12 +11,13 @@ import zoo
 from rich.console import Console
 from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
 
-from remat_codegen import pipeline, planfile, planline, second
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
-from remat_codegen.marked.choose import Row
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import load_generated
+from remat_codegen.header import planfile, planline
+from remat_codegen.marked.candidates import Row
+from remat_codegen.run import pipeline, second
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 STATE_BYTES = 5056
 

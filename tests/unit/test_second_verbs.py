@@ -12,12 +12,12 @@ import zoo
 from click.testing import CliRunner
 from second_edition import found_in, random_rows, text_of, traced_zoo
 
-from remat_codegen import explain, lifecycle, second
-from remat_codegen.cli import cli
+from remat_codegen.ask.request import Request
+from remat_codegen.cli.main import cli
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.run import explain, lifecycle, second
+from remat_codegen.show.report import Progress
 
 NET = """
 import torch

@@ -10,11 +10,11 @@ import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 
 import remat_codegen
-from remat_codegen import pipeline
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.ask.request import Request
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
 from remat_codegen.trace.settings import Reads
-from remat_codegen.verify import load_generated
+from remat_codegen.verify.steps import load_generated
 
 SOURCE = """
 from collections import defaultdict

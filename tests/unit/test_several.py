@@ -11,21 +11,22 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen
-from remat_codegen import explain, lifecycle, pipeline, planfile, reporting, second
-from remat_codegen import verify as comparing
-from remat_codegen.budget import format_bytes
-from remat_codegen.cli import cli
+from remat_codegen.ask.budget import format_bytes
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError, RematError, VerifyError
+from remat_codegen.header import planfile
+from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.planline import plan_in
+from remat_codegen.header.several import plan_for
 from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
-from remat_codegen.planfile import SavedPlan
-from remat_codegen.planline import plan_in
 from remat_codegen.readback.tables import closing_lines
-from remat_codegen.report import Progress, percent
-from remat_codegen.request import Request
-from remat_codegen.several import plan_for
-from remat_codegen.target import load_target
+from remat_codegen.run import explain, lifecycle, pipeline, reporting, second
+from remat_codegen.show.report import Progress, percent
+from remat_codegen.verify import steps as comparing
 
 QUIET = Progress(None)
 BUDGETS = "80%,55%,100%"

@@ -13,23 +13,24 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen
-from remat_codegen import explain, lifecycle, pipeline, planfile, reporting, second
-from remat_codegen import verify as comparing
-from remat_codegen.batch import parse_batches
-from remat_codegen.budget import format_bytes
-from remat_codegen.cli import cli
+from remat_codegen.ask.batch import parse_batches
+from remat_codegen.ask.budget import format_bytes
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, TargetError, UnsupportedError
+from remat_codegen.header import planfile
+from remat_codegen.header.planline import plan_in
+from remat_codegen.header.several import plan_for
 from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
-from remat_codegen.planline import plan_in
 from remat_codegen.readback.tables import closing_lines
-from remat_codegen.report import Progress
-from remat_codegen.report_pages import page_table
-from remat_codegen.request import Request
-from remat_codegen.several import plan_for
-from remat_codegen.tables import Shown
-from remat_codegen.target import load_target
+from remat_codegen.run import explain, lifecycle, pipeline, reporting, second
+from remat_codegen.show.pages import page_table
+from remat_codegen.show.report import Progress
+from remat_codegen.show.tables import Shown
+from remat_codegen.verify import steps as comparing
 
 QUIET = Progress(None)
 BATCHES = "16,64,32"

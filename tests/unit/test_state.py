@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from remat_codegen import pipeline
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.verify import load_generated
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 PARTS = """
 import functools

@@ -9,9 +9,11 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from remat_codegen import RematError, api, pipeline, stored
-from remat_codegen.cli import cli
+from remat_codegen import RematError, api
+from remat_codegen.cli.main import cli
+from remat_codegen.profile import stored
 from remat_codegen.profile.cache import Cache
+from remat_codegen.run import pipeline
 
 
 @pytest.fixture(autouse=True)

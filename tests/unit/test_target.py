@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import EXAMPLE, SMALL, SMALL_INPUTS
 
+from remat_codegen.ask.target import TargetKind, load_target
 from remat_codegen.errors import TargetError
-from remat_codegen.target import TargetKind, load_target
 
 NET = """
 import torch

@@ -13,20 +13,22 @@ from click.testing import CliRunner
 from test_second_verbs import NET
 
 import remat_codegen.profile.measure as measuring
-from remat_codegen import choosing, lifecycle, making, pipeline, planline, second
-from remat_codegen.batching import largest_size
-from remat_codegen.choosing import smallest_good
-from remat_codegen.cli import cli
-from remat_codegen.drafts import draft_of, least_bytes, measured
+from remat_codegen.ask.request import DEFAULT_PLANNER, LEAST_SHARE, Question, Request
+from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError
+from remat_codegen.fit import choosing
+from remat_codegen.fit.batching import largest_size
+from remat_codegen.fit.choosing import smallest_good
+from remat_codegen.fit.drafts import draft_of, least_bytes, measured
+from remat_codegen.header import planline
 from remat_codegen.marked.choose import Chooser
-from remat_codegen.planners import registry
-from remat_codegen.planners.bound import bound
+from remat_codegen.planners.base import registry
+from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
-from remat_codegen.report import Progress
-from remat_codegen.request import DEFAULT_PLANNER, LEAST_SHARE, Question, Request
+from remat_codegen.run import lifecycle, making, pipeline, second
 from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.show.report import Progress
 
 PAST = 0.0  # of time.monotonic()
 QUIET = Progress(None)

@@ -81,7 +81,7 @@ def test_functions_that_are_called_in_another_way(monkeypatch):
         pass
 
 
-AS_VERSION = "import sys, torch; torch.__version__ = {!r}; from remat_codegen.cli import main; main()"
+AS_VERSION = "import sys, torch; torch.__version__ = {!r}; from remat_codegen.cli.main import main; main()"
 
 
 def started_with(version, tmp_path, *words):

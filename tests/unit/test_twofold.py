@@ -6,10 +6,12 @@ import pytest
 from graphs import chain_graph
 from test_rockmate import COARSE, check, plain, ways
 
-from remat_codegen.planners import alike, rockmate
-from remat_codegen.planners.rotor import Backward, Forward
-from remat_codegen.planners.twofold import twofold
-from remat_codegen.planners.ways import PRICE, length, price
+from remat_codegen.planners import rockmate
+from remat_codegen.planners.brevity import alike
+from remat_codegen.planners.brevity.twofold import twofold
+from remat_codegen.planners.chain.chain import of_options
+from remat_codegen.planners.chain.table import Backward, Forward
+from remat_codegen.planners.chain.ways import PRICE, length, price
 
 GRAPH, PROFILE = chain_graph([0, 1] * 12)
 PEAK = plain(GRAPH, PROFILE).peak_bytes
@@ -18,7 +20,7 @@ STEP = sum(PROFILE.time_ns)
 
 @pytest.fixture(scope="module")
 def chain():
-    return rockmate.Chain(GRAPH, PROFILE, COARSE, None)
+    return of_options(GRAPH, PROFILE, COARSE)
 
 
 @pytest.mark.parametrize("percent", [50, 60, 70, 80, 90])

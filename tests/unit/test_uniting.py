@@ -11,12 +11,13 @@ from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
 from remat_codegen.emit import program
-from remat_codegen.planners import rockmate
-from remat_codegen.planners.periodic import periodic
+from remat_codegen.planners.brevity.periodic import periodic
+from remat_codegen.planners.chain.chain import of_options
+from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation
-from remat_codegen.verify import compare
+from remat_codegen.verify.steps import compare
 
 SLACK = 4096 + 30 * 5056  # bytes: seeds of the backward pass, states of generators
 
@@ -53,7 +54,7 @@ def planned():
     profile = measure(model, "cpu", Cache("cpu", enabled=False))
     profile = replace(profile, time_ns=(1000,) * len(profile.time_ns))
     plain = simulate(model.graph, profile, without_recomputation(model.graph)).peak_bytes
-    chain = rockmate.Chain(model.graph, profile, rockmate.Grid(), None)
+    chain = of_options(model.graph, profile, Grid())
     _, found = periodic(chain, plain * 35 // 100, math.inf, 0)
     validate(model.graph, found.schedule)
     return module, args, model, found.schedule, found.peak_bytes

@@ -8,12 +8,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from remat_codegen import pipeline, second
+from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import RematError
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
-from remat_codegen.target import load_target
-from remat_codegen.verify import load_generated
+from remat_codegen.run import pipeline, second
+from remat_codegen.show.report import Progress
+from remat_codegen.verify.steps import load_generated
 
 MODEL = """
 from types import SimpleNamespace

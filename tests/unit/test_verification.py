@@ -8,12 +8,14 @@ import os
 import pytest
 import torch
 
-from remat_codegen import fresh, pipeline, stepcosts, verification
-from remat_codegen import verify as comparing
+from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
-from remat_codegen.planline import seal
-from remat_codegen.report import Progress
-from remat_codegen.request import Request
+from remat_codegen.header.planline import seal
+from remat_codegen.run import pipeline
+from remat_codegen.show.report import Progress
+from remat_codegen.verify import fresh, stepcosts
+from remat_codegen.verify import rows as verification
+from remat_codegen.verify import steps as comparing
 
 NET = """
 import torch
@@ -87,7 +89,7 @@ def test_one_model_at_a_time_is_trained(write_file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(comparing.Run, "__init__", counted)
     generated = comparing.load_generated(file)
-    from remat_codegen.target import load_target
+    from remat_codegen.ask.target import load_target
 
     loaded = load_target(target, inputs="float32[64,32]")
     found = comparing.compare(loaded.module, generated.rematerialize, loaded.args, loaded.kwargs)

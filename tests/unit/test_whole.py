@@ -3,9 +3,9 @@
 import pytest
 from graphs import chain_graph, dense_graph, random_graph, unet_graph
 
-from remat_codegen.planners import checkmate, whole
-from remat_codegen.planners.result import Status
-from remat_codegen.planners.rockmate import judge
+from remat_codegen.planners import checkmate
+from remat_codegen.planners.base.judge import judge
+from remat_codegen.planners.base.result import Status
 from remat_codegen.schedule import simulate, with_forgets, without_recomputation
 
 MANY = 160
@@ -22,11 +22,11 @@ def check_rounding(graph, profile, shares=(0.0, 0.02, 0.3)):
     most = simulate(graph, profile, without_recomputation(graph)).peak_bytes
     least, status = least_peak(graph, profile)
     for budget in sorted({least + int((most - least) * share) for share in shares}):
-        found = whole.approximate(graph, profile, budget)
+        found = checkmate.approximate(graph, profile, budget)
         assert found.schedule is not None and found.peak_bytes <= budget, budget
         judge(graph, profile, found.schedule)
     if status is Status.OPTIMAL:
-        assert whole.approximate(graph, profile, least - 1).status is Status.INFEASIBLE
+        assert checkmate.approximate(graph, profile, least - 1).status is Status.INFEASIBLE
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -52,8 +52,8 @@ def test_the_rounding_fits_graphs_of_other_shapes(seed):
 def test_a_point_of_the_program_is_found_where_nothing_else_is(seed):
     graph, profile = random_graph(seed, 10)
     least, _ = least_peak(graph, profile)
-    for point in whole.any_point(graph, profile, least, 10.0):
+    for point in checkmate.any_point(graph, profile, least, 10.0):
         judge(graph, profile, point.schedule)
         assert point.peak_bytes <= least
-    assert whole.any_point(graph, profile, least, 10.0)
-    assert not whole.any_point(graph, profile, least - 1, 10.0)
+    assert checkmate.any_point(graph, profile, least, 10.0)
+    assert not checkmate.any_point(graph, profile, least - 1, 10.0)

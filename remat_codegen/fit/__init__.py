@@ -1,0 +1,1 @@
+"""Budgets and batch sizes that are found rather than given."""

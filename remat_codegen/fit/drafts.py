@@ -1,0 +1,147 @@
+"""Files that could be written: a model traced and measured once, and what would be written for one budget or another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from remat_codegen.ask.request import Request
+from remat_codegen.errors import BudgetError, UnsupportedError
+from remat_codegen.files import write_atomically
+from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.planners.base.limited import STOPPED, quickest
+from remat_codegen.planners.base.reserve import plan_within
+from remat_codegen.planners.base.result import Plan
+from remat_codegen.planners.best import NO_TIME_FOR
+from remat_codegen.profile.costs import Profile
+from remat_codegen.run import functions, pipeline, second
+from remat_codegen.run.functions import Functions
+from remat_codegen.run.pipeline import Traced
+from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.show.report import Progress, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A traced model with its costs. `home` is the module that its class is in: another one each time a file is loaded."""
+
+    request: Request
+    traced: Traced
+    profile: Profile
+    home: ModuleType | None = None
+
+    @property
+    def plain_bytes(self) -> int:
+        """The smallest budget at which nothing has to be computed again."""
+        plain = simulate(self.traced.graph, self.profile, without_recomputation(self.traced.graph)).peak_bytes
+        return plain + pipeline.reserve_of(self.traced).slack_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A file that could be written: a planner's plan, and the plan as the file takes it, which in the second edition is that of
+    its table, `brought`. Where there is none though it was looked for, `why` says why."""
+
+    measured: Measured
+    made: SavedPlan
+    plan: SavedPlan
+    brought: second.Brought | None = None
+    why: BudgetError | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a time limit ended the planner's work."""
+        return any(note.startswith((STOPPED, NO_TIME_FOR)) for note in self.made.notes)
+
+    @property
+    def overhead(self) -> float:
+        """How much longer a step takes, Python's time included where it is felt."""
+        profile = self.measured.profile
+        return self.plan.overhead + (0.0 if self.brought is None else second.felt(profile, self.brought))
+
+    def saying(self, answer: str) -> Draft:
+        """The same, with what its budget is the answer to."""
+        return replace(self, made=replace(self.made, answer=answer), plan=replace(self.plan, answer=answer))
+
+
+def measured(request: Request, progress: Progress) -> Measured:
+    """The request's model, traced and measured. Raises RematError."""
+    traced = pipeline.trace_target(request, progress)
+    home = sys.modules.get(type(traced.target.module).__module__)
+    return Measured(request, traced, pipeline.measured_costs(request, traced, progress), home)
+
+
+Measure = Callable[[Request, Progress], Measured]
+
+
+def draft_of(found: Measured, budget_bytes: int, progress: Progress) -> Draft:
+    """What would be written for a budget. Raises BudgetError where nothing fits."""
+    request = replace(found.request, budget=str(budget_bytes))
+    made = pipeline.make_plan(request, found.traced, progress, profile=found.profile)
+    if request.edition != 1:
+        try:
+            plan, brought = second.tabled(request, found.traced, found.profile, made, progress)
+            return Draft(replace(found, request=request), made, plan, brought)
+        except BudgetError as error:
+            if request.edition is not None:
+                raise
+            return Draft(replace(found, request=request), made, made, why=error)
+    return Draft(replace(found, request=request), made, made)
+
+
+def write(draft: Draft, progress: Progress) -> Report:
+    """Writes a draft's file, and its plan where that was asked for."""
+    found = draft.measured
+    request, traced = found.request, found.traced
+    if found.home is not None:  # the model may have been loaded once more since, at another batch size
+        sys.modules[type(traced.target.module).__module__] = found.home
+    made = Functions(request, traced, draft.made, found.profile)
+    if draft.brought is not None:
+        try:
+            text = second.proved(request, traced, draft.plan, draft.brought, progress)
+        except UnsupportedError as error:
+            return functions.instead(made, error, progress).written(progress)
+        second.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
+        write_atomically(request.output_path, text)
+        if request.save_plan is not None:
+            write_atomically(request.save_plan, draft.made.dumps())
+        return pipeline.finished(replace(request, edition=2), draft.plan, traced, progress, found.profile)
+    if draft.why is not None:
+        return functions.instead(made, draft.why, progress).written(progress)
+    return functions.with_open_batch(made, progress).written(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The smallest budget that there is a plan for, as far as is known: where it is not `sure`, time was too short to tell."""
+
+    nbytes: int
+    sure: bool = True
+
+
+def least_bytes(found: Measured, progress: Progress) -> Least:
+    """The smallest budget that the planner says it has a plan for."""
+    with progress.stage("smallest"):
+        try:
+            pipeline.make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
+        except BudgetError as error:
+            return Least(found.plain_bytes if error.least_bytes is None else error.least_bytes, not error.out_of_time)
+    return Least(1)
+
+
+def quick_excess(found: Measured, budget_bytes: int, seconds: float) -> float:
+    """By how many bytes the smallest plan that quick planners find is above a budget: 0 at most where one of theirs fits. They
+    have about so many seconds."""
+    graph, profile, reserve = found.traced.graph, found.profile, pipeline.reserve_of(found.traced)
+    plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
+
+    def within(limit: int) -> Plan:
+        return plan_within(
+            lambda variant, nbytes: quickest(variant, profile, nbytes, seconds), graph, profile, limit, plain, reserve, True
+        )
+
+    least = within(1).minimum_bytes
+    excess = float(min(found.plain_bytes, found.plain_bytes if least is None else least) - budget_bytes)
+    return 0.0 if excess > 0 and within(budget_bytes).schedule is not None else excess

@@ -1,0 +1,1 @@
+"""Plans that read shorter: equal blocks in equal ways."""

@@ -1,0 +1,1 @@
+"""What improves a plan that is there: orders, and moves from one to the next."""

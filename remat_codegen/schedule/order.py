@@ -1,0 +1,53 @@
+"""A plan as an order of node ids, without its forgetting: which nodes may run twice, and what it keeps over the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat_codegen.graph.ir import Graph, Kind
+from remat_codegen.schedule.steps import Compute, Schedule
+
+
+def order_of(schedule: Schedule) -> tuple[int, ...]:
+    """The nodes that a schedule runs, in order."""
+    return tuple(step.node for step in schedule.steps if isinstance(step, Compute))
+
+
+def runs_once(graph: Graph) -> frozenset[int]:
+    """The nodes that must not run again: those that change what outlives them, and those that write what the caller holds."""
+    outputs = set(graph.outputs)
+    return frozenset(n.id for n in graph.nodes if n.id >= graph.loss or not n.recomputable or outputs.intersection(n.writes))
+
+
+def without_dead_runs(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
+    """Drops the repeated runs of which no copy is read. First runs stay, because a step runs every node."""
+    first = {node: position for position, node in reversed(list(enumerate(order)))}
+    outputs = set(graph.outputs)
+    read_next: dict[int, bool] = {}
+    kept: list[int] = []
+    for position in reversed(range(len(order))):
+        node = graph.nodes[order[position]]
+        if first[node.id] != position and not any(read_next.get(d, d in outputs) for d in node.writes):
+            continue
+        kept.append(node.id)
+        for data in node.writes:
+            read_next[data] = graph.data[data].kind is Kind.GRADIENT
+        for data in node.reads:
+            read_next[data] = True
+    return tuple(reversed(kept))
+
+
+def saved_bytes(graph: Graph, order: Sequence[int]) -> int:
+    """What an order keeps over the loss, beside what the loss reads."""
+    return sum(graph.data[d].nbytes for d in alive_at_loss(graph, order) if d not in graph.nodes[graph.loss].reads)
+
+
+def alive_at_loss(graph: Graph, order: Sequence[int]) -> frozenset[int]:
+    """The data that an order holds while the loss runs, without those the loss writes."""
+    where = order.index(graph.loss)
+    made = {d for i in order[:where] for d in graph.nodes[i].writes}
+    needed = set(graph.outputs)
+    for i in reversed(order[where:]):
+        needed -= set(graph.nodes[i].writes)
+        needed |= set(graph.nodes[i].reads)
+    return frozenset(made & needed)

@@ -1,0 +1,66 @@
+"""What training steps of the original and of a generated file cost, side by side: memory that is held, and time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat_codegen.profile.memory import peak_bytes
+from remat_codegen.trace.training import Run
+
+PAIRS, ENOUGH_S = 5, 2.0  # steps of both that are timed: so many, or those within so many seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """The most that a step of the original holds, and the file's time over the original's. None where it does not fit."""
+
+    original_peak_bytes: int | None
+    time_ratio: float | None
+
+
+def step_costs(made: Callable[[], Run], rematerialized: Callable[[], Run], device: str) -> StepCosts:
+    """Measures steps of new models: of the original alone, then of both by turns where there is room for both."""
+
+    def twice() -> None:  # in the second step Python may still hold what it kept of the first
+        original.step()
+        original.step()
+
+    try:
+        original = made()
+        peak = peak_bytes(twice, device)
+    except (MemoryError, torch.OutOfMemoryError):
+        return StepCosts(None, None)
+    try:
+        return StepCosts(peak, statistics.median(_ratios(original, rematerialized(), device)))
+    except (MemoryError, torch.OutOfMemoryError):  # one of them fits, both do not
+        return StepCosts(peak, None)
+
+
+def _ratios(original: Run, generated: Run, device: str) -> Iterator[float]:
+    """Steps by turns, so that both see the same machine; the first one of the file warms it up."""
+    generated.step()
+    begin = time.perf_counter()
+    for _ in range(PAIRS):
+        usual = _seconds(original.step, device)
+        yield _seconds(generated.step, device) / usual
+        if time.perf_counter() - begin > ENOUGH_S:
+            return
+
+
+def _seconds(work: Callable[[], Any], device: str) -> float:
+    _finish(device)
+    begin = time.perf_counter()
+    work()
+    _finish(device)
+    return time.perf_counter() - begin
+
+
+def _finish(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
