@@ -24,6 +24,7 @@ from remat_codegen.planners import dtr
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.run import comparison, planning
+from remat_codegen.run.priced import Priced, priced_file
 from remat_codegen.schedule import Schedule
 from remat_codegen.show import picture
 from remat_codegen.show.report import Progress
@@ -55,7 +56,7 @@ def run(name: str, budgets: str, planners: list[str]) -> dict:
         target = f"{HERE}/models.py:{name}"
         request = Request(target, inputs=f"{HERE}/models.py:{name}_inputs")
         planning.write_trace(request, graph_file(name), progress)
-    found = replace(planning.priced_file(graph_file(name), progress), label=MODELS[name])
+    found = replace(priced_file(graph_file(name), progress), label=MODELS[name])
     wanted = parse_budgets(budgets)
     before = {} if set(planners) == set(PLANNERS) else json.loads((RESULTS / f"compare-{name}.json").read_text())
     if before and before["budgets"] != [b.text for b in wanted]:
@@ -71,7 +72,7 @@ def run(name: str, budgets: str, planners: list[str]) -> dict:
     return result
 
 
-def remembered(found: planning.Priced, before: dict, planner: str) -> tuple[planning.Outcome, ...]:
+def remembered(found: Priced, before: dict, planner: str) -> tuple[planning.Outcome, ...]:
     """A planner's row of an earlier run; of its schedules only the figures were kept."""
     outcomes = []
     columns = (before["budgets"], before["budget_bytes"], before["bound"], before["planners"][planner])
@@ -84,7 +85,7 @@ def remembered(found: planning.Priced, before: dict, planner: str) -> tuple[plan
     return tuple(outcomes)
 
 
-def free_dtr(found: planning.Priced, budgets) -> dict[str, list[float | None]]:
+def free_dtr(found: Priced, budgets) -> dict[str, list[float | None]]:
     """DTR as its paper runs it: evicting, and recomputing, before the loss, too."""
     rows = {}
     for heuristic in HEURISTICS:

@@ -19,6 +19,8 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import pipeline
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
@@ -52,8 +54,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         request = Request(f"{ROOT}/examples/gpt2.py:GPT2", output=Path(folder) / "gpt2_remat.py")
-        traced = pipeline.trace_target(request, QUIET)
-        profile = pipeline.measured_costs(request, traced, QUIET)
+        traced = trace_target(request, QUIET)
+        profile = measured_costs(request, traced, QUIET)
         pipeline.trace_target = lambda *given: traced
         what = f"{options.runs} runs, costs off by a factor of log-normal deviation {options.noise:g}"
         lines = [

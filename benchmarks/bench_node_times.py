@@ -21,7 +21,8 @@ from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.clock import clock_for
-from remat_codegen.run import pipeline
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
@@ -48,8 +49,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()
     request = Request(options.target, None, None, init=options.init, inputs=options.inputs, device=options.device, cache=False)
-    traced = pipeline.trace_target(request, Progress(None))
-    profile = pipeline.measured_costs(request, traced, Progress(None))
+    traced = trace_target(request, Progress(None))
+    profile = measured_costs(request, traced, Progress(None))
     model = traced.model
     del traced
     target = load_target(options.target, init=options.init, inputs=options.inputs, device=options.device)

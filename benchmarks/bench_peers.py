@@ -22,7 +22,7 @@ import torch
 from remat_codegen.ask.request import Request
 from remat_codegen.run import second
 from remat_codegen.run.measured import Beside, Runner, library, own_copy
-from remat_codegen.run.pipeline import trace_target
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 from remat_codegen.verify.steps import load_generated
 

@@ -23,6 +23,7 @@ from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.choose import Chooser, kinds
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.run import planning, second
+from remat_codegen.run.priced import over, priced_file, priced_model
 from remat_codegen.show.report import Progress
 
 ROOT = Path(__file__).parents[1]
@@ -65,11 +66,11 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
     """The rows of one graph or example."""
     progress = Progress(None)
     if name.startswith("compare-"):
-        found = planning.priced_file(RESULTS / f"{name}.graph.json", progress)
+        found = priced_file(RESULTS / f"{name}.graph.json", progress)
         candidates, profile, held = candidates_of(found.graph), found.profile, None
     else:
         name_of, init, inputs = SMALLER.get(name, (name, "", None))
-        found = planning.priced_model(Request(target_of(name_of), init=init, inputs=inputs), progress)
+        found = priced_model(Request(target_of(name_of), init=init, inputs=inputs), progress)
         assert found.traced is not None
         parts = second.found_of(found.traced)
         candidates, profile, held = parts.candidates, parts.with_held(found.profile), parts.held
@@ -84,15 +85,15 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
         chooser = Chooser(found.graph, profile, candidates, lambda o, n=limit, r=reserve: n - r.needed_bytes(o), held)
         started = time.process_time()
         best = chooser.search([outcome.plan.schedule])
-        wanted = second.about(planning.over(outcome.plan.time_ns, found.plain_ns))
+        wanted = second.about(over(outcome.plan.time_ns, found.plain_ns))
         for number, more in enumerate(
             second.others(Request(name, planner=planner), found.graph, profile, found.reserve, limit)
         ):
-            if not best.over_bytes and (number == second.TRIES or planning.over(best.time_ns, found.plain_ns) <= wanted):
+            if not best.over_bytes and (number == second.TRIES or over(best.time_ns, found.plain_ns) <= wanted):
                 break
             best = chooser.least([best, chooser.search(more)])
         seconds = time.process_time() - started
-        planned, reached = (100 * planning.over(t, found.plain_ns) for t in (outcome.plan.time_ns, best.time_ns))
+        planned, reached = (100 * over(t, found.plain_ns) for t in (outcome.plan.time_ns, best.time_ns))
         figures = [f"{planned:.2f}", f"{reached:.2f}", f"{reached - planned:.2f}", str(best.over_bytes)]
         rows.append([*head, *figures, str(len(best.rows)), str(kinds(best.rows)), str(chooser.tried), f"{seconds:.1f}"])
         print(" ".join(rows[-1]), flush=True)

@@ -30,8 +30,8 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import DEVICES, Device
 from remat_codegen.profile.estimated import Kernel, Kernels, kernel_of
 from remat_codegen.profile.measure import measure
-from remat_codegen.run import planning
-from remat_codegen.run.pipeline import trace_target
+from remat_codegen.run.priced import over
+from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.show.report import Progress
 
@@ -216,7 +216,7 @@ def losses(model: Subject, fit: Fit) -> list[tuple[float, float, float]]:
         plans = [auto.plan(graph, costs, int(share * plain.peak_bytes)) for costs in (measured, estimated)]
         if all(plan.schedule is not None for plan in plans):
             times = [simulate(graph, measured, plan.schedule).time_ns for plan in plans if plan.schedule is not None]
-            rows.append((share, *(planning.over(t, plain.time_ns) for t in times)))
+            rows.append((share, *(over(t, plain.time_ns) for t in times)))
     return rows
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from remat_codegen.header import planfile
-from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run import lifecycle
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import without_recomputation
 from remat_codegen.show import memory
 from remat_codegen.show.report import Progress
@@ -24,8 +26,8 @@ def main() -> None:
     header = lifecycle.read_header(FILE.read_text(), FILE)
     request, plan = lifecycle.located(header.request, FILE), header.plan
     assert plan is not None
-    traced = pipeline.trace_target(request, progress)
-    costs = pipeline.measured_costs(request, traced, progress)
+    traced = trace_target(request, progress)
+    costs = measured_costs(request, traced, progress)
     schedules = planfile.schedule_of(plan, traced.graph, FILE), without_recomputation(traced.graph)
     planned, plain = (memory.curve(traced.graph, costs, schedule) for schedule in schedules)
     (ROOT / "docs" / "memory.svg").write_text(memory.picture(planned, plain, plan.budget_bytes) + "\n")

@@ -40,7 +40,7 @@ from remat_codegen.planners.base.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
 from remat_codegen.profile.roofline import estimate  # noqa: E402
-from remat_codegen.run import planning  # noqa: E402
+from remat_codegen.run.priced import priced_model  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
 from remat_codegen.show.report import Progress  # noqa: E402
 from remat_codegen.trace import trace  # noqa: E402
@@ -102,7 +102,7 @@ def flash(size: str, batch: int, length: int) -> tuple[Graph, Profile]:
     """The same with attention in one kernel, and with autocast to bfloat16, as `--device h100` plans it."""
     inputs = f"int64[{batch},{length}]<50257"
     asked = Request(f"{Path(__file__).parent}/flash.py:{size}", inputs=inputs, device="h100", autocast="bfloat16", loss="sum")
-    found = planning.priced_model(asked, Progress(None))
+    found = priced_model(asked, Progress(None))
     return found.graph, found.profile
 
 

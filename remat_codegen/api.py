@@ -29,11 +29,12 @@ from remat_codegen.files import write_atomically
 from remat_codegen.profile.devices import Device
 from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
-from remat_codegen.run import comparison, making, planning
+from remat_codegen.run import comparison, making
 from remat_codegen.run.comparison import Compared
 from remat_codegen.run.making import Made, imported
-from remat_codegen.run.pipeline import Traced, trace_loaded
 from remat_codegen.run.planning import lower_bound
+from remat_codegen.run.priced import priced
+from remat_codegen.run.traced import Traced, trace_loaded
 from remat_codegen.show import picture
 from remat_codegen.show.graphs import compare_tables
 from remat_codegen.show.memory import picture as memory_picture
@@ -338,7 +339,7 @@ def compare(
     request, limit = _request(model, inputs, device, seed, cache, loss=_loss(loss)), _seconds(time_limit)
     shown = progress_for(progress)
     with _as_it_was(request.device):
-        found = planning.priced(_traced(model, inputs, request, shown), request, shown)
+        found = priced(_traced(model, inputs, request, shown), request, shown)
         compared = comparison.compare(found, wanted, names, shown, time_limit=limit)
     return Comparison(found.plain_bytes, tuple(_rows(compared)), compared)
 

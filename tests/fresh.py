@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-RUNNER = Path(__file__).parents[1] / "remat_codegen" / "fresh_runner.py"
+RUNNER = Path(__file__).parents[1] / "remat_codegen" / "verify" / "fresh_runner.py"
 FORWARD = "    def forward(self, x):\n        return self.b(torch.tanh(self.a(x)).exp().sin())\n"
 INIT = "    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n"
 INPUTS = """

@@ -22,7 +22,7 @@ from remat_codegen.marked.words import Vertex
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.run import second
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
 from remat_codegen.schedule.order import order_of
 from remat_codegen.verify.steps import Comparison, compare

@@ -11,6 +11,7 @@ from remat_codegen.ask.budget import parse_budget, parse_budgets
 from remat_codegen.ask.request import DEFAULT_PLANNER, NOT_RUN, PLANNERS, Request, is_name
 from remat_codegen.cli.options import FILE, NAME, captured, loss_option, model_options, output_options, plan_limit_option
 from remat_codegen.files import check_writable, write_atomically
+from remat_codegen.run.priced import priced_file, priced_model
 
 NO_PLAN = 1  # the exit code where the planner found nothing within the budget
 
@@ -108,7 +109,7 @@ def compare_(
     if file is not None and measure:
         raise click.UsageError("--measure needs a model; a graph from a file cannot be run")
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen.run import comparison, measured, planning
+        from remat_codegen.run import comparison, measured
         from remat_codegen.show import graphs as report_graphs
         from remat_codegen.show import picture
 
@@ -116,9 +117,9 @@ def compare_(
             picture.check_picture(output)
         request = Request(target, cache=not no_cache, **options)
         if file is not None:
-            found = planning.priced_file(file, progress, add_backward=add_backward)
+            found = priced_file(file, progress, add_backward=add_backward)
         else:
-            found = planning.priced_model(request, progress)
+            found = priced_model(request, progress)
         compared = comparison.compare(found, wanted, names, progress, time_limit=time_limit)
         rows = measured.measure(compared, request, runs, progress) if measure else []
         if output is not None:

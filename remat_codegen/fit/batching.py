@@ -18,7 +18,7 @@ from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, RematError
 from remat_codegen.fit.drafts import Draft, Least, Measure, Measured, draft_of, least_bytes, measured, quick_excess
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run.traced import Traced
 from remat_codegen.show.report import Progress
 
 FASTEST_GROWTH = 16  # times the largest batch that is known to fit: what is tried next at most

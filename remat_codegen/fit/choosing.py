@@ -22,8 +22,8 @@ from remat_codegen.fit.batching import Trials, Tried
 from remat_codegen.fit.drafts import Draft, Measure, Measured, draft_of, least_bytes, measured, write
 from remat_codegen.fit.standing import free_bytes, standing, sum_in_words
 from remat_codegen.profile.devices import Device
-from remat_codegen.run.pipeline import Traced
 from remat_codegen.run.second import LITTLE_FELT
+from remat_codegen.run.traced import Traced
 from remat_codegen.show.report import Chosen, Item, Progress, Report, percent
 
 MOST_PLANS = 12  # of one search for a budget

@@ -18,7 +18,9 @@ from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import functions, pipeline, second
 from remat_codegen.run.functions import Functions
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run.planning import make_plan
+from remat_codegen.run.priced import measured_costs, reserve_of
+from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.show.report import Progress, Report
 
@@ -36,7 +38,7 @@ class Measured:
     def plain_bytes(self) -> int:
         """The smallest budget at which nothing has to be computed again."""
         plain = simulate(self.traced.graph, self.profile, without_recomputation(self.traced.graph)).peak_bytes
-        return plain + pipeline.reserve_of(self.traced).slack_bytes
+        return plain + reserve_of(self.traced).slack_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,9 @@ class Draft:
 
 def measured(request: Request, progress: Progress) -> Measured:
     """The request's model, traced and measured. Raises RematError."""
-    traced = pipeline.trace_target(request, progress)
+    traced = trace_target(request, progress)
     home = sys.modules.get(type(traced.target.module).__module__)
-    return Measured(request, traced, pipeline.measured_costs(request, traced, progress), home)
+    return Measured(request, traced, measured_costs(request, traced, progress), home)
 
 
 Measure = Callable[[Request, Progress], Measured]
@@ -79,7 +81,7 @@ Measure = Callable[[Request, Progress], Measured]
 def draft_of(found: Measured, budget_bytes: int, progress: Progress) -> Draft:
     """What would be written for a budget. Raises BudgetError where nothing fits."""
     request = replace(found.request, budget=str(budget_bytes))
-    made = pipeline.make_plan(request, found.traced, progress, profile=found.profile)
+    made = make_plan(request, found.traced, progress, profile=found.profile)
     if request.edition != 1:
         try:
             plan, brought = second.tabled(request, found.traced, found.profile, made, progress)
@@ -125,7 +127,7 @@ def least_bytes(found: Measured, progress: Progress) -> Least:
     """The smallest budget that the planner says it has a plan for."""
     with progress.stage("smallest"):
         try:
-            pipeline.make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
+            make_plan(replace(found.request, budget="1"), found.traced, progress, profile=found.profile)
         except BudgetError as error:
             return Least(found.plain_bytes if error.least_bytes is None else error.least_bytes, not error.out_of_time)
     return Least(1)
@@ -134,7 +136,7 @@ def least_bytes(found: Measured, progress: Progress) -> Least:
 def quick_excess(found: Measured, budget_bytes: int, seconds: float) -> float:
     """By how many bytes the smallest plan that quick planners find is above a budget: 0 at most where one of theirs fits. They
     have about so many seconds."""
-    graph, profile, reserve = found.traced.graph, found.profile, pipeline.reserve_of(found.traced)
+    graph, profile, reserve = found.traced.graph, found.profile, reserve_of(found.traced)
     plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
 
     def within(limit: int) -> Plan:

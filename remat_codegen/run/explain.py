@@ -26,6 +26,8 @@ from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
 from remat_codegen.run import lifecycle, pipeline, second
 from remat_codegen.run.lifecycle import Header
+from remat_codegen.run.priced import generator_states, measured_costs
+from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import Progress
@@ -112,7 +114,7 @@ class Case:
     file: Path
     text: str
     header: Header
-    traced: pipeline.Traced
+    traced: Traced
     plan: SavedPlan | None
     table: int = 0
 
@@ -122,7 +124,7 @@ class Case:
         return None if self.plan is None else self.plan.all()[self.table]
 
     @property
-    def traced_told(self) -> pipeline.Traced:
+    def traced_told(self) -> Traced:
         """The model as that table is for it: at its batch size, where there are several."""
         return self.traced.at(self.table)
 
@@ -137,7 +139,7 @@ class Beside:
     """A table that is not told, with the model and the costs that it is for: others, at another batch size."""
 
     table: Table
-    traced: pipeline.Traced
+    traced: Traced
     profile: Profile
 
 
@@ -159,7 +161,7 @@ class Followed:
     others: tuple[Beside, ...] = ()
 
     @property
-    def traced(self) -> pipeline.Traced:
+    def traced(self) -> Traced:
         """The model that the schedule is for."""
         return self.case.traced_told
 
@@ -207,7 +209,7 @@ def follow(
         what = f"{request.device} is not here, so its operations cannot be measured"
         raise VerifyError(what, where=str(file), hint="run this on a machine that has one")
     with lifecycle._as_if_alone(request.target, file):
-        traced = pipeline.trace_target(request, progress)
+        traced = trace_target(request, progress)
         if request.edition == 2:
             return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced), table), request, progress)
         with progress.stage("read"):
@@ -221,13 +223,13 @@ def follow(
         return _priced(found, case, reading, request, progress)
 
 
-def _fitting(plan: SavedPlan | None, traced: pipeline.Traced) -> SavedPlan | None:
+def _fitting(plan: SavedPlan | None, traced: Traced) -> SavedPlan | None:
     plans = () if plan is None else plan.all()
     alike = all(one.graph == traced.at(number).graph.digest() for number, one in enumerate(plans))
     return plan if plan is not None and alike and traced.are_of(plan) else None
 
 
-def _is_valid(traced: pipeline.Traced, reading: Reading) -> bool:
+def _is_valid(traced: Traced, reading: Reading) -> bool:
     try:
         validate(traced.graph, reading.schedule)
     except ValueError:
@@ -281,12 +283,12 @@ def _expected_by_itself(case: Case, reading: Reading) -> str | None:
         return None
 
 
-def _no_plan(header: Header, traced: pipeline.Traced) -> SavedPlan:
+def _no_plan(header: Header, traced: Traced) -> SavedPlan:
     asked = header.request
     return replace(_no_plan_of(traced), planner=asked.planner, budget=asked.budget or "", device=asked.device)
 
 
-def _no_plan_of(traced: pipeline.Traced) -> SavedPlan:
+def _no_plan_of(traced: Traced) -> SavedPlan:
     return SavedPlan(traced.graph.digest(), "", "", "", 0, 0, 0, 0.0, None, "cpu", ())
 
 
@@ -375,11 +377,11 @@ def _told(case: Case, brought: second.Brought) -> second.Brought:
 def _priced(
     found: Explanation, case: Case, reading: Reading, request: Request, progress: Progress
 ) -> tuple[Explanation, Followed]:
-    profile = pipeline.measured_costs(request, case.traced, progress)
+    profile = measured_costs(request, case.traced, progress)
     graph = case.traced.graph
     timeline = simulate(graph, profile, reading.schedule)
     plain = simulate(graph, profile, without_recomputation(graph))
-    again = pipeline.generator_states(case.traced, reading.schedule)
+    again = generator_states(case.traced, reading.schedule)
     blocks = summarize(case.traced.model, profile, reading, timeline, plain.time_ns)
     priced = replace(
         found,
@@ -397,7 +399,7 @@ def _priced(
 def _priced_by_table(
     found: Explanation, case: Case, brought: second.Brought, request: Request, progress: Progress
 ) -> tuple[Explanation, Followed]:
-    profiles = pipeline.measured_costs(request, case.traced, progress)
+    profiles = measured_costs(request, case.traced, progress)
     traced, profile, told = case.traced_told, profiles.at(case.table), _told(case, brought)
     costs = told.found.with_held(profile)
     timeline = simulate(traced.graph, costs, told.schedule)

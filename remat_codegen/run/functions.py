@@ -11,8 +11,10 @@ from remat_codegen.errors import PlanFileError, RematError
 from remat_codegen.header.planfile import SavedPlan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import pipeline
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run.planning import make_plan
+from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.smaller import with_smaller
+from remat_codegen.run.traced import Traced, trace_loaded
 from remat_codegen.show.report import Progress, Report
 
 FIXED = "note: such a file takes no other batch size or length than the example's; --dynamic names those that change"
@@ -79,8 +81,8 @@ def _planned(opened: Functions, made: Functions, progress: Progress) -> Function
     """The model with its batch left open, with the plan that there is, or a new one where its graph is another."""
     if opened.traced.graph.digest() == made.plan.graph:
         return replace(opened, plan=made.plan, profile=made.profile)
-    profile = pipeline.measured_costs(opened.request, opened.traced, progress)
-    return replace(opened, profile=profile, plan=pipeline.make_plan(opened.request, opened.traced, progress, profile=profile))
+    profile = measured_costs(opened.request, opened.traced, progress)
+    return replace(opened, profile=profile, plan=make_plan(opened.request, opened.traced, progress, profile=profile))
 
 
 def _opened(made: Functions) -> Functions | None:
@@ -92,7 +94,7 @@ def _opened(made: Functions) -> Functions | None:
         return None
     asked = replace(request, dynamic=named)
     try:
-        traced = pipeline.trace_loaded(target, asked, Progress(None))
+        traced = trace_loaded(target, asked, Progress(None))
     except RematError:
         return None
     same_plan = traced.graph.digest() == made.plan.graph

@@ -22,7 +22,9 @@ from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.run import functions, pipeline, second
 from remat_codegen.run.explain import Explanation, Table
 from remat_codegen.run.functions import Functions
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run.planning import make_plan
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, without_recomputation
 from remat_codegen.show.memory import Curve, curve
 from remat_codegen.show.report import Progress, Report
@@ -43,8 +45,8 @@ class Made:
 def make(request: Request, traced: Traced, progress: Progress) -> Made:
     """Measures, plans and emits what `request` asks for. Raises RematError for whatever the user can put right."""
     request = replace(request, edition=1) if request.dynamic and request.edition is None else request
-    profile = pipeline.measured_costs(request, traced, progress)
-    plan = pipeline.make_plan(request, traced, progress, profile=profile)
+    profile = measured_costs(request, traced, progress)
+    plan = make_plan(request, traced, progress, profile=profile)
     made = Functions(request, traced, plan, profile)
     if request.edition != 1:
         try:

@@ -31,7 +31,8 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.run.comparison import Compared, budget_text
 from remat_codegen.run.pipeline import emit
-from remat_codegen.run.planning import Outcome, Priced, saved_plan
+from remat_codegen.run.planning import Outcome, saved_plan
+from remat_codegen.run.priced import Priced
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import AS_WRITTEN, Progress
 from remat_codegen.torch_seam import compiling_with

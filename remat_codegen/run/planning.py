@@ -1,15 +1,16 @@
-"""Plans that are looked at rather than written out: for a model, or for a graph from a file that has none."""
+"""Plans: for a model, which are written out, or for a graph from a file that has none, which are looked at."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remat_codegen.advice.aswritten import as_written
-from remat_codegen.ask.batch import parse_batch
-from remat_codegen.ask.budget import Budget
+from remat_codegen.advice.obstacle import obstacle
+from remat_codegen.ask.batch import parse_batches
+from remat_codegen.ask.budget import Budget, format_bytes, parse_budget, parse_budgets
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
 from remat_codegen.files import check_writable, write_atomically
@@ -17,37 +18,23 @@ from remat_codegen.graph import exchange
 from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
 from remat_codegen.header import planfile
+from remat_codegen.header.planfile import SavedPlan
 from remat_codegen.planners.base.bound import bound
-from remat_codegen.planners.base.limited import limited
-from remat_codegen.planners.base.reserve import Reserve, plan_within
-from remat_codegen.planners.base.result import Plan
+from remat_codegen.planners.base.limited import found_nothing_in_time, limited
+from remat_codegen.planners.base.milp import solver
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.planners.base.reserve import plan_within
+from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.profile.costs import Profile
-from remat_codegen.run.pipeline import Traced, measured_costs, note_solver, reserve_of, trace_target
-from remat_codegen.schedule import simulate, validate, without_recomputation
-from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import AS_WRITTEN, AsWritten, Progress
+from remat_codegen.run.priced import Priced, measured_costs, over, priced_file, priced_model, with_costs
+from remat_codegen.run.traced import Traced
+from remat_codegen.schedule import order_of, simulate, validate, with_forgets
+from remat_codegen.show.report import Progress
+from remat_codegen.trace import Trace
 
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A graph with its costs. `plain_*` are those of the step without recomputation, `reserve` is what a generated file
-    needs beside the planned tensors (nothing for a graph that no model was traced for). `scale` is as in `Exchange`.
-    `as_written` is what a model takes that checkpoints by itself."""
-
-    label: str
-    graph: Graph
-    profile: Profile
-    plain_ns: int
-    plain_bytes: int
-    reserve: Reserve = field(default_factory=Reserve)
-    scale: int | None = None
-    notes: tuple[str, ...] = ()
-    traced: Traced | None = None
-    as_written: AsWritten | None = None
-
-    def limit(self, budget: Budget) -> int:
-        """A budget in bytes."""
-        return budget.resolve(self.plain_bytes + self.reserve.slack_bytes)
+MOST_NAMES = 3  # of attributes in a note
+PLANNING = 0.6  # of a limited time's rest: what is left of it is the bound's and the table's
+STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,67 +59,103 @@ class Outcome:
         return over(self.plan.time_ns, plain_ns) if self.fits else None
 
 
-def over(time_ns: int, plain_ns: int) -> float:
-    """A time as an overhead over the plain step (0.12 for 12 %); in a step that takes no time, nothing does."""
-    return time_ns / plain_ns - 1 if plain_ns else 0.0
-
-
-def priced_file(path: Path, progress: Progress, *, add_backward: bool = False) -> Priced:
-    """A graph from a file. Raises GraphFileError."""
-    with progress.stage("read"):
-        found = exchange.load(path, add_backward=add_backward)
-    profile = Profile(found.time_ns, found.workspace_bytes, found.device)
-    plain = simulate(found.graph, profile, without_recomputation(found.graph))
-    return Priced(
-        path.name,
-        found.graph,
-        profile,
-        plain.time_ns,
-        plain.peak_bytes,
-        reserve=Reserve(found.reserve_bytes, frozenset(found.drawing)),
-        scale=found.scale,
-        notes=found.notes,
-    )
-
-
-def priced_model(request: Request, progress: Progress) -> Priced:
-    """A traced and measured model. Raises RematError."""
-    return priced(trace_target(request, progress), request, progress)
-
-
-def priced(traced: Traced, request: Request, progress: Progress) -> Priced:
-    """A traced model, measured. Raises RematError."""
-    if traced.others:
-        parse_batch(request.batch)  # which says that there can be one only
-    profile = measured_costs(request, traced, progress)
-    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    reserve = reserve_of(traced)
-    own = as_written(traced.model, profile, plain.time_ns)
-    notes = () if own is None else (f"{AS_WRITTEN}, {own.sentence()}",)
-    peak = plain.peak_bytes
-    return Priced(traced.target.label, traced.graph, profile, plain.time_ns, peak, reserve, None, notes, traced, own)
-
-
-def write_trace(request: Request, output: Path, progress: Progress) -> dict[str, Any]:
-    """Writes a model's graph.json with measured costs; returns what it holds. Raises RematError."""
-    check_writable(output)
-    found = priced_model(request, progress)
-    profile = found.profile
-    costs = (profile.time_ns, profile.workspace_bytes, profile.device)
-    reserve, drawing = found.reserve.least_bytes, tuple(sorted(found.reserve.drawing))
-    text = exchange.dumps(Exchange(found.graph, *costs, reserve_bytes=reserve, drawing=drawing))
-    write_atomically(output, text)
-    return _size(found) | {
-        "unmodified_peak_bytes": found.plain_bytes,
-        "unmodified_time_ns": found.plain_ns,
-        "output": str(output),
-    }
-
-
 def _size(found: Priced) -> dict[str, Any]:
     graph = found.graph
     kinds = len({b.kind for b in graph.blocks})
     return {"nodes": len(graph.nodes), "data": len(graph.data), "blocks": len(graph.blocks), "kinds": kinds}
+
+
+def make_plan(
+    request: Request, traced: Traced, progress: Progress, previous: Sequence[int] = (), profile: Profile | None = None
+) -> SavedPlan:
+    """A new plan, or one for each budget or batch size; the order of the plan before it, if there was one, where that still
+    does about as well. `profile` are the costs, measured if not given. Raises BudgetError where nothing fits.
+    """
+    assert request.budget is not None
+    profile = measured_costs(request, traced, progress) if profile is None else profile
+    budgets = parse_budgets(request.budget)
+    if (several := _several(budgets, traced)) and request.edition == 1:
+        raise BudgetError(f"several {several} are for files with tables", hint="leave out --edition 1, or name one")
+    if traced.others:
+        return _plan_for_each_batch(request, traced, progress, profile)
+    if len(budgets) == 1:
+        return _planned(request, with_costs(traced, profile, request), budgets[0], progress, previous)
+    found = with_costs(traced, profile, request)
+    made = [_planned(request, found, budget, progress) for budget in budgets]
+    first, *others = {plan.budget_bytes: plan for plan in sorted(made, key=lambda plan: plan.budget_bytes)}.values()
+    return replace(first, budget=request.budget, others=tuple(others))
+
+
+def _several(budgets: Sequence[Budget], traced: Traced) -> str:
+    """What there are several of. Raises BudgetError where that is both."""
+    if len(budgets) > 1 and traced.others:
+        raise BudgetError("a file has several budgets or several batch sizes, not both", hint="name one budget, or one batch")
+    return "budgets" if len(budgets) > 1 else "batch sizes" if traced.others else ""
+
+
+def _plan_for_each_batch(request: Request, traced: Traced, progress: Progress, profile: Profile) -> SavedPlan:
+    """Plans within one budget, the largest batch's first: per cent are of what that takes."""
+    first = _planned(request, with_costs(traced, profile, request), parse_budget(request.budget or ""), progress)
+    limit = parse_budget(str(first.budget_bytes))
+    smaller = [with_costs(one, profile.at(number), request) for number, one in enumerate(traced.others, start=1)]
+    plans = [first, *(_planned(request, found, limit, progress) for found in smaller)]
+    sizes = [batch.size for batch in parse_batches(request.batch)]
+    first, *others = [replace(plan, batch=size) for plan, size in zip(plans, sizes, strict=True)]
+    return replace(first, others=tuple(others))
+
+
+def _planned(request: Request, found: Priced, budget: Budget, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
+    """A model's plan for one budget. Raises BudgetError where nothing fits."""
+    with progress.stage("plan"):
+        outcome = run_planner(found, request.planner, budget, progress, time_limit=request.seconds_left(PLANNING))
+        if not outcome.fits:
+            raise _none_fits(request, found, outcome)
+        outcome = replace(outcome, plan=_as_before(outcome.plan, previous, found, outcome.budget_bytes))
+    with progress.stage("bound"):
+        least = _bound(found, outcome.plan, outcome.budget_bytes, request.seconds_left(PLANNING))
+    return saved_plan(found, replace(outcome, bound_ns=least))
+
+
+def _none_fits(request: Request, found: Priced, outcome: Outcome) -> BudgetError:
+    """Why there is no plan: too little time, or too little memory, and what stands in the way then."""
+    plan, unmodified = outcome.plan, found.plain_bytes + found.reserve.slack_bytes
+    least = min(plan.minimum_bytes or unmodified, unmodified)
+    if request.time_limit is not None and found_nothing_in_time(plan):
+        what = f"no plan under {format_bytes(outcome.budget_bytes)} was found in {request.time_limit:g} s"
+        hint = "raise --time-limit, or allow more memory"
+        return BudgetError(what, where=found.label, hint=hint, least_bytes=least, out_of_time=True)
+    usual = request.planner == Request("").planner
+    what = f"the smallest budget that works{'' if usual else f' with {request.planner}'} is"
+    what = what if plan.minimum_bytes is not None else "without recomputation the step needs"
+    others = "" if usual or plan.minimum_bytes is not None else f"; {Request('').planner} may need less"
+    told = found.traced is not None and plan.smallest is not None
+    why = obstacle(found.traced.model, found.profile, plan.smallest) if told else None
+    hint = f"{what} {format_bytes(least, up=True)} ({least} bytes){others}{f'; {why}' if why else ''}"
+    return BudgetError(
+        f"no plan keeps the activations of {found.label} under {format_bytes(outcome.budget_bytes)}",
+        hint=hint,
+        least_bytes=least,
+    )
+
+
+def _as_before(plan: Plan, previous: Sequence[int], found: Priced, limit: int) -> Plan:
+    """The plan with the order of the one before it, where that fits and costs little more: so that a file changes little."""
+    try:
+        schedule = with_forgets(found.graph, previous)
+        validate(found.graph, schedule)
+    except (ValueError, IndexError):
+        return plan
+    timeline = simulate(found.graph, found.profile, schedule)
+    needed = found.reserve.needed_bytes(order_of(schedule))
+    if timeline.peak_bytes > limit - needed or timeline.time_ns > (1 + STEADY) * plan.time_ns:
+        return plan
+    return replace(plan, schedule=schedule, peak_bytes=timeline.peak_bytes, time_ns=timeline.time_ns, status=Status.FEASIBLE)
+
+
+def note_solver(progress: Progress) -> None:
+    """Says so where a solver is installed that does not work, so that another one plans."""
+    if (text := solver().note) is not None:
+        progress.note(f"note: {text}")
 
 
 def run_planner(
@@ -148,6 +171,8 @@ def run_planner(
     note_solver(progress)
     started = time.perf_counter()
     plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve, time_limit is not None)
+    if plan.schedule is None and found.plain_bytes + found.reserve.slack_bytes <= limit:  # whose own plans do not fit
+        plan = replace(PLANNERS["none"](found.graph, found.profile, limit), planner=plan.planner)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, limit)
     least = _bound(found, plan, limit) if bounded else None
@@ -166,11 +191,27 @@ def _checked(found: Priced, plan: Plan, limit: int) -> Plan:
     return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)
 
 
-def _bound(found: Priced, plan: Plan, limit: int) -> int | None:
-    """The better of the planner's own lower bound and the general one."""
-    general = bound(found.graph, found.profile, limit).time_ns
+def _bound(found: Priced, plan: Plan, limit: int, seconds: float | None = None) -> int | None:
+    """The better of the planner's own lower bound and the general one, which has some seconds, if not all that it needs."""
+    general = bound(found.graph, found.profile, limit, seconds=seconds).time_ns
     known = [b for b in (general, plan.bound_ns) if b is not None]
     return max(known, default=None)
+
+
+def write_trace(request: Request, output: Path, progress: Progress) -> dict[str, Any]:
+    """Writes a model's graph.json with measured costs; returns what it holds. Raises RematError."""
+    check_writable(output)
+    found = priced_model(request, progress)
+    profile = found.profile
+    costs = (profile.time_ns, profile.workspace_bytes, profile.device)
+    reserve, drawing = found.reserve.least_bytes, tuple(sorted(found.reserve.drawing))
+    text = exchange.dumps(Exchange(found.graph, *costs, reserve_bytes=reserve, drawing=drawing))
+    write_atomically(output, text)
+    return _size(found) | {
+        "unmodified_peak_bytes": found.plain_bytes,
+        "unmodified_time_ns": found.plain_ns,
+        "output": str(output),
+    }
 
 
 def plan_file(
@@ -197,25 +238,52 @@ def plan_file(
     return found, outcome
 
 
-def saved_plan(found: Priced, outcome: Outcome) -> planfile.SavedPlan:
+def saved_plan(found: Priced, outcome: Outcome) -> SavedPlan:
     """The plan of an outcome that fits, as it is saved and as a generated file's header says it."""
-    plan = outcome.plan
+    plan, model = outcome.plan, None if found.traced is None else found.traced.model
     assert plan.schedule is not None
-    return planfile.SavedPlan(
+    order = order_of(plan.schedule)
+    proved = outcome.bound_ns is not None and outcome.bound_ns > found.plain_ns
+    return SavedPlan(
         graph=found.graph.digest(),
         planner=plan.planner,
         status=str(plan.status),
         budget=outcome.budget,
         budget_bytes=outcome.budget_bytes,
-        planned_peak_bytes=plan.peak_bytes,
+        planned_peak_bytes=plan.peak_bytes + found.reserve.states_bytes(order),
         unmodified_peak_bytes=found.plain_bytes,
-        overhead=round(outcome.overhead(found.plain_ns) or 0.0, 4),
-        bound=lower_bound(found, outcome.bound_ns),
+        overhead=round(over(plan.time_ns, found.plain_ns), 4),
+        bound=round(over(outcome.bound_ns, found.plain_ns), 4) if proved and outcome.bound_ns is not None else None,
         device=found.profile.device.partition(":")[0],
-        order=order_of(plan.schedule),
-        notes=plan.notes,
-        loss=planfile.USUAL_LOSS if found.traced is None else found.traced.model.record.loss,
+        order=order,
+        notes=plan.notes if found.traced is None else (*plan.notes, *unseen(found.traced)),
+        as_written_peak_bytes=None if found.as_written is None else found.as_written.peak_bytes,
+        as_written_overhead=None if found.as_written is None else found.as_written.overhead,
+        capability=found.capability,
+        estimated=found.estimated,
+        loss=planfile.USUAL_LOSS if model is None else model.record.loss,
+        recorded=True if model is not None and model.trace.run is not None else None,
     )
+
+
+def unseen(traced: Traced) -> tuple[str, ...]:
+    """Notes on what forward does and training steps of a file of functions do not."""
+    trace = traced.model.trace
+    decided = [
+        f"this file is for inputs of which {line} finds {value}; others raise an error" for line, value in trace.decisions
+    ]
+    names = trace.assigned
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    listed = f"{', '.join(names[:MOST_NAMES])}{more}"
+    changes = [f"forward changes {listed}; training steps of this file leave that as it is"] if names else []
+    return (*dict.fromkeys(decided), *changes, *_not_counted(trace))
+
+
+def _not_counted(trace: Trace) -> tuple[str, ...]:
+    """What of a step's memory nobody knows where the GPU is not there."""
+    convolves = trace.gpu is not None and any(op.base.startswith("conv") for op in trace.operations)
+    unknown = "what cuDNN's convolutions allocate for themselves is not known without the GPU, and is not counted"
+    return (unknown,) if convolves else ()
 
 
 def lower_bound(found: Priced, bound_ns: int | None) -> float | None:

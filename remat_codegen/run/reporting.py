@@ -20,9 +20,11 @@ from remat_codegen.page.data import Measured, OtherPlan, Outside, Page, Point, T
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import Course, course, peak_bytes
-from remat_codegen.run import pipeline, second, tradeoff
+from remat_codegen.run import second, tradeoff
 from remat_codegen.run.explain import Beside, Explanation, Followed, follow
-from remat_codegen.run.planning import Priced, lower_bound, over
+from remat_codegen.run.planning import lower_bound
+from remat_codegen.run.priced import Priced, over, reserve_of
+from remat_codegen.run.traced import Traced, autocast_of, target_of
 from remat_codegen.schedule import Timeline, simulate, without_recomputation
 from remat_codegen.show.report import Progress
 from remat_codegen.torch_seam import pytree
@@ -105,7 +107,7 @@ def _other_plan(other: Beside, progress: Progress) -> OtherPlan:
     return OtherPlan(table.budget_bytes, table.peak_bytes, table.overhead, least, table.batch)
 
 
-def _bound(traced: pipeline.Traced, profile: Profile, budget_bytes: int | None, progress: Progress) -> float | None:
+def _bound(traced: Traced, profile: Profile, budget_bytes: int | None, progress: Progress) -> float | None:
     """The overhead that no plan within a budget can beat; None where no plan says what the budget is."""
     if budget_bytes is None:
         return None
@@ -140,9 +142,9 @@ def outside(module: torch.nn.Module, inputs: Any) -> Outside:
 # ---------------------------------------------------------------------------------------------- other budgets
 
 
-def _prices(traced: pipeline.Traced, profile: Profile) -> Priced:
+def _prices(traced: Traced, profile: Profile) -> Priced:
     plain: Timeline = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    reserve = pipeline.reserve_of(traced)
+    reserve = reserve_of(traced)
     return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve)
 
 
@@ -185,10 +187,10 @@ def _measured(file: Path, followed: Followed, page: Page, progress: Progress) ->
     with progress.stage("measure"):
         generated = comparing.load_generated(file)
         try:
-            own = comparing.own_model(pipeline._target(followed.request).module, device)
+            own = comparing.own_model(target_of(followed.request).module, device)
             model = generated.rematerialize(own, **_named(generated, followed.case.plan_told))
             run = _Marked(
-                model, traced.target.args, traced.target.kwargs, pipeline._autocast(followed.request), traced.model.record.loss
+                model, traced.target.args, traced.target.kwargs, autocast_of(followed.request), traced.model.record.loss
             )
             run.step()
             if torch.device(device).type != "cpu":

@@ -43,18 +43,10 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.run import functions, pipeline
 from remat_codegen.run.functions import Functions
-from remat_codegen.run.pipeline import (
-    Traced,
-    facts_of,
-    finished,
-    make_plan,
-    measured_costs,
-    own_source,
-    portable,
-    reserve_of,
-    trace_target,
-    unseen,
-)
+from remat_codegen.run.pipeline import facts_of, finished, own_source, portable
+from remat_codegen.run.planning import make_plan, unseen
+from remat_codegen.run.priced import measured_costs, reserve_of
+from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Compute, Schedule, alive_before, simulate
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import Progress, Report, percent

@@ -13,9 +13,8 @@ from remat_codegen.ask.request import Request
 from remat_codegen.emit.guards import PLAIN_MARGIN
 from remat_codegen.errors import RematError
 from remat_codegen.header.planfile import SavedPlan
-from remat_codegen.run import pipeline
 from remat_codegen.run.dynamic import plain_peak
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run.traced import Traced, trace_loaded
 from remat_codegen.show.report import Progress
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace.sizes import named_leaves, parse_dynamic
@@ -81,7 +80,7 @@ def _most(request: Request, traced: Traced, plan: SavedPlan, places: str) -> int
         if size < 1 or request.time_is_up:
             return 0
         try:
-            there = pipeline.trace_loaded(at_batch(target, Batch(size, places)), _as_it_is(request), Progress(None))
+            there = trace_loaded(at_batch(target, Batch(size, places)), _as_it_is(request), Progress(None))
         except (RematError, RuntimeError, ValueError, IndexError):  # the model takes no such inputs
             return 0
         needed = plain_peak(there.model) / max(1, whole)

@@ -10,7 +10,8 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.page.data import Point, Tradeoff
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile.costs import Profile
-from remat_codegen.run.planning import Outcome, Priced, lower_bound, run_planner
+from remat_codegen.run.planning import Outcome, lower_bound, run_planner
+from remat_codegen.run.priced import Priced
 from remat_codegen.show.report import Progress
 
 QUICK = ("dtr-msps", "rotor")  # together a second or so for each budget

@@ -10,7 +10,8 @@ from rich.text import Text
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.planners.base.result import Status
 from remat_codegen.run.comparison import Compared, budget_text
-from remat_codegen.run.planning import Outcome, Priced, lower_bound
+from remat_codegen.run.planning import Outcome, lower_bound
+from remat_codegen.run.priced import Priced
 from remat_codegen.show.report import percent, two_columns
 
 

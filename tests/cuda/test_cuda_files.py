@@ -30,10 +30,10 @@ def made(output: Path, name: str, inputs: str | None, **options: str) -> Path:
 
 def graph_of(name: str, inputs: str, device: str):
     from remat_codegen.ask.request import Request
-    from remat_codegen.run import pipeline
+    from remat_codegen.run.traced import trace_target
     from remat_codegen.show.report import Progress
 
-    return pipeline.trace_target(Request(f"{MODELS}:{name}", inputs=inputs, device=device), Progress(None)).graph
+    return trace_target(Request(f"{MODELS}:{name}", inputs=inputs, device=device), Progress(None)).graph
 
 
 def loaded(name: str, inputs: str | None, device: str):

@@ -59,7 +59,7 @@ SLOW = {"add_a_function_below", "add_a_comment", "change_a_number", "change_an_a
 def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, monkeypatch, update_golden):
     old, new, most = CHANGES[name]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "measure", _costs)
+    monkeypatch.setattr("remat_codegen.run.priced.measure", _costs)
     source = EXAMPLE.read_text()
     for piece, smaller in SMALLER.items():
         assert piece in source

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pinned import only_with, others
 
+from remat_codegen.run.traced import trace_target
 from remat_codegen.run import explain as explaining
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.header import planfile
@@ -69,7 +70,7 @@ def _is_exact(file, target):
 
 def _fits(plan, target):
     """Whether a committed plan is for the model as it is now."""
-    graph = pipeline.trace_target(Request(target), QUIET).graph.digest()
+    graph = trace_target(Request(target), QUIET).graph.digest()
     return plan.exists() and planfile.load(plan).graph == graph
 
 
@@ -112,7 +113,7 @@ def test_the_committed_file_does_what_was_planned(name, monkeypatch):
     file, plan = ROOT / "generated" / "first" / name, ROOT / "generated" / "first" / f"{name}.plan.json"
     if others() and not _fits(plan, EXAMPLES[name][0]):
         pytest.skip(f"the model has another graph: {others()}")
-    monkeypatch.setattr(pipeline, "measure", _costs_nothing)
+    monkeypatch.setattr("remat_codegen.run.priced.measure", _costs_nothing)
     found = explaining.explain(file, QUIET)
     assert found.ok and found.as_planned, found.problems
     assert found.notes == () or name in WRAPS  # layers from a library can be too much alike to tell apart

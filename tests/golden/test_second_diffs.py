@@ -43,7 +43,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(pipeline, "measure", _costs)
+        patch.setattr("remat_codegen.run.priced.measure", _costs)
         _generate()
     return folder
 
@@ -53,7 +53,7 @@ def file(made, tmp_path, monkeypatch):
     """That file, to be changed."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "measure", _costs)
+    monkeypatch.setattr("remat_codegen.run.priced.measure", _costs)
     return Path("gpt2_remat.py")
 
 
@@ -105,7 +105,7 @@ def test_other_costs_change_rows_at_most(file, monkeypatch, update_golden):
         return replace(exact, time_ns=tuple(t * (99 + i % 3) // 100 for i, t in enumerate(exact.time_ns)))
 
     before = file.read_text()
-    monkeypatch.setattr(pipeline, "measure", noisy)
+    monkeypatch.setattr("remat_codegen.run.priced.measure", noisy)
     file.unlink()
     second.generate(Request("gpt2.py:GPT2", "65%", file, planner="rotor", cache=False, edition=2), QUIET)
     assert len(changed(before, file.read_text(), DIFFS / "other_costs.diff", update_golden)) <= 12

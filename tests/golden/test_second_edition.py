@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pinned import only_with, others
 
+from remat_codegen.run.traced import trace_target
 from remat_codegen.run import explain as explaining
 from remat_codegen.run import lifecycle, pipeline, second
 from remat_codegen.profile.costs import Profile
@@ -58,7 +59,7 @@ def again(file, request):
     gives another plan each time.)"""
     text = file.read_text() if file.exists() else ""
     header = lifecycle.read_header(text, file) if text else None
-    traced = pipeline.trace_target(request, QUIET)
+    traced = trace_target(request, QUIET)
     if header is None or header.plan is None or header.plan.graph != traced.graph.digest():
         second.generate(request, QUIET)
     else:
@@ -79,7 +80,7 @@ def test_the_committed_file_is_exact_and_within_its_budget(name):
 @only_with("torch")
 @pytest.mark.parametrize("name", SOME)
 def test_the_committed_file_does_what_was_planned(name, monkeypatch):
-    monkeypatch.setattr(pipeline, "measure", lambda model, device, *_: _costs_nothing(model, device))
+    monkeypatch.setattr("remat_codegen.run.priced.measure", lambda model, device, *_: _costs_nothing(model, device))
     found = explaining.explain(committed(name), QUIET)
     assert found.ok and found.as_planned, found.problems
     assert found.rows

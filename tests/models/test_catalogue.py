@@ -16,6 +16,7 @@ from remat_codegen.ask.request import DEFAULT_PLANNER, PLANNERS, Request
 from remat_codegen.errors import BudgetError, TraceError
 from remat_codegen.planners.base import registry
 from remat_codegen.run import pipeline
+from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.show.report import Progress, Report
 
 pytestmark = pytest.mark.timeout(1800)
@@ -25,7 +26,7 @@ LONG = ("transformer", "padded_encoder")
 SECONDS = 10.0  # for each of their plans: what they have found by then has to be as right as what takes longer
 
 
-TRACE, TRACED = pipeline.trace_target, dict[str, pipeline.Traced]()
+TRACE, TRACED = trace_target, dict[str, Traced]()
 
 
 @pytest.fixture(autouse=True)

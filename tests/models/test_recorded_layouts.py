@@ -18,7 +18,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.numbers import random_tensor
-from remat_codegen.run import pipeline
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import Origin, Ref, autocasting, substitute
 
@@ -61,7 +61,7 @@ def real_layouts(model: Model) -> tuple[dict[int, tuple[int, ...]], dict[int, tu
 def test_a_record_lies_as_a_real_step_does(name):
     builders.require(name)
     file = FILES[name].__file__
-    model = pipeline.trace_target(Request(f"{file}:{name}", "1", inputs=f"{file}:{name}_inputs"), Progress(None)).model
+    model = trace_target(Request(f"{file}:{name}", "1", inputs=f"{file}:{name}_inputs"), Progress(None)).model
     results, gradients = real_layouts(model)
     for v in model.trace.results():
         shape, recorded = v.shape, {"result": model.record.strides[v.id], "gradient": model.record.gradient_of[v.id]}

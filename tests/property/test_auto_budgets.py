@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from remat_codegen.planners import auto, dtr
-from remat_codegen.run import planning
+from remat_codegen.run.priced import priced_file
 from remat_codegen.schedule import simulate, validate
 from remat_codegen.show.report import Progress
 
@@ -19,7 +19,7 @@ assert GRAPHS
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_more_budget_never_gives_a_slower_plan(name):
-    found = planning.priced_file(ROOT / "benchmarks" / "results" / f"{name}.graph.json", Progress(None))
+    found = priced_file(ROOT / "benchmarks" / "results" / f"{name}.graph.json", Progress(None))
     graph, profile, reached = found.graph, found.profile, None
     for step in range(1, BUDGETS + 1):
         budget = found.plain_bytes * step // BUDGETS

@@ -18,10 +18,10 @@ from random_models import ROWS, FunctionModel, RandomModel, StatefulModel, input
 
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.graph.record import example_loss
+from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import measure
-from remat_codegen.run.pipeline import PLANNERS
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.trace.sizes import parse_dynamic

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from remat_codegen.planners import rockmate
 from remat_codegen.planners.base.judge import is_chain
+from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.brevity.periodic import periodic
 from remat_codegen.planners.chain.chain import of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
-from remat_codegen.run.pipeline import PLANNERS
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.verify.steps import compare

@@ -20,7 +20,9 @@ from remat_codegen.marked.demand import check, schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.planners.base.reserve import SLACK_BYTES
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.run import pipeline, second
+from remat_codegen.run import second
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import Progress
 from remat_codegen.trace.training import Run
@@ -43,7 +45,7 @@ class Subject:
     """A traced model, what can be rebuilt of it, and the gradients of a step."""
 
     request: Request
-    traced: pipeline.Traced
+    traced: Traced
     found: Found
     gradients: list[torch.Tensor]
 
@@ -52,11 +54,11 @@ class Subject:
 def subject(name: str) -> Subject:
     kind, init, inputs = MODELS[name]
     request = Request(f"{ROOT}/examples/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
-    traced = pipeline.trace_target(request, QUIET)
+    traced = trace_target(request, QUIET)
     return Subject(request, traced, second.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
 
 
-def _step(traced: pipeline.Traced, model: torch.nn.Module) -> tuple[int, list[torch.Tensor]]:
+def _step(traced: Traced, model: torch.nn.Module) -> tuple[int, list[torch.Tensor]]:
     """The peak of a step and its gradients, after another one."""
     torch.manual_seed(0)
     run = Run(model, traced.target.args, traced.target.kwargs, ())
@@ -87,7 +89,7 @@ def holds(name: str, seed: int, folder: Path) -> None:
     graph, rows = of.traced.graph, drawn(of.found, of.traced.graph, seed)
     brought = second.Brought(of.found, tuple(rows), schedule_of(graph, [p for _, p in parts_of(rows)], of.found.held), 0)
     plan = SavedPlan(graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
-    profile = pipeline.measured_costs(of.request, of.traced, QUIET)
+    profile = measured_costs(of.request, of.traced, QUIET)
     plan = second.as_planned(plan, of.traced, profile, brought)
     text = second.emit(of.traced, plan, of.request, brought)
     back, problems = second.read_back(text, of.traced)

@@ -28,7 +28,9 @@ from remat_codegen.profile.measure import measure
 from remat_codegen.profile.room import room_bytes
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.run.explain import explain
+from remat_codegen.run.planning import unseen
 from remat_codegen.run.second import generate
+from remat_codegen.run.traced import trace_loaded
 from remat_codegen.show.report import Progress
 from remat_codegen.torch_seam import attention_kernels
 from remat_codegen.trace import absent, trace
@@ -495,8 +497,8 @@ def test_the_time_of_an_operation_of_others_is_not_made_up():
 
 def test_what_cudnn_allocates_is_said_not_to_be_counted():
     target = api.given_target(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (torch.zeros(1, 3, 8, 8),), "h100", 0)
-    traced = pipeline.trace_loaded(target, Request("m:M", device="h100"), QUIET)
-    assert any("cuDNN's convolutions" in note for note in pipeline.unseen(traced))
+    traced = trace_loaded(target, Request("m:M", device="h100"), QUIET)
+    assert any("cuDNN's convolutions" in note for note in unseen(traced))
 
 
 def test_a_device_of_another_library_is_not_overwritten(monkeypatch):

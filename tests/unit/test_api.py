@@ -23,7 +23,7 @@ from torch import nn
 import remat_codegen
 from remat_codegen import RematError, api
 from remat_codegen.ask.given import without_plan
-from remat_codegen.run import lifecycle, making, pipeline
+from remat_codegen.run import lifecycle, making
 from remat_codegen.run.explain import explain
 from remat_codegen.show.report import Progress
 
@@ -334,7 +334,7 @@ def test_an_interruption_leaves_nothing_behind(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "make_plan", interrupted)
+    monkeypatch.setattr("remat_codegen.run.making.make_plan", interrupted)
     model = Twice()
     state = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):

@@ -9,9 +9,9 @@ import torch
 from emitted import emit, load, model_of
 from torch import nn
 
+from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
-from remat_codegen.run.pipeline import PLANNERS
 from remat_codegen.schedule import simulate, without_recomputation
 
 COSTS = Cache("cpu", enabled=False)

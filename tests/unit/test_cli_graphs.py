@@ -21,6 +21,7 @@ from remat_codegen.graph.exchange import Exchange, dumps, load
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Status
 from remat_codegen.run import comparison, planning
+from remat_codegen.run.priced import priced_file, priced_model
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show import graphs as report_graphs
 from remat_codegen.show import picture
@@ -148,8 +149,8 @@ def test_a_traced_graph_has_the_plans_of_its_model(tmp_path):
     path = tmp_path / "gpt2.json"
     result = run("trace", *MODEL, "-o", path, "--json", "-q")
     assert result.exit_code == 0 and json.loads(result.stdout)["output"] == str(path)
-    model = planning.priced_model(Request(MODEL[0], init=SMALL, inputs=SMALL_INPUTS), QUIET)
-    file = planning.priced_file(path, QUIET)
+    model = priced_model(Request(MODEL[0], init=SMALL, inputs=SMALL_INPUTS), QUIET)
+    file = priced_file(path, QUIET)
     assert file.graph == model.graph and file.graph.digest() == model.graph.digest()
     for planner in ("dtr", "rotor", "knapsack"):
         here = PLANNERS[planner](file.graph, model.profile, file.plain_bytes * 7 // 10)
@@ -159,8 +160,8 @@ def test_a_traced_graph_has_the_plans_of_its_model(tmp_path):
 def test_plans_of_a_traced_graph_leave_room_for_generator_states(tmp_path):
     path = tmp_path / "gpt2.json"
     assert run("trace", *MODEL, "-o", path, "-q").exit_code == 0
-    model = planning.priced_model(Request(MODEL[0], init=SMALL, inputs=SMALL_INPUTS), QUIET)
-    file = planning.priced_file(path, QUIET)
+    model = priced_model(Request(MODEL[0], init=SMALL, inputs=SMALL_INPUTS), QUIET)
+    file = priced_file(path, QUIET)
     assert file.reserve == model.reserve and file.reserve.most_bytes > file.reserve.slack_bytes > 0
     assert all(file.limit(parse_budget(b)) == model.limit(parse_budget(b)) for b in ("100%", "60%", "1MiB"))
     just_enough = parse_budget(str(file.plain_bytes + file.reserve.slack_bytes))
@@ -185,7 +186,7 @@ def test_budgets():
 
 
 def compared(graph_file, planners=("none", "chen", "rotor", "dtr", "dtr-lru")):
-    found = planning.priced_file(graph_file, QUIET)
+    found = priced_file(graph_file, QUIET)
     return comparison.compare(found, parse_budgets("40%..100%/4"), planners, QUIET)
 
 
@@ -253,5 +254,5 @@ def test_measured(tmp_path):
 
 
 def test_percent_of_the_unmodified_peak(graph_file):
-    found = planning.priced_file(graph_file, QUIET)
+    found = priced_file(graph_file, QUIET)
     assert found.limit(parse_budget("100%")) == found.plain_bytes

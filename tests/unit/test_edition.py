@@ -18,6 +18,7 @@ from remat_codegen.marked.proof import _in_one_module, difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 
 NET = """
@@ -78,7 +79,7 @@ def test_marks_and_a_table_where_that_takes_no_longer(folder, capsys):
 def quicker_plan(monkeypatch):
     """Has the planner say that its plan takes so much less time, as a share of the step, than any table."""
 
-    def make_plan(by, request, *given, own=pipeline.make_plan, **options):
+    def make_plan(by, request, *given, own=second.make_plan, **options):
         plan = own(request, *given, **options)
         return replace(plan, overhead=plan.overhead - by)
 
@@ -135,7 +136,7 @@ EDITS = {
 def test_the_proof_sees(folder, capsys, edit):
     old, new, what = EDITS[edit]
     text, _ = made(folder, capsys, edition=2)
-    traced = pipeline.trace_target(Request("net.py:Net", "60%"), Progress(None))
+    traced = trace_target(Request("net.py:Net", "60%"), Progress(None))
     module, args, kwargs = traced.target.module, traced.target.args, traced.target.kwargs
     before = [(m, dict(vars(m))) for m in module.modules()]
     assert difference(text, module, args, kwargs, traced.model.trace) is None

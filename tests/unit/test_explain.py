@@ -22,6 +22,8 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import WIDEST, cut, told_apart
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.run.explain import explain
+from remat_codegen.run.priced import generator_states
+from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, with_forgets
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import Progress
@@ -37,7 +39,7 @@ def priced_at_nothing(monkeypatch):
         count = len(model.graph.nodes)
         return Profile((1000,) * count, (0,) * count, device)
 
-    monkeypatch.setattr(pipeline, "measure", costs)
+    monkeypatch.setattr("remat_codegen.run.priced.measure", costs)
     monkeypatch.setattr(Cache, "save", lambda self: None)
 
 
@@ -58,13 +60,13 @@ def case(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explained")
     shutil.copy(EXAMPLE, folder / "gpt2.py")
     request = replace(REQUEST, target=f"{folder / 'gpt2.py'}:GPT2", output=folder / "gpt2_remat.py")
-    traced = pipeline.trace_target(request, QUIET)
+    traced = trace_target(request, QUIET)
     graph = traced.graph
     schedule = rebuilding(graph, set(droppable(graph)[::2]))
     plan = SavedPlan(graph.digest(), "chen", "feasible", "1GiB", 2**30, 2**20, 2**21, 0.5, None, "cpu", order_of(schedule))
     (folder / "plan.json").write_text(plan.dumps())
     pipeline.generate(replace(request, plan=folder / "plan.json"), QUIET)
-    return folder / "gpt2_remat.py", pipeline.trace_target(request, QUIET), plan  # the module that was imported last
+    return folder / "gpt2_remat.py", trace_target(request, QUIET), plan  # the module that was imported last
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def edited(case, tmp_path, monkeypatch):
     """Explains the file with a piece of its text replaced: edited(old, new) or edited(old, new, sealed=True)."""
     priced_at_nothing(monkeypatch)
     file, traced, _ = case
-    monkeypatch.setattr(pipeline, "trace_target", lambda request, progress: traced)
+    monkeypatch.setattr("remat_codegen.run.explain.trace_target", lambda request, progress: traced)
     monkeypatch.setattr(lifecycle, "_as_if_alone", lambda target, file: contextlib.nullcontext())
     monkeypatch.setattr(pipeline, "emit", emit_once)
     shutil.copy(file.parent / "gpt2.py", tmp_path)
@@ -94,7 +96,7 @@ def test_the_schedule_in_the_functions_is_the_one_that_was_written(case, edited)
     assert found.ok and found.as_planned and found.notes == ()
     profile = Profile((1000,) * len(traced.graph.nodes), (0,) * len(traced.graph.nodes), "cpu")
     timeline = simulate(traced.graph, profile, with_forgets(traced.graph, plan.order))
-    states = pipeline.generator_states(traced, with_forgets(traced.graph, plan.order))
+    states = generator_states(traced, with_forgets(traced.graph, plan.order))
     assert found.peak_bytes == timeline.peak_bytes + states
     again = sum(len(b.recomputed) for b in found.blocks)
     assert again == len(plan.order) - len(traced.graph.nodes) > 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from remat_codegen.ask.inputs import Inputs, TensorSpec, as_inputs, make_inputs, parse_init, parse_inputs
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import TargetError, UnsupportedError
-from remat_codegen.run.pipeline import trace_target
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 
 

@@ -14,6 +14,7 @@ from remat_codegen.ask import request
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
 from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import training
 from remat_codegen.verify.steps import load_generated
@@ -97,9 +98,7 @@ class TestPlanned:
         assert not lifecycle.update(tmp_path / "net.py", Progress()).changed
 
     def test_a_loss_outside_takes_what_one_in_the_model_does_not(self, target, tmp_path):
-        peaks = {
-            loss: pipeline.trace_target(asked(target, tmp_path, loss=loss), Progress()).graph.data for loss in training.LOSSES
-        }
+        peaks = {loss: trace_target(asked(target, tmp_path, loss=loss), Progress()).graph.data for loss in training.LOSSES}
         size = {loss: sum(d.nbytes for d in data) for loss, data in peaks.items()}
         assert size["cross-entropy"] == size["none"] > size["sum"] >= size["model"]
 
@@ -132,12 +131,12 @@ class TestPlanned:
 
     def test_a_model_without_a_loss_is_refused_by_name(self, target, tmp_path):
         with pytest.raises(RematError, match="--loss model is for a forward that returns its loss"):
-            pipeline.trace_target(
+            trace_target(
                 Request(f"{target}:Beside", budget="80%", inputs=INPUTS, loss="model", output=tmp_path / "b.py"), Progress()
             )
 
     def test_a_number_beside_the_logits_is_no_loss(self, target, tmp_path):
-        traced = pipeline.trace_target(Request(f"{target}:Beside", budget="80%", inputs=INPUTS), Progress())
+        traced = trace_target(Request(f"{target}:Beside", budget="80%", inputs=INPUTS), Progress())
         assert traced.model.record.loss == "cross-entropy"
 
 

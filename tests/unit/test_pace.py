@@ -12,7 +12,8 @@ from remat_codegen.profile import pace as pace_module
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.pace import SLOWED, Pace
-from remat_codegen.run import pipeline
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 
 MODEL = """
@@ -45,8 +46,8 @@ def notes(write_file, monkeypatch, tmp_path):
 
     def plan(**options):
         progress = Progress(None)
-        traced = pipeline.trace_target(request, progress)
-        pipeline.measured_costs(request, traced, progress)
+        traced = trace_target(request, progress)
+        measured_costs(request, traced, progress)
         return [note.removeprefix("note: ") for note in progress.noted if "measured" in note]
 
     return plan

@@ -22,8 +22,10 @@ from remat_codegen.marked.candidates import Row
 from remat_codegen.profile.bench import Bench
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.numbers import random_tensor
-from remat_codegen.run import lifecycle, pipeline, second
-from remat_codegen.run.pipeline import Traced
+from remat_codegen.run import lifecycle, second
+from remat_codegen.run.planning import make_plan
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import Traced, target_of
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import trace
 from remat_codegen.verify.steps import compare, load_generated
@@ -85,8 +87,8 @@ def test_a_file_for_a_budget_keeps_to_it_and_trains_on_other_values(traced, name
     one, others = traced(name)
     budget = {"experts": "90%", "masked": "100%"}.get(name, "70%")  # of so little that what is compared takes a tenth
     request = Request(one.target.spec, budget, tmp_path / "out.py")
-    profile = pipeline.measured_costs(request, one, Progress(None))
-    made = pipeline.make_plan(request, one, Progress(None), profile=profile)
+    profile = measured_costs(request, one, Progress(None))
+    made = make_plan(request, one, Progress(None), profile=profile)
     plan, brought = second.tabled(request, one, profile, made, Progress(None))
     generated = load(second.proved(request, one, plan, brought, Progress(None)), tmp_path)
     compared = compare(one.target.module, generated.rematerialize, one.target.args, {}, steps=1)
@@ -98,8 +100,8 @@ def test_a_file_for_a_budget_keeps_to_it_and_trains_on_other_values(traced, name
 def test_what_runs_under_no_grad_counts_as_no_evaluation(traced, name, tmp_path):
     one, others = traced(name)
     request = Request(one.target.spec, "50%", tmp_path / "out.py")
-    profile = pipeline.measured_costs(request, one, Progress(None))
-    made = pipeline.make_plan(request, one, Progress(None), profile=profile)
+    profile = measured_costs(request, one, Progress(None))
+    made = make_plan(request, one, Progress(None), profile=profile)
     plan, brought = second.tabled(request, one, profile, made, Progress(None))
     text = second.proved(request, one, plan, brought, Progress(None))
     table = text[text.index("PLAN = {") : text.index("BUDGET_BYTES")]
@@ -293,7 +295,7 @@ def test_a_step_that_holds_more_than_planned_says_so_once(write_file, tmp_path):
 
 def test_check_says_what_it_compared_where_inputs_lead_another_way(made, monkeypatch):
     file, _, _ = made()
-    own = pipeline._target
+    own = target_of
 
     def other(request):
         found = own(request)
@@ -303,7 +305,7 @@ def test_check_says_what_it_compared_where_inputs_lead_another_way(made, monkeyp
                 p.abs_()
         return found
 
-    monkeypatch.setattr(pipeline, "_target", other)
+    monkeypatch.setattr("remat_codegen.run.traced.target_of", other)
     found = lifecycle.check(file, Progress(None))
     assert found.ok and found.notes == (lifecycle.ANOTHER_WAY,)
     (file.parent / "model.py").write_text(NET + "\n# changed\n")

@@ -9,10 +9,10 @@ import torch
 from emitted import droppable, emit, load, model_of, reads_back, rebuilding
 from torch import nn
 
+from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.readback.interpreter import read_back
-from remat_codegen.run.pipeline import PLANNERS
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
 from remat_codegen.verify.steps import compare
 

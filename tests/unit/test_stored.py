@@ -13,7 +13,6 @@ from remat_codegen import RematError, api
 from remat_codegen.cli.main import cli
 from remat_codegen.profile import stored
 from remat_codegen.profile.cache import Cache
-from remat_codegen.run import pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def test_what_was_measured_before_an_interruption_is_kept(folder, monkeypatch):
         cache.put("mm", [1, 2, 3, 4])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "measure", interrupted)
+    monkeypatch.setattr("remat_codegen.run.priced.measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         api.plan(nn.Linear(4, 4), torch.ones(2, 4), budget="100%", progress=False)
     assert [f.entries for f in stored.files()] == [1]

@@ -27,6 +27,9 @@ from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
 from remat_codegen.run import lifecycle, making, pipeline, second
+from remat_codegen.run.planning import make_plan
+from remat_codegen.run.priced import measured_costs
+from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.show.report import Progress
 
@@ -68,7 +71,7 @@ def test_in_a_hurry_work_is_run_once_after_warming_up(monkeypatch):
 
 
 def test_what_was_measured_in_a_hurry_is_not_remembered_and_needs_as_much_memory(asked, tmp_path):
-    model = pipeline.trace_target(asked, QUIET).model
+    model = trace_target(asked, QUIET).model
     hurried, usual = Cache("cpu", tmp_path), Cache("cpu", tmp_path)
     found = measuring.measure(model, "cpu", hurried, hurry_at=PAST)
     expected = measuring.measure(model, "cpu", usual)
@@ -92,8 +95,8 @@ def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
         return found
 
     monkeypatch.setattr(Chooser, "search", search)
-    traced = pipeline.trace_target(asked, QUIET)
-    profile = pipeline.measured_costs(asked, traced, QUIET)
+    traced = trace_target(asked, QUIET)
+    profile = measured_costs(asked, traced, QUIET)
     plain, found = without_recomputation(traced.graph), second.found_of(traced)
     limit = simulate(traced.graph, profile, plain).peak_bytes // 2
     for seconds in (None, 0.0):
@@ -171,8 +174,8 @@ def test_what_was_cut_short_says_what_to_do(endless):
 @pytest.mark.parametrize(("hurried", "said"), [(1, "1 kind of"), (2, "2 kinds of")])
 def test_notes_of_a_plan_in_python_do_not_say_twice_that_they_are_notes(asked, monkeypatch, hurried, said):
     monkeypatch.setattr(Cache, "hurried", property(lambda self: hurried, lambda self, value: None), raising=False)
-    progress, traced = Progress(None), pipeline.trace_target(asked, QUIET)
-    report = making._report(pipeline.make_plan(replace(asked, budget="100%"), traced, progress), traced, progress)
+    progress, traced = Progress(None), trace_target(asked, QUIET)
+    report = making._report(make_plan(replace(asked, budget="100%"), traced, progress), traced, progress)
     note = f"{said} operations could not be measured as often as usual, within 1 s"
     assert report.notes[0] == note and progress.noted == [f"note: {note}"]
 
@@ -191,11 +194,11 @@ def test_an_update_keeps_to_its_limit_and_writes_none_of_it(asked, monkeypatch, 
     file.write_text(file.read_text().replace("--budget 60%", "--budget 70%", 1))
     planned = []
 
-    def make_plan(request, *given, own=pipeline.make_plan, **options):
+    def make_plan(request, *given, own=lifecycle.make_plan, **options):
         planned.append(request)
         return own(request, *given, **options)
 
-    monkeypatch.setattr(pipeline, "make_plan", make_plan)
+    monkeypatch.setattr(lifecycle, "make_plan", make_plan)
     before = time.monotonic()
     done = CliRunner().invoke(cli, ["update", str(file), "--time-limit", "3", "--no-cache"], standalone_mode=False)
     assert done.exit_code == 0 and "planned again" in done.output
