@@ -1,4 +1,4 @@
-"""Steps of models with parts beside the same ones without a plan: what tests/unit/test_parts*.py share."""
+"""Steps of models with parts beside the same ones without a plan: what tests/unit/marked/test_parts*.py share."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Found by reading the state of each optimizer of PyTorch 2.13 after one step: tensors of the parameter's own shape and dtype
 (fused or not, with `foreach` or without), and tensors of one number of torch's default dtype, most of which stay on the CPU for
-a parameter on a GPU. `tests/unit/test_optimizers.py` compares with the optimizers of the PyTorch that is there.
+a parameter on a GPU. `tests/unit/ask/test_optimizers.py` compares with the optimizers of the PyTorch that is there.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from remat_codegen.header.planfile import SavedPlan
 from remat_codegen.run import functions, lifecycle, pipeline
 from remat_codegen.show.report import Progress
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODEL = """import torch
 from torch import nn
 

@@ -11,7 +11,7 @@ from remat_codegen.planners import auto, chen, dtr
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, without_recomputation
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 QUICK = "mixer"
 GRAPHS = (
     QUICK,

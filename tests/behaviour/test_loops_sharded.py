@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from test_parts_around import PLAN, TOKENS, Tied, in_two
+from tied import PLAN, TOKENS, Tied, in_two
 
 from remat_codegen.parts import adopt
 

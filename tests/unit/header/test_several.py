@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from test_second_verbs import NET
+from nets import NET
 
 import remat_codegen
 from remat_codegen.ask.budget import format_bytes

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import EXAMPLE
 from emitted import droppable, model_of, rebuilding
-from test_second_verbs import NET
+from nets import NET
 
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target

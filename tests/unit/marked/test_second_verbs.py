@@ -10,6 +10,7 @@ import shutil
 import pytest
 import zoo
 from click.testing import CliRunner
+from nets import NET
 from second_edition import found_in, random_rows, text_of, traced_zoo
 
 from remat_codegen.ask.request import Request
@@ -18,37 +19,6 @@ from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
 from remat_codegen.run import explain, lifecycle, second
 from remat_codegen.show.report import Progress
-
-NET = """
-import torch
-import torch.nn.functional as F
-
-
-class Step(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.query, self.out = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        scores = self.query(x)  # as wide as four
-        probs = F.softmax(scores, -1) * 0.5
-        return x + self.out(F.gelu(probs))
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.steps = torch.nn.ModuleList([Step(32) for _ in range(4)])
-
-    def forward(self, x):
-        for step in self.steps:
-            x = step(x)
-        return x
-
-
-def example_inputs():
-    return (torch.randn(64, 32),)
-"""
 
 
 @pytest.fixture(scope="module")

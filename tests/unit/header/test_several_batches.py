@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
-from test_second_verbs import NET
+from nets import NET
 
 import remat_codegen
 from remat_codegen.ask.batch import parse_batches

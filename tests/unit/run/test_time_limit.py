@@ -10,7 +10,7 @@ from dataclasses import replace
 import graphs
 import pytest
 from click.testing import CliRunner
-from test_second_verbs import NET
+from nets import NET
 
 import remat_codegen.profile.measure as measuring
 from remat_codegen.ask.request import DEFAULT_PLANNER, LEAST_SHARE, Question, Request

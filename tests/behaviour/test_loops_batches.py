@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from parted import Net, X, linear, planned, same, step
-from test_parts_around import PLAN, TOKENS, Tied
+from tied import PLAN, TOKENS, Tied
 
 from remat_codegen import parts as helpers
 

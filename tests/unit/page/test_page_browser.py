@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from test_second_verbs import NET
+from nets import NET
 
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request

@@ -19,7 +19,7 @@ from remat_codegen.show.report import Progress
 from remat_codegen.verify import steps as comparing
 
 SIZES = {"init": "layers=2, width=32, heads=2, vocabulary=101, context=16", "inputs": "int64[2,16]<101"}
-EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt2.py"
 SPEC = f"{EXAMPLE}:GPT2"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from test_second_verbs import NET
+from nets import NET
 
 from remat_codegen.ask.request import DEFAULT_PLANNER, Request
 from remat_codegen.errors import BudgetError, TargetError

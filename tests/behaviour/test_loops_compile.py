@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo as dynamo
 from parted import planned, same
-from test_parts_around import PLAN, TOKENS, Tied
+from tied import PLAN, TOKENS, Tied
 
 AOT = {"backend": "aot_eager"}
 
