@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.planners import dtr, ends, rockmate, rotor
 from remat_codegen.planners.base.deadline import offer
-from remat_codegen.planners.base.judge import is_chain
+from remat_codegen.planners.base.judge import Candidate, is_chain
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
@@ -88,19 +88,33 @@ def plan(
     known = frontier(graph, profile, WORK_PER_NODE if work_per_node is None else work_per_node)
     found = known.at(budget_bytes, progress)
     if not found.order:
-        return _below(graph, profile, budget_bytes, known.least)
+        return _below(graph, profile, budget_bytes, known)
     judged = candidate(graph, profile, found.order)
     return ends.chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
 
 
-def _below(graph: Graph, profile: Profile, budget_bytes: int, least: Point) -> Plan:
-    """A budget below the least peak known: whoever else keeps to it."""
+def _below(graph: Graph, profile: Profile, budget_bytes: int, known: Frontier) -> Plan:
+    """A budget below the least peak known: whoever else keeps to it, or the least budget below which nobody does."""
+    if (plan := _evicted(graph, profile, budget_bytes)) is not None:
+        return plan
+    least, smallest = known.least.limit_bytes, with_forgets(graph, known.least.order)
+    for _ in range(MOST_LOWERINGS):
+        limit = least - 1
+        if (point := known.at(limit)).order:
+            least, smallest = point.limit_bytes, with_forgets(graph, point.order)
+        elif (plan := _evicted(graph, profile, limit)) is not None and plan.schedule is not None:
+            again = _evicted(graph, profile, plan.peak_bytes)
+            least, smallest = limit if again is None else plan.peak_bytes, plan.schedule
+        else:
+            break
+    return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least, smallest=smallest)
+
+
+def _evicted(graph: Graph, profile: Profile, budget_bytes: int) -> Plan | None:
+    """DTR's plan within a budget, where one of its scores finds any."""
     plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in LOWEST_HEURISTICS]
     fitting = [p for p in plans if p.schedule is not None]
-    if not fitting:
-        smallest = with_forgets(graph, least.order)
-        return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least.limit_bytes, smallest=smallest)
-    return replace(min(fitting, key=lambda p: (p.time_ns, p.peak_bytes)), planner="auto")
+    return replace(min(fitting, key=lambda p: (p.time_ns, p.peak_bytes)), planner="auto") if fitting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +180,7 @@ class Frontier:
         return [("nothing" if order == self.board.plain else "segments", order) for order in starting_orders(self.board)]
 
     @cached_property
-    def _evictions(self) -> list[rockmate.Candidate]:
+    def _evictions(self) -> list[Candidate]:
         """DTR's plans for some budgets: with more of it, its plan may be slower, and then that for less is taken."""
         count = len(self.graph.nodes)
         levels = min(MOST_LEVELS, LEVEL_WORK // count)
@@ -174,7 +188,7 @@ class Frontier:
         limits = [self.plain.limit_bytes * level // (levels + 1) for level in range(1, levels + 1)]
         limits = [limit for limit in limits if limit > self.bottom.limit_bytes]
         plans = [self._evicting(limit, h) for limit in limits for h in heuristics]
-        return [rockmate.Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
+        return [Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
 
     def _evicting(self, limit: int, heuristic: str) -> Plan:
         """DTR's plan, unless it thrashes: then it would be slow, and no better start than others."""
@@ -341,7 +355,7 @@ class _Sequences:
 
     def __init__(self, graph: Graph, profile: Profile) -> None:
         self.graph, self.profile = graph, profile
-        self.tried: dict[int, rockmate.Candidate] = {}
+        self.tried: dict[int, Candidate] = {}
 
     @cached_property
     def worthwhile(self) -> bool:
@@ -357,7 +371,7 @@ class _Sequences:
         table = found.table(plain.peak_bytes, SLOTS)
         return found, table, table.distinct()
 
-    def _candidate(self, index: int) -> rockmate.Candidate:
+    def _candidate(self, index: int) -> Candidate:
         chain_, table, columns = self._solved
         if index not in self.tried:
             self.tried[index] = chain_.candidate(table.operations(columns[index]))

@@ -15,8 +15,7 @@ from emitted import emit, load, model_of, reads_back
 from torch import nn
 from torch.nn import functional as F
 
-from remat_codegen.planners import rockmate
-from remat_codegen.planners.base.judge import is_chain
+from remat_codegen.planners.base.judge import is_chain, judge
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.brevity.periodic import periodic
 from remat_codegen.planners.chain.chain import of_options
@@ -104,7 +103,7 @@ def planned(name, graph, profile, budget):
     if name == "periodic":
         chain = of_options(graph, profile, Grid()) if is_chain(graph) else None
         found = None if chain is None else periodic(chain, budget, math.inf, 0)
-        return None if found is None else rockmate.judge(graph, profile, found[1].schedule).schedule
+        return None if found is None else judge(graph, profile, found[1].schedule).schedule
     plan = PLANNERS[name](graph, profile, budget)
     if plan.schedule is None and plan.minimum_bytes is not None:
         plan = PLANNERS[name](graph, profile, plan.minimum_bytes)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import remat_codegen
+import remat_codegen.run
 from remat_codegen.ask.request import Request, default_output
 from remat_codegen.cli.main import cli
 from remat_codegen.errors import TargetError
@@ -55,7 +55,7 @@ def pipeline(monkeypatch, tmp_path) -> FakePipeline:
     fake = FakePipeline()
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     for name in ("pipeline", "second"):
-        monkeypatch.setattr(remat_codegen, name, fake, raising=False)
+        monkeypatch.setattr(remat_codegen.run, name, fake, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake
 

@@ -7,6 +7,7 @@ from graphs import budgets, chen, dense_graph, dtr, encoder_decoder_graph, rando
 
 from remat_codegen.planners import rockmate
 from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.search.hierarchy import Search, family_orders, improve
@@ -46,7 +47,7 @@ def check_plans(graph, profile, levels=5):
     for budget in budgets(minimum, whole.peak_bytes, levels):
         found = rockmate.plan(graph, profile, budget, grid=QUICK)
         validate(graph, found.schedule)
-        rockmate.restrict(graph, found.schedule)
+        restrict(graph, found.schedule)
         timeline = simulate(graph, profile, found.schedule)
         assert (timeline.peak_bytes, timeline.time_ns) == (found.peak_bytes, found.time_ns)
         assert found.peak_bytes <= budget

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.planners import auto, checkmate, chen, dtr, rockmate
+from remat_codegen.planners import auto, checkmate, chen, dtr
+from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.search import moves
 from remat_codegen.planners.search.ledger import Ledger
@@ -48,7 +49,7 @@ def check(graph, profile, budget, plan):
         assert plan.status is Status.INFEASIBLE and plan.minimum_bytes > budget
         return
     validate(graph, plan.schedule)
-    rockmate.restrict(graph, plan.schedule)
+    restrict(graph, plan.schedule)
     timeline = simulate(graph, profile, plan.schedule)
     assert (timeline.time_ns, timeline.peak_bytes) == (plan.time_ns, plan.peak_bytes)
     assert plan.peak_bytes <= budget

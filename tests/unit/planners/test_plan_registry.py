@@ -9,6 +9,7 @@ import pytest
 
 from remat_codegen.planners import best, checkmate, chen, dtr, ends, knapsack, mincut, rockmate, rotor
 from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.chain.options import Grid
@@ -33,7 +34,7 @@ def check(graph, profile, budget, plan):
         assert plan.minimum_bytes is None or plan.minimum_bytes > budget
         return
     validate(graph, plan.schedule)
-    rockmate.restrict(graph, plan.schedule)
+    restrict(graph, plan.schedule)
     timeline = simulate(graph, profile, plan.schedule)
     assert (timeline.time_ns, timeline.peak_bytes) == (plan.time_ns, plan.peak_bytes)
     assert plan.peak_bytes <= budget and plan.time_ns >= sum(profile.time_ns)

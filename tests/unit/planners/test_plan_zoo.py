@@ -6,8 +6,8 @@ import emitted
 import pytest
 
 from remat_codegen.graph.ir import total_bytes
-from remat_codegen.planners import rockmate
 from remat_codegen.planners.base.bound import bound
+from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.chain.options import Grid
@@ -45,7 +45,7 @@ def test_every_planner(model):
                 assert found.status is Status.INFEASIBLE
                 continue
             validate(graph, found.schedule)
-            rockmate.restrict(graph, found.schedule)
+            restrict(graph, found.schedule)
             timeline = simulate(graph, profile, found.schedule)
             assert (timeline.time_ns, timeline.peak_bytes) == (found.time_ns, found.peak_bytes)
             assert found.peak_bytes <= budget

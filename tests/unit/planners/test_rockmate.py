@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remat_codegen.planners import rockmate
 from remat_codegen.planners.base import exact, milp
+from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.brevity import alike
 from remat_codegen.planners.chain.chain import family_of
@@ -32,7 +33,7 @@ def check(graph, profile, budget, found):
     timeline = simulate(graph, profile, found.schedule)
     assert (timeline.peak_bytes, timeline.time_ns) == (found.peak_bytes, found.time_ns)
     validate(graph, found.schedule)
-    rockmate.restrict(graph, found.schedule)
+    restrict(graph, found.schedule)
 
 
 def walk(graph, profile, count, **options):
@@ -179,7 +180,7 @@ def test_progress_is_reported():
 def test_recomputation_before_the_loss_is_refused():
     graph, _ = chain_graph([1, 2])
     with pytest.raises(ValueError, match="before the loss"):
-        rockmate.restrict(graph, with_forgets(graph, [0, 0, *range(1, len(graph.nodes))]))
+        restrict(graph, with_forgets(graph, [0, 0, *range(1, len(graph.nodes))]))
 
 
 def noisy(profile, seed):
