@@ -14,7 +14,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ TERA, GIGA, MIB = 10**12, 10**9, 2**20
 class Device:
     """A GPU. `peaks` are floating-point operations per second of dense products, by type of their operands (tf32: of float32,
     rounded), of those that the GPU has units for; `bytes_per_s` is what its memory takes. `reached_*` are the parts of these
-    that kernels reach; `launch_ns` is what starting one takes at least. `source` says where the figures are from."""
+    that kernels reach; `launch_ns` is what starting one takes at least. `source` says where the figures are from.
+    `operations_ns` are nanoseconds that operations take which nothing else is known of, by name: `mylib::scan`."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -44,6 +45,7 @@ class Device:
     reached_bytes: float = 0.8
     launch_ns: int = 3000
     key: str = ""
+    operations_ns: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:
@@ -62,7 +64,11 @@ class Device:
     def rows(self) -> dict[str, Any]:
         """The figures by name, for JSON."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"key": self.key} | found | {"peaks": dict(self.peaks), "compute_capability": self.capability}
+        return {"key": self.key} | found | {
+            "peaks": dict(self.peaks),
+            "compute_capability": self.capability,
+            "operations_ns": dict(self.operations_ns),
+        }
 
 
 def _gpu(
@@ -306,6 +312,8 @@ def _figure(name: str, value: Any, file: Path, key: str) -> Any:
             return int(major), int(minor)
     if name == "peaks" and isinstance(value, dict) and all(t in TYPES and _is_positive(n) for t, n in value.items()):
         return dict(value)
+    if name == "operations_ns" and isinstance(value, dict) and all("::" in op and _is_positive(n) for op, n in value.items()):
+        return {operation: round(nanoseconds) for operation, nanoseconds in value.items()}
     raise _wrong(file, key, f"has no good {name!r}")
 
 

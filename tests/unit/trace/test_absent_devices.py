@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,14 +87,24 @@ peaks = {float32 = 1e13, bfloat16 = 4e13}
 """
 
 
+OTHERS = """[slow]
+like = "h100"
+bytes_per_s = 1e12
+[h100]
+reached_flops = 0.5
+operations_ns = {"mine::scan" = 20_000.4}
+"""
+
+
 def test_users_add_devices_and_change_figures(monkeypatch, tmp_path):
-    (tmp_path / devices.FILE).write_text(WHOLE + '[slow]\nlike = "h100"\nbytes_per_s = 1e12\n[h100]\nreached_flops = 0.5\n')
+    (tmp_path / devices.FILE).write_text(WHOLE + OTHERS)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     found = devices.known()
     assert found["mine"].capability == "8.9" and found["mine"].peak("bfloat16") == 4e13 and found["mine"].key == "mine"
     assert (found["slow"].bytes_per_s, found["slow"].multiprocessors, found["slow"].key) == (1e12, 132, "slow")
     assert found["h100"].reached_flops == 0.5 and found["h100"].bytes_per_s == H100.bytes_per_s
+    assert found["h100"].operations_ns == {"mine::scan": 20_000}
     assert Request("model.py:Net", device="slow").gpu == found["slow"]
     (tmp_path / "other.toml").write_text("")
     monkeypatch.setenv(devices.VARIABLE, str(tmp_path / "other.toml"))
@@ -111,6 +122,7 @@ def test_users_add_devices_and_change_figures(monkeypatch, tmp_path):
         (WHOLE.replace('"8.9"', "8.9"), "'mine' has no good 'compute_capability'"),
         (WHOLE + "colour = 1", "'mine' has no good 'colour'"),
         (WHOLE.replace("2e11", "-1"), "'mine' has no good 'bytes_per_s'"),
+        (WHOLE + 'operations_ns = {scan = 3}', "'mine' has no good 'operations_ns'"),
     ],
 )
 def test_a_file_of_devices_that_is_wrong_is_refused_in_a_line(text, said, tmp_path):
@@ -491,8 +503,11 @@ class Customized(nn.Module):
 
 def test_the_time_of_an_operation_of_others_is_not_made_up():
     model = on(H100, Customized(), torch.zeros(4, 8))
-    with pytest.raises(UnsupportedError, match="how long remat_tests::shifted takes on h100 is not known"):
+    with pytest.raises(UnsupportedError, match="how long remat_tests::shifted takes on h100 is not known") as refused:
         estimated(model, H100)
+    assert devices.FILE in refused.value.line()
+    told = estimated(model, replace(H100, operations_ns={"remat_tests::shifted": 123_000}))
+    assert max(told.time_ns) == 123_000 + H100.launch_ns  # in one node with the kernel before it
 
 
 def test_what_cudnn_allocates_is_said_not_to_be_counted():
