@@ -11,7 +11,6 @@ from remat_codegen.ask.budget import parse_budget, parse_budgets
 from remat_codegen.ask.request import DEFAULT_PLANNER, NOT_RUN, PLANNERS, Request, is_name
 from remat_codegen.cli.options import FILE, NAME, captured, loss_option, model_options, output_options, plan_limit_option
 from remat_codegen.files import check_writable, write_atomically
-from remat_codegen.run.priced import priced_file, priced_model
 
 NO_PLAN = 1  # the exit code where the planner found nothing within the budget
 
@@ -110,6 +109,7 @@ def compare_(
         raise click.UsageError("--measure needs a model; a graph from a file cannot be run")
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen.run import comparison, measured
+        from remat_codegen.run.priced import priced_file, priced_model
         from remat_codegen.show import graphs as report_graphs
         from remat_codegen.show import picture
 
