@@ -34,10 +34,10 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base.deadline import check
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.ends import Progress, fixed
+from remat_codegen.planners.ends import Progress
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, with_forgets
-from remat_codegen.schedule.order import without_dead_runs
+from remat_codegen.schedule.order import fixed, without_dead_runs
 
 HEURISTICS = ("dtr", "eq", "local", "lru", "size", "msps")
 SMALL = 0.01  # the filter ignores storages below this part of the mean size

@@ -25,7 +25,7 @@ from remat_codegen.planners.base.judge import Candidate, judge
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
-from remat_codegen.schedule.order import runs_once, without_dead_runs
+from remat_codegen.schedule.order import fixed, without_dead_runs
 
 MOST_RUNS = 60_000  # an order for looking at, not one that anybody would run
 Progress = Callable[[str, int, int], None]
@@ -53,12 +53,6 @@ def least_orders(graph: Graph, progress: Progress | None = None) -> Iterator[tup
         if progress is not None:
             progress("rebuilding everything", done, len(ways))
         yield keeping(graph, kept, fleeting)
-
-
-def fixed(graph: Graph) -> frozenset[int]:
-    """The nodes that run once: those of `runs_once`, and those that write a value together with others."""
-    shared = {p for writing in graph.producers if len(writing) > 1 for p in writing}
-    return runs_once(graph) | shared
 
 
 def rebuildable(graph: Graph) -> tuple[int, ...]:

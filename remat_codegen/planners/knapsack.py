@@ -22,9 +22,10 @@ import numpy as np
 
 from remat_codegen.graph.ir import Graph, total_bytes
 from remat_codegen.planners.base.result import Plan
-from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
+from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.planners.mincut import banned, least_saved
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule.order import fixed
 
 SLOTS = 2000
 MOST_CHOICES, LEAST_CHOICES = 24, 4

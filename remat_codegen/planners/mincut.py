@@ -32,8 +32,9 @@ import networkx as nx
 
 from remat_codegen.graph.ir import Graph, total_bytes
 from remat_codegen.planners.base.result import Plan
-from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
+from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule.order import fixed
 
 INTENSIVE = 8.0
 FUSIBLE = 3.0

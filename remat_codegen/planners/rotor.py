@@ -18,8 +18,9 @@ from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.chain.chain import Chain
 from remat_codegen.planners.chain.options import Family, Grid, Piece, solve_family
-from remat_codegen.planners.ends import Progress, candidate, chosen, fixed, keeping
+from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule.order import fixed
 
 SLOTS = 2000  # memory slots in the need of a step without recomputation
 TIGHTEST = 12  # how many of the smallest memories are always tried

@@ -64,11 +64,15 @@ class Device:
     def rows(self) -> dict[str, Any]:
         """The figures by name, for JSON."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"key": self.key} | found | {
-            "peaks": dict(self.peaks),
-            "compute_capability": self.capability,
-            "operations_ns": dict(self.operations_ns),
-        }
+        return (
+            {"key": self.key}
+            | found
+            | {
+                "peaks": dict(self.peaks),
+                "compute_capability": self.capability,
+                "operations_ns": dict(self.operations_ns),
+            }
+        )
 
 
 def _gpu(

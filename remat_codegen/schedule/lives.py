@@ -16,7 +16,7 @@ import numpy as np
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule.order import runs_once
+from remat_codegen.schedule.order import fixed
 
 Order = tuple[int, ...]
 
@@ -39,8 +39,7 @@ class Board:
         self.time, self.workspace = profile.time_ns, profile.workspace_bytes
         self.loss, self.outputs = graph.loss, frozenset(d for d in graph.outputs if self.early[d])
         self.late, self.between = self._late(producers)
-        shared = {p for w in producers if len(w) > 1 for p in w}
-        self.once = runs_once(graph) | shared
+        self.once = fixed(graph)
         self.visited = 0  # steps of orders that were split, and data that were looked up to rebuild others, since the beginning
         self.plain: Order = tuple(range(len(graph.nodes)))
         self.plain_ns = sum(profile.time_ns)

@@ -19,6 +19,12 @@ def runs_once(graph: Graph) -> frozenset[int]:
     return frozenset(n.id for n in graph.nodes if n.id >= graph.loss or not n.recomputable or outputs.intersection(n.writes))
 
 
+def fixed(graph: Graph) -> frozenset[int]:
+    """The nodes that run once: those of `runs_once`, and those that write a value together with others."""
+    shared = {p for writing in graph.producers if len(writing) > 1 for p in writing}
+    return runs_once(graph) | shared
+
+
 def without_dead_runs(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
     """Drops the repeated runs of which no copy is read. First runs stay, because a step runs every node."""
     first = {node: position for position, node in reversed(list(enumerate(order)))}

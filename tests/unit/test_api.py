@@ -86,9 +86,9 @@ def test_importing_it_imports_nothing_else():
 
 
 def test_the_names_are_functions_whatever_was_imported():
-    import remat_codegen.comparison
-    import remat_codegen.planners.registry
-    import remat_codegen.planning
+    import remat_codegen.planners.base.registry
+    import remat_codegen.run.comparison
+    import remat_codegen.run.planning
 
     for name in ("plan", "compare", "rematerialize"):
         assert inspect.isfunction(getattr(remat_codegen, name)) and getattr(remat_codegen, name) is getattr(api, name)

@@ -28,9 +28,10 @@ import numpy as np
 
 from remat_codegen.graph.ir import Graph, Kind
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.ends import Progress, candidate, fixed
+from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
+from remat_codegen.schedule.order import fixed
 
 MOVES = 20000
 SWAPS = 12  # how many cheaper things to give up are tried for one run

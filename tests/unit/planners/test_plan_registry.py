@@ -16,7 +16,7 @@ from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.chain.table import Table
 from remat_codegen.planners.search import improve
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
-from remat_codegen.schedule.order import without_dead_runs
+from remat_codegen.schedule.order import fixed, without_dead_runs
 
 QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}
 SLOW = {"best"}
@@ -159,7 +159,7 @@ def test_dtr_runs_out_of_memory():
 @pytest.mark.parametrize("seed", range(6))
 def test_the_cut_saves_the_fewest_bytes(seed):
     graph, _ = graphs.random_graph(seed, 6, once=seed % 2 == 1)
-    fixed = ends.fixed(graph)
+    runs_once = fixed(graph)
     early = [d for d, p in enumerate(graph.producers) if p[0] < graph.loss]
     wanted = {d for n in graph.nodes[graph.loss :] for d in n.reads if d in early}
 
@@ -168,7 +168,7 @@ def test_the_cut_saves_the_fewest_bytes(seed):
         while pending:
             data = pending.pop()
             producer = graph.producers[data][0]
-            if producer in fixed and data not in saved:
+            if producer in runs_once and data not in saved:
                 return False
             if data not in seen:
                 seen.add(data)
@@ -179,7 +179,7 @@ def test_the_cut_saves_the_fewest_bytes(seed):
     free = [d for d in early if d not in outputs]
     sets = ({d for i, d in enumerate(free) if mask >> i & 1} | outputs for mask in range(1 << len(free)))
     least = min(sum(graph.data[d].nbytes for d in s - outputs) for s in sets if enough(s))
-    saved = mincut.least_saved(graph, frozenset(i for i in fixed if i < graph.loss))
+    saved = mincut.least_saved(graph, frozenset(i for i in runs_once if i < graph.loss))
     assert enough(saved | outputs) and sum(graph.data[d].nbytes for d in saved - outputs) == least
 
 
@@ -209,7 +209,7 @@ def test_improvement_never_hurts(seed):
             assert (costs.peak, costs.time) == (before.peak_bytes, before.time_ns)
             twice = [
                 *order[: graph.loss + 1],
-                *(i for i in range(graph.loss) if i not in ends.fixed(graph)),
+                *(i for i in range(graph.loss) if i not in fixed(graph)),
                 *order[graph.loss + 1 :],
             ]
             assert improve.Tables(graph, profile).live(twice) == without_dead_runs(graph, twice)

@@ -122,7 +122,7 @@ def test_users_add_devices_and_change_figures(monkeypatch, tmp_path):
         (WHOLE.replace('"8.9"', "8.9"), "'mine' has no good 'compute_capability'"),
         (WHOLE + "colour = 1", "'mine' has no good 'colour'"),
         (WHOLE.replace("2e11", "-1"), "'mine' has no good 'bytes_per_s'"),
-        (WHOLE + 'operations_ns = {scan = 3}', "'mine' has no good 'operations_ns'"),
+        (WHOLE + "operations_ns = {scan = 3}", "'mine' has no good 'operations_ns'"),
     ],
 )
 def test_a_file_of_devices_that_is_wrong_is_refused_in_a_line(text, said, tmp_path):
