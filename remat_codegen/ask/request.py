@@ -10,7 +10,7 @@ from pathlib import Path
 from remat_codegen.errors import TargetError
 from remat_codegen.profile.devices import Device, find, is_name
 
-# The names in planners/registry.py, which is slow to import. A test holds the two together.
+# The names in planners/base/registry.py, which is slow to import. A test holds the two together.
 PLANNERS = tuple(
     (
         "none all chen rotor checkmate checkmate-lp rockmate dtr dtr-eq dtr-local dtr-lru dtr-size dtr-msps mincut "

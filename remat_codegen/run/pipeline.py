@@ -1,4 +1,4 @@
-"""The whole way from a request to a verified file: each stage takes what the one before it made, and nothing else."""
+"""From a request to a verified file of functions, and what all files share: checks, the report, the header's facts, the command."""
 
 from __future__ import annotations
 
@@ -140,9 +140,6 @@ def _batches_of(file: Path) -> str:
 def _budget_of(file: Path, budget: str | None) -> int | None:
     """The bytes of a budget that a file is judged by; None where its header tells them."""
     return None if budget is None else budget_bytes(planline.plan_in(file.read_text(encoding="utf-8")), budget)
-
-
-# ---------------------------------------------------------------------------------------------- stages
 
 
 # ---------------------------------------------------------------------------------------------- emission
