@@ -19,7 +19,12 @@ PLANNERS = tuple(
 )
 DEFAULT_PLANNER = "auto"
 EDITIONS = (1, 2)
-LOSSES = ("cross-entropy", "sum", "none", "model")  # those of training.py, which imports torch; a test holds the two together
+LOSSES = (
+    "cross-entropy",
+    "sum",
+    "none",
+    "model",
+)  # of trace/training.py, which imports torch; a test holds both together
 NOT_RUN = "costs for a GPU by name are estimated, and nothing is run on it"
 LEAST_SHARE = 0.1  # of a limited time, for each of the things that it is for
 

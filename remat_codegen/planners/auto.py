@@ -23,6 +23,7 @@ earlier start. Oracle: `least_time` of `tests/graphs.py`, never below; never abo
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.planners import dtr, ends, rockmate, rotor
-from remat_codegen.planners.base.deadline import offer
-from remat_codegen.planners.base.judge import Candidate, is_chain
+from remat_codegen.planners.base.deadline import TimeUp, offer
+from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
@@ -43,7 +44,7 @@ from remat_codegen.planners.search.moves import Search, fit, spend
 from remat_codegen.planners.search.segments import starting_orders
 from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import with_forgets
+from remat_codegen.schedule import Schedule, simulate, with_forgets
 from remat_codegen.schedule.lives import Board, Limits, Lives, Order
 from remat_codegen.schedule.order import order_of
 
@@ -63,6 +64,7 @@ MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, fo
 LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
 FITTED = 60  # starts are given up after so many splits for each hundred nodes
 LOWEST_HEURISTICS, MOST_LOWERINGS = ("msps", "dtr"), 8  # of DTR, where the least peak is looked for
+MOST_LESSENINGS = 4  # times that a budget is refused by naming one, if another byte less works, too
 LONGEST = 4  # times as many runs as nodes in what the least peak is looked for from
 FAR = 1.08  # times the limit: a peak from which on many things are given up at once, instead of one after the other
 SQUEEZE_WORK = 200_000  # data that are visited for that, at most
@@ -88,31 +90,43 @@ def plan(
     known = frontier(graph, profile, WORK_PER_NODE if work_per_node is None else work_per_node)
     found = known.at(budget_bytes, progress)
     if not found.order:
-        return _below(graph, profile, budget_bytes, known)
+        return _below(graph, profile, budget_bytes, known, progress)
     judged = candidate(graph, profile, found.order)
     return ends.chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
 
 
-def _below(graph: Graph, profile: Profile, budget_bytes: int, known: Frontier) -> Plan:
-    """A budget below the least peak known: whoever else keeps to it, or the least budget below which nobody does."""
+def _below(graph: Graph, profile: Profile, budget_bytes: int, known: Frontier, progress: Progress | None) -> Plan:
+    """A budget below the least peak known: whoever else keeps to it, or the least budget that is known to work."""
     if (plan := _evicted(graph, profile, budget_bytes)) is not None:
         return plan
     least, smallest = known.least.limit_bytes, with_forgets(graph, known.least.order)
-    for _ in range(MOST_LOWERINGS):
-        limit = least - 1
-        if (point := known.at(limit)).order:
-            least, smallest = point.limit_bytes, with_forgets(graph, point.order)
-        elif (plan := _evicted(graph, profile, limit)) is not None and plan.schedule is not None:
-            again = _evicted(graph, profile, plan.peak_bytes)
-            least, smallest = limit if again is None else plan.peak_bytes, plan.schedule
-        else:
-            break
+    with contextlib.suppress(TimeUp):  # what is known by then is an answer
+        for _ in range(MOST_LESSENINGS):
+            found = _lessened(graph, profile, known, least - 1, progress)
+            if found is None:
+                break
+            least, smallest = found
+    if simulate(graph, profile, smallest).peak_bytes <= budget_bytes:
+        return ends.chosen("auto", [judge(graph, profile, smallest)], profile, budget_bytes)
     return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least, smallest=smallest)
 
 
-def _evicted(graph: Graph, profile: Profile, budget_bytes: int) -> Plan | None:
+def _lessened(
+    graph: Graph, profile: Profile, known: Frontier, limit: int, progress: Progress | None
+) -> tuple[int, Schedule] | None:
+    """A budget of at most so many bytes that works, with its schedule; None where none is found."""
+    if (point := known.at(limit, progress)).order:
+        return point.limit_bytes, with_forgets(graph, point.order)
+    plan = None if len(graph.nodes) > LARGE else _evicted(graph, profile, limit, most_work=EVICT_WORK)
+    if plan is None or plan.schedule is None:
+        return None
+    lower = _evicted(graph, profile, plan.peak_bytes, most_work=EVICT_WORK) is not None
+    return (plan.peak_bytes if lower else limit), plan.schedule
+
+
+def _evicted(graph: Graph, profile: Profile, budget_bytes: int, most_work: int = dtr.MOST_WORK) -> Plan | None:
     """DTR's plan within a budget, where one of its scores finds any."""
-    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in LOWEST_HEURISTICS]
+    plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h, most_work=most_work) for h in LOWEST_HEURISTICS]
     fitting = [p for p in plans if p.schedule is not None]
     return replace(min(fitting, key=lambda p: (p.time_ns, p.peak_bytes)), planner="auto") if fitting else None
 

@@ -14,7 +14,7 @@ is one block: all or nothing.
 from __future__ import annotations
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners.base.judge import Candidate, is_chain, judge
+from remat_codegen.planners.base.judge import Candidate, check, is_chain
 from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.chain.chain import Chain
 from remat_codegen.planners.chain.options import Family, Grid, Piece, solve_family
@@ -39,7 +39,9 @@ def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOT
     columns = table.distinct()
 
     def candidate_of(memory: int) -> Candidate:
-        return judge(graph, profile, chain.candidate(table.operations(memory)).schedule)
+        found = chain.candidate(table.operations(memory))
+        check(graph, found.schedule)
+        return found
 
     tried = {m: candidate_of(m) for m in columns[:TIGHTEST]}
     low, high = min(len(columns), TIGHTEST) - 1, len(columns)

@@ -111,10 +111,10 @@ def kernel_of(gpu: Device, func: Any, args: Any, kwargs: Any, out: Any, on: str 
     """An operation's kernel; None where it only looks at memory. Raises UnsupportedError where nobody knows what it takes."""
     read, made = list(_tensors((args, kwargs), on)), list(_tensors(out, on))
     name = func.overloadpacket.__name__
-    if name in MAKES_NOTHING or not made or _is_view(func, read, made):
-        return None
     if (given := gpu.operations_ns.get(f"{func.namespace}::{name}")) is not None:
         return Kernel(name, given, 0.0)
+    if name in MAKES_NOTHING or not made or _is_view(func, read, made):
+        return None
     if func.namespace not in OURS:
         what = f"how long {func.namespace}::{name} takes on {gpu.key} is not known: it is no operation of PyTorch's"
         hint = f"write its nanoseconds into {FILE}, or plan it where the GPU is, with --device cuda"

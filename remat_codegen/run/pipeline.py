@@ -1,4 +1,4 @@
-"""From a request to a verified file of functions, and what all files share: checks, the report, the header's facts, the command."""
+"""From a request to a verified file of functions; and what all files share: checks, report, facts of the header, command."""
 
 from __future__ import annotations
 

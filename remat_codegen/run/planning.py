@@ -162,7 +162,8 @@ def note_solver(progress: Progress) -> None:
 def run_planner(
     found: Priced, name: str, budget: Budget, progress: Progress, *, time_limit: float | None = None, bounded: bool = False
 ) -> Outcome:
-    """One planner's plan within a budget, validated and simulated. `time_limit` in seconds: the best plan so far."""
+    """One planner's plan within a budget, validated and simulated. `time_limit` in seconds: the best plan so far. Where the
+    unmodified step fits, a planner whose own plans do not gets that one."""
     limit = found.limit(budget)
     planner = limited(name, time_limit)
 
@@ -172,8 +173,8 @@ def run_planner(
     note_solver(progress)
     started = time.perf_counter()
     plan = plan_within(run, found.graph, found.profile, limit, found.plain_bytes, found.reserve, time_limit is not None)
-    if plan.schedule is None and found.plain_bytes + found.reserve.slack_bytes <= limit:  # whose own plans do not fit
-        plan = replace(PLANNERS["none"](found.graph, found.profile, limit), planner=plan.planner)
+    if plan.schedule is None and found.plain_bytes + found.reserve.slack_bytes <= limit:
+        plan = replace(PLANNERS["none"](found.graph, found.profile, limit), planner=plan.planner, notes=plan.notes)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, limit)
     least = _bound(found, plan, limit) if bounded else None

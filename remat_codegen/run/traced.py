@@ -108,6 +108,7 @@ def recorded_lines(traced: Trace) -> str | None:
 
 
 def target_of(request: Request) -> Target:
+    """The target of a request, constructed, at the largest batch asked for. Raises TargetError."""
     device = request.device_named
     found = load_target(request.target, init=request.init, inputs=request.inputs, device=device, seed=request.seed)
     know_dataclasses((found.args, found.kwargs))

@@ -20,9 +20,14 @@ class Candidate:
 
 def judge(graph: Graph, profile: Profile, schedule: Schedule) -> Candidate:
     """What a schedule costs; raises ValueError if it is none, or if the emitter could not write it."""
+    check(graph, schedule)
+    return cost(graph, profile, schedule)
+
+
+def check(graph: Graph, schedule: Schedule) -> None:
+    """Raises ValueError if it is no schedule, or one that the emitter could not write."""
     validate(graph, schedule)
     restrict(graph, schedule)
-    return cost(graph, profile, schedule)
 
 
 def cost(graph: Graph, profile: Profile, schedule: Schedule) -> Candidate:
