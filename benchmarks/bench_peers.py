@@ -24,7 +24,7 @@ from remat_codegen.run import second
 from remat_codegen.run.measured import Beside, Runner, library, own_copy
 from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -20,7 +20,7 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.graph.record import example_loss
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "step.md"

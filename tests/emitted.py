@@ -20,7 +20,7 @@ from remat_codegen.run.dynamic import growth, trace_sizes, with_least
 from remat_codegen.runtime import structure
 from remat_codegen.schedule import Schedule, validate, with_forgets
 from remat_codegen.schedule.order import order_of
-from remat_codegen.verify.steps import Comparison, compare
+from remat_codegen.verify.beside import Comparison, compare
 
 FACTS = Facts("0", "remat-codegen model.py:Model", "0" * 64, "test", "cpu", 2**30, 2**20, 2**20, 0.0)
 

@@ -18,7 +18,7 @@ import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 
 from remat_codegen.ask.target import read_source
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 INIT = """    def __init__(self):
         super().__init__()

@@ -25,7 +25,7 @@ from remat_codegen.run import second
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
 from remat_codegen.schedule.order import order_of
-from remat_codegen.verify.steps import Comparison, compare
+from remat_codegen.verify.beside import Comparison, compare
 
 
 def traced_zoo(name: str) -> Traced:

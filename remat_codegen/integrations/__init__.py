@@ -12,7 +12,7 @@ import torch
 
 from remat_codegen.api import plan
 from remat_codegen.parts import without_checkpoints
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 
 def at_first_step(

@@ -36,7 +36,7 @@ from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
-from remat_codegen.planners.chain.table import Table
+from remat_codegen.planners.chain.rk_rotor import Table
 from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.planners.search import hierarchy, merges
 from remat_codegen.planners.search.ledger import Ledger

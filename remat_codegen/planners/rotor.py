@@ -2,7 +2,7 @@
 2019).
 
 A block either keeps all that its backward pass needs, or only its input, and then runs forward again when its turn comes; by
-dynamic programming over sub-chains and memory (`chain.table.Table`) both are chosen for all blocks at once, and blocks may be
+dynamic programming over sub-chains and memory (`rk_rotor.Table`) both are chosen for all blocks at once, and blocks may be
 passed over several times.
 
 Cost model: the table's (sizes rounded up to slots), for the families with exactly these two options; then the simulator

@@ -37,7 +37,7 @@ from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import AS_WRITTEN, Progress
 from remat_codegen.torch_seam import compiling_with
 from remat_codegen.trace.attributes import computed_attributes
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 COMPILED_BUDGETS = (0.8, 0.5, 0.2)
 SAVED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "scaled_dot_product")

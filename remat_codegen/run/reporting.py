@@ -29,7 +29,7 @@ from remat_codegen.schedule import Timeline, simulate, without_recomputation
 from remat_codegen.show.report import Progress
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace.training import Run
-from remat_codegen.verify import steps as comparing
+from remat_codegen.verify import beside as comparing
 
 THIS_FILE = "this file"  # where a planner's name stands for others
 MOST_MEASURED = 4000  # points of a measured curve; of more, the highest of as many stretches

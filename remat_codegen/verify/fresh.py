@@ -21,7 +21,7 @@ import torch
 from remat_codegen.ask.inputs import parse_init
 from remat_codegen.ask.target import Target, TargetKind, split_spec
 from remat_codegen.trace import Autocast
-from remat_codegen.verify.steps import is_out_of_memory, said
+from remat_codegen.verify.beside import is_out_of_memory, said
 
 RUNNER = Path(__file__).with_name("fresh_runner.py")
 LIMIT_S = 3600  # a process that hangs must end some day

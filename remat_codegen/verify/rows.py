@@ -24,8 +24,8 @@ from remat_codegen.show.report import Progress, Row, Verification
 from remat_codegen.torch_seam import has_forward_hooks
 from remat_codegen.trace import Autocast
 from remat_codegen.trace.training import Run
+from remat_codegen.verify import beside as comparing
 from remat_codegen.verify import fresh
-from remat_codegen.verify import steps as comparing
 from remat_codegen.verify.stepcosts import StepCosts, step_costs
 
 STEPS = 2

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Bernoulli, Categorical, Gamma, Independent, Normal, kl_divergence
 from torch.nn.utils import prune
 
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 
 def rematerialized(module, args, folder, kwargs=None, first=None):

@@ -43,7 +43,7 @@ def loaded(name: str, inputs: str | None, device: str):
 
 
 def rematerialized(file: Path, model: torch.nn.Module) -> torch.nn.Module:
-    from remat_codegen.verify.steps import load_generated
+    from remat_codegen.verify.beside import load_generated
 
     return load_generated(file).rematerialize(model)
 
@@ -127,7 +127,7 @@ def peaks(model: torch.nn.Module, target) -> tuple[int, int]:
 )
 def test_a_step_keeps_to_its_budget_in_allocated_bytes(name, inputs, budget, device, tmp_path):
     from remat_codegen.errors import BudgetError
-    from remat_codegen.verify.steps import load_generated
+    from remat_codegen.verify.beside import load_generated
 
     file = tmp_path / "file_remat.py"
     with contextlib.suppress(BudgetError):
@@ -142,7 +142,7 @@ def test_a_step_keeps_to_its_budget_in_allocated_bytes(name, inputs, budget, dev
 @pytest.mark.parametrize("budget", ["100%", "60%"])
 def test_a_step_keeps_to_its_budget_where_freed_blocks_seldom_fit(budget, device, tmp_path):
     """A piece may get a block that is up to 1 MiB larger, even where nothing runs again."""
-    from remat_codegen.verify.steps import load_generated
+    from remat_codegen.verify.beside import load_generated
 
     inputs = "float32[2048,256]"
     file = made(tmp_path / "varied_remat.py", "Varied", inputs, budget=budget, device=device)
@@ -152,7 +152,7 @@ def test_a_step_keeps_to_its_budget_where_freed_blocks_seldom_fit(budget, device
 
 
 def test_gpt2_keeps_to_its_budget_in_allocated_bytes(device, tmp_path):
-    from remat_codegen.verify.steps import load_generated
+    from remat_codegen.verify.beside import load_generated
 
     spec = f"{EXAMPLE}:GPT2"
     file = made(tmp_path / "gpt2_remat.py", spec, None, budget="1GiB", device=device)
@@ -217,7 +217,7 @@ def test_another_generation_is_named(device, tmp_path):
 @pytest.mark.real_gpu
 def test_weights_of_recurrent_networks_are_not_counted_twice(device, tmp_path):
     """cuDNN copies weights that do not lie in one piece; a module's do."""
-    from remat_codegen.verify.steps import load_generated
+    from remat_codegen.verify.beside import load_generated
 
     file = made(tmp_path / "recurrent_remat.py", "Recurrent", VALUES, budget="100%", device=device)
     target = loaded("Recurrent", VALUES, device)
@@ -259,7 +259,7 @@ def test_the_largest_plan_that_there_is_room_for(device, tmp_path, monkeypatch):
     from remat_codegen.ask.target import load_target
     from remat_codegen.run import second
     from remat_codegen.show.report import Progress
-    from remat_codegen.verify.steps import load_generated
+    from remat_codegen.verify.beside import load_generated
 
     file, init = tmp_path / "gpt2_remat.py", "layers=6, width=256, heads=4, vocabulary=101, context=256"
     given = {"init": init, "inputs": "int64[8,256]<101", "device": device}

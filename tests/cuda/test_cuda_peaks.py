@@ -28,7 +28,7 @@ def test_requested_bytes_are_told_beside_allocated_ones(device):
 
 
 def test_the_outputs_of_the_step_before_hide_nothing(device):
-    from remat_codegen.verify.steps import compare
+    from remat_codegen.verify.beside import compare
 
     model = torch.nn.Sequential(torch.nn.Linear(256, 4096), torch.nn.Tanh(), torch.nn.Linear(4096, 4096)).to(device)
     inputs = (torch.zeros(512, 256, device=device),)

@@ -16,7 +16,7 @@ from remat_codegen.run.traced import trace_target
 from remat_codegen.run import explain as explaining
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.header import planfile
-from remat_codegen.verify import steps as comparing
+from remat_codegen.verify import beside as comparing
 from remat_codegen.profile.costs import Profile
 from remat_codegen.show.report import Progress
 from remat_codegen.ask.request import Request

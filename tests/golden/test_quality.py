@@ -16,7 +16,7 @@ from conftest import ROOT
 from pinned import only_with
 
 from remat_codegen.run import pipeline
-from remat_codegen.verify import steps as comparing
+from remat_codegen.verify import beside as comparing
 from remat_codegen.show.report import Progress
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target

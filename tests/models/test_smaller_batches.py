@@ -19,7 +19,7 @@ from remat_codegen.errors import BudgetError
 from remat_codegen.run import second
 from remat_codegen.show.report import Progress
 from remat_codegen.trace.training import deterministic_algorithms
-from remat_codegen.verify.steps import compare, load_generated
+from remat_codegen.verify.beside import compare, load_generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CATALOGUES = catalogue, more, further

@@ -15,7 +15,7 @@ import torchvision_cpu  # noqa: F401 - transformers imports torchvision where it
 from remat_codegen.ask.request import Request
 from remat_codegen.run import second
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 assert builders  # the place where libraries are looked for

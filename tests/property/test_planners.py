@@ -13,7 +13,7 @@ from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 COSTS = Cache("cpu", enabled=False)
 SLOW = ("checkmate", "checkmate-lp", "best")

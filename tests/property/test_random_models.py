@@ -25,7 +25,7 @@ from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.trace.sizes import parse_dynamic
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 CASES = int(os.environ.get("CASES", "120"))
 SEED = int(os.environ.get("SEED", "0"))

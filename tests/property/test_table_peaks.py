@@ -26,7 +26,7 @@ from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.report import Progress
 from remat_codegen.trace.training import Run
-from remat_codegen.verify.steps import load_generated, own_model
+from remat_codegen.verify.beside import load_generated, own_model
 
 QUIET = Progress(None)
 MODELS = {

@@ -19,7 +19,7 @@ from remat_codegen.planners.brevity.periodic import periodic
 from remat_codegen.planners.brevity.twofold import twofold
 from remat_codegen.planners.chain.chain import Chain
 from remat_codegen.planners.chain.options import Option
-from remat_codegen.planners.chain.table import Backward, Forward, Operation
+from remat_codegen.planners.chain.rk_rotor import Backward, Forward, Operation
 from remat_codegen.planners.chain.ways import price
 
 ALIKE = 0.005  # the share of a step's time that is given for treating equal blocks alike

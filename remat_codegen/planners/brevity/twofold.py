@@ -16,7 +16,7 @@ import numpy as np
 from remat_codegen.planners.base.judge import Candidate
 from remat_codegen.planners.chain.chain import Chain
 from remat_codegen.planners.chain.options import Option
-from remat_codegen.planners.chain.table import Backward, Forward, Operation
+from remat_codegen.planners.chain.rk_rotor import Backward, Forward, Operation
 from remat_codegen.planners.chain.ways import MOST_WAYS, ONCE, PRICE, Ways, price
 
 TRIES = 24  # how many candidates are simulated

@@ -10,7 +10,7 @@ from functools import lru_cache
 from remat_codegen.graph.ir import Block, Graph
 from remat_codegen.planners.base.judge import Candidate, cost
 from remat_codegen.planners.chain.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
-from remat_codegen.planners.chain.table import Backward, Link, Operation, Table
+from remat_codegen.planners.chain.rk_rotor import Backward, Link, Operation, Table
 from remat_codegen.planners.search import hierarchy
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import runs_once, with_forgets, without_dead_runs

@@ -10,7 +10,7 @@ import numpy as np
 
 from remat_codegen.planners.chain.chain import Chain
 from remat_codegen.planners.chain.options import Family
-from remat_codegen.planners.chain.table import Backward, Forward, Operation
+from remat_codegen.planners.chain.rk_rotor import Backward, Forward, Operation
 
 PRICE = 0.0005  # the share of a step's time that is given for one node less in the functions, which is two or three lines
 FUNCTION = 6  # how many nodes a function counts for beside its own: its first and last lines, and what it takes in the schedule

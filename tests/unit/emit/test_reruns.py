@@ -14,7 +14,7 @@ from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.readback.interpreter import read_back
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 SLACK = 4096 + 30 * 5056  # bytes: seeds of the backward pass, states of generators
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from emitted import droppable, emit, load, model_of, rebuilding
 
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 _numbers = count()
 SOURCE = """

@@ -17,7 +17,7 @@ from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import measure
 from remat_codegen.schedule import simulate, validate, without_recomputation
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 SLACK = 4096 + 30 * 5056  # bytes: seeds of the backward pass, states of generators
 

@@ -26,7 +26,7 @@ from remat_codegen.page.render import render
 from remat_codegen.readback.tables import closing_lines
 from remat_codegen.run import explain, lifecycle, pipeline, reporting, second
 from remat_codegen.show.report import Progress, percent
-from remat_codegen.verify import steps as comparing
+from remat_codegen.verify import beside as comparing
 
 QUIET = Progress(None)
 BUDGETS = "80%,55%,100%"

@@ -30,7 +30,7 @@ from remat_codegen.run import explain, lifecycle, pipeline, reporting, second
 from remat_codegen.show.pages import page_table
 from remat_codegen.show.report import Progress
 from remat_codegen.show.tables import Shown
-from remat_codegen.verify import steps as comparing
+from remat_codegen.verify import beside as comparing
 
 QUIET = Progress(None)
 BATCHES = "16,64,32"

@@ -20,7 +20,7 @@ from remat_codegen.marked.proof import imported
 from remat_codegen.run import second
 from remat_codegen.show.report import Progress
 from remat_codegen.trace.training import example_loss
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 MODEL = """
 import torch

@@ -17,7 +17,7 @@ from remat_codegen.header import planfile, planline
 from remat_codegen.marked.candidates import Row
 from remat_codegen.run import pipeline, second
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 STATE_BYTES = 5056
 

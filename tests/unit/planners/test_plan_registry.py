@@ -13,7 +13,7 @@ from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.chain.options import Grid
-from remat_codegen.planners.chain.table import Table
+from remat_codegen.planners.chain.rk_rotor import Table
 from remat_codegen.planners.search import improve
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
 from remat_codegen.schedule.order import fixed, without_dead_runs

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.chain.options import Family, Option, Piece, cut_out, pinned_data
-from remat_codegen.planners.chain.table import Backward, Forward, Link, Table
+from remat_codegen.planners.chain.rk_rotor import Backward, Forward, Link, Table
 from remat_codegen.profile.costs import Profile
 
 EMPTY = (Graph((), (), 0, ()), Profile((), ()))

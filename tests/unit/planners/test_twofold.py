@@ -10,7 +10,7 @@ from remat_codegen.planners import rockmate
 from remat_codegen.planners.brevity import alike
 from remat_codegen.planners.brevity.twofold import twofold
 from remat_codegen.planners.chain.chain import of_options
-from remat_codegen.planners.chain.table import Backward, Forward
+from remat_codegen.planners.chain.rk_rotor import Backward, Forward
 from remat_codegen.planners.chain.ways import PRICE, length, price
 
 GRAPH, PROFILE = chain_graph([0, 1] * 12)

@@ -15,7 +15,7 @@ from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.run.explain import explain
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import compare, load_generated
+from remat_codegen.verify.beside import compare, load_generated
 
 MODEL = """
 import math

@@ -19,7 +19,7 @@ from remat_codegen.header import planline
 from remat_codegen.run import functions, lifecycle, pipeline, second
 from remat_codegen.run.functions import FIXED, OPEN
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 NETS = """
 import torch

@@ -16,7 +16,7 @@ from remat_codegen.errors import PlanFileError, VerifyError
 from remat_codegen.header.planline import seal
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
-from remat_codegen.verify import steps as comparing
+from remat_codegen.verify import beside as comparing
 
 SIZES = {"init": "layers=2, width=32, heads=2, vocabulary=101, context=16", "inputs": "int64[2,16]<101"}
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt2.py"

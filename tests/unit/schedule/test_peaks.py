@@ -12,7 +12,7 @@ from remat_codegen.profile import clock
 from remat_codegen.profile import measure as measuring
 from remat_codegen.profile.cache import Cache
 from remat_codegen.schedule import simulate, without_recomputation
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 SMALL = 2048  # what the step allocates beside its tensors
 

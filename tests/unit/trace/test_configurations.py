@@ -16,7 +16,7 @@ from remat_codegen.errors import VerifyError
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
 from remat_codegen.trace.objects import Objects, is_setting
-from remat_codegen.verify.steps import load_generated, own_model
+from remat_codegen.verify.beside import load_generated, own_model
 
 MODEL = """
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@ from remat_codegen.errors import VerifyError
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import faithful
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 
 class Masked(nn.Linear):

@@ -14,7 +14,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 HEAD = '''import enum
 import random

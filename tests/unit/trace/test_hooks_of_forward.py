@@ -14,7 +14,7 @@ from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.run import second
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import trace
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 NET = """
 import torch

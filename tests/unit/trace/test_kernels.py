@@ -8,7 +8,7 @@ from emitted import droppable, emit, load, model_of, reads_back, rebuilding
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 
 @sdpa_kernel(SDPBackend.MATH)

@@ -17,7 +17,7 @@ from remat_codegen.run import lifecycle, pipeline, second
 from remat_codegen.run.traced import trace_target
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import training
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 MODEL = """
 import torch.nn as nn

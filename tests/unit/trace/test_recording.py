@@ -28,7 +28,7 @@ from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced, target_of
 from remat_codegen.show.report import Progress
 from remat_codegen.trace import trace
-from remat_codegen.verify.steps import compare, load_generated
+from remat_codegen.verify.beside import compare, load_generated
 
 STATE_BYTES = 5056
 

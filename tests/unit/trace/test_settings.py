@@ -14,7 +14,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
 from remat_codegen.trace.settings import Reads
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 SOURCE = """
 from collections import defaultdict

@@ -9,7 +9,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 PARTS = """
 import functools

@@ -13,7 +13,7 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.errors import RematError
 from remat_codegen.run import pipeline, second
 from remat_codegen.show.report import Progress
-from remat_codegen.verify.steps import load_generated
+from remat_codegen.verify.beside import load_generated
 
 MODEL = """
 from types import SimpleNamespace

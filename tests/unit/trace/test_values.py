@@ -10,7 +10,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from remat_codegen.trace import trace
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 
 def exact(module, *args) -> bool:

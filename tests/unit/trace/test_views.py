@@ -8,7 +8,7 @@ from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
 from remat_codegen.trace import trace
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 
 class Views(nn.Module):

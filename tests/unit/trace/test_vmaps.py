@@ -10,7 +10,7 @@ from emitted import droppable, emit, load, model_of, reads_back, rebuilding
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from remat_codegen.verify.steps import compare
+from remat_codegen.verify.beside import compare
 
 
 class Member(nn.Module):

@@ -13,9 +13,9 @@ from remat_codegen.errors import VerifyError
 from remat_codegen.header.planline import seal
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
+from remat_codegen.verify import beside as comparing
 from remat_codegen.verify import fresh, stepcosts
 from remat_codegen.verify import rows as verification
-from remat_codegen.verify import steps as comparing
 
 NET = """
 import torch
