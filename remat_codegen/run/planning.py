@@ -125,13 +125,13 @@ def _none_fits(request: Request, found: Priced, outcome: Outcome) -> BudgetError
         hint = "raise --time-limit, or allow more memory"
         return BudgetError(what, where=found.label, hint=hint, least_bytes=least, out_of_time=True)
     usual = request.planner == Request("").planner
-    what = f"the smallest budget that works{'' if usual else f' with {request.planner}'} is"
-    what = what if plan.minimum_bytes is not None else "without recomputation the step needs"
+    known = f"the smallest budget that works{'' if usual else f' with {request.planner}'} is"
+    known = known if plan.minimum_bytes is not None else "without recomputation the step needs"
     others = "" if usual or plan.minimum_bytes is not None else f"; {Request('').planner} may need less"
     why = None
     if found.traced is not None and plan.smallest is not None:
         why = obstacle(found.traced.model, found.profile, plan.smallest)
-    hint = f"{what} {format_bytes(least, up=True)} ({least} bytes){others}{f'; {why}' if why else ''}"
+    hint = f"{known} {format_bytes(least, up=True)} ({least} bytes){others}{f'; {why}' if why else ''}"
     return BudgetError(
         f"no plan keeps the activations of {found.label} under {format_bytes(outcome.budget_bytes)}",
         hint=hint,

@@ -36,9 +36,9 @@ INTERNAL = {
     ("remat_codegen/trace/vmaps.py", "a constant"): "the torch.vmap is refused in its place",
     ("remat_codegen/trace/vmaps.py", "a size"): "the torch.vmap is refused in its place",
     ("remat_codegen/run/planning.py", "planned … bytes, and … more for"): "a planner that breaks its promise",
-    ("remat_codegen/planners/rockmate.py", "runs again before the loss"): "a planner that breaks its promise",
+    ("remat_codegen/planners/base/judge.py", "runs again before the loss"): "a planner that breaks its promise",
     (
-        "remat_codegen/planners/chain/block.py",
+        "remat_codegen/planners/base/exact.py",
         "a value that several nodes write cannot be planned",
     ): "it is given no such graph",
     ("remat_codegen/planners/dtr.py", "is no heuristic of DTR; they are"): "no option names one",

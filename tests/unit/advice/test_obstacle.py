@@ -47,7 +47,7 @@ def test_an_operation_that_is_large_by_itself_is_named(tmp_path, planner):
 
 
 def test_what_is_alive_beside_it_is_named(tmp_path):
-    said = refusal(tmp_path)
+    said = refusal(tmp_path, planner="rockmate")
     assert "in the way is " in said and " alive: a smaller --batch would help" in said
     assert " of blocks." in said and "others, " in said
 

@@ -249,7 +249,7 @@ def test_traceback(pipeline):
 
 
 def test_options_are_read_without_torch():
-    code = "import sys; from remat_codegen import cli; assert 'torch' not in sys.modules and 'rich' not in sys.modules"
+    code = "import sys; from remat_codegen.cli import main; assert 'torch' not in sys.modules and 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

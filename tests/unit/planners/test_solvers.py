@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 CHAIN = [{"id": i, "time": 1, "size": 10, "deps": [i - 1] if i else []} for i in range(12)]
-ASK = "from remat_codegen.planners import milp; print(milp.Program().model.solver_name, milp.solver().note)"
+ASK = "from remat_codegen.planners.base import milp; print(milp.Program().model.solver_name, milp.solver().note)"
 
 
 def run(*words, packages=None, library=None):
