@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import EXAMPLE
+from fixed import fix
 from pinned import others
 
 from remat_codegen.run import lifecycle, pipeline
-from remat_codegen.profile.costs import Profile
 from remat_codegen.show.report import Progress
 from remat_codegen.ask.request import Request
 
@@ -45,13 +45,6 @@ CHANGES = {
 }
 
 
-def _costs(model, device, cache, *_):
-    """What a node takes, from the bytes that it touches: the same on every machine."""
-    graph = model.graph
-    touched = [sum(graph.data[d].nbytes for d in (*n.reads, *n.writes)) for n in graph.nodes]
-    return Profile(tuple(1000 + t for t in touched), (0,) * len(touched), device)
-
-
 SLOW = {"add_a_function_below", "add_a_comment", "change_a_number", "change_an_argument", "change_the_width"}  # which resemble the others
 
 
@@ -59,7 +52,7 @@ SLOW = {"add_a_function_below", "add_a_comment", "change_a_number", "change_an_a
 def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, monkeypatch, update_golden):
     old, new, most = CHANGES[name]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("remat_codegen.run.priced.measure", _costs)
+    fix(monkeypatch)
     source = EXAMPLE.read_text()
     for piece, smaller in SMALLER.items():
         assert piece in source

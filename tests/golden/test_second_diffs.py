@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from conftest import EXAMPLE
+from fixed import by_bytes, fix
 from pinned import only_with
-from test_diffs import SMALLER, UNRELATED, _costs
+from test_diffs import SMALLER, UNRELATED
 
 from remat_codegen.run import lifecycle, pipeline, second
 from remat_codegen.show.report import Progress
@@ -43,7 +44,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("remat_codegen.run.priced.measure", _costs)
+        fix(patch)
         _generate()
     return folder
 
@@ -53,7 +54,7 @@ def file(made, tmp_path, monkeypatch):
     """That file, to be changed."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("remat_codegen.run.priced.measure", _costs)
+    fix(monkeypatch)
     return Path("gpt2_remat.py")
 
 
@@ -100,12 +101,12 @@ def test_another_budget_changes_few_marks(file, update_golden):
 def test_other_costs_change_rows_at_most(file, monkeypatch, update_golden):
     """By up to 1 %, up or down in turn."""
 
-    def noisy(model, device, cache, *_):
-        exact = _costs(model, device, cache)
+    def noisy(graph, device):
+        exact = by_bytes(graph, device)
         return replace(exact, time_ns=tuple(t * (99 + i % 3) // 100 for i, t in enumerate(exact.time_ns)))
 
     before = file.read_text()
-    monkeypatch.setattr("remat_codegen.run.priced.measure", noisy)
+    fix(monkeypatch, noisy)
     file.unlink()
     second.generate(Request("gpt2.py:GPT2", "65%", file, planner="rotor", cache=False, edition=2), QUIET)
     assert len(changed(before, file.read_text(), DIFFS / "other_costs.diff", update_golden)) <= 12

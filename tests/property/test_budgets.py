@@ -9,6 +9,8 @@ import pytest
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
+from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.measure import measure
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
 
@@ -20,6 +22,21 @@ def generate(folder: Path, budget: str, **more):
     return pipeline.generate(
         Request(f"{EXAMPLE}:GPT2", budget, folder / "small_remat.py", verify=True, **SMALL, **more), Progress(None)
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _measured_once():
+    """The smallest budget that a planner finds depends on the costs: all of these tests have the same."""
+    found: dict[object, Profile] = {}
+
+    def remembered(model, *more):
+        if model.graph not in found:
+            found[model.graph] = measure(model, *more)
+        return found[model.graph]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remat_codegen.run.priced.measure", remembered)
+        yield
 
 
 @pytest.fixture(scope="module")

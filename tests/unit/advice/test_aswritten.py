@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from emitted import model_of
+from fixed import all_alike
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
@@ -17,7 +18,6 @@ from remat_codegen.advice import aswritten
 from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
 from remat_codegen.graph.record import example_loss
-from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.run import pipeline
 from remat_codegen.schedule import simulate, without_recomputation
@@ -81,11 +81,6 @@ class Net(nn.Module):
         return self.norm(x)
 
 
-def costs(graph):
-    """A profile in which every node takes as long and no more memory than its results."""
-    return Profile((1000,) * len(graph.nodes), (0,) * len(graph.nodes), "cpu")
-
-
 def own_peak(module, x):
     """What a step of the user's own holds at most."""
     for parameter in module.parameters():
@@ -107,7 +102,7 @@ def test_the_price_is_the_peak_of_the_users_own_step(how, drop):
     x = torch.randn(ROWS, requires_grad=True)
     net = Net(how, drop=drop)
     model = model_of(net, (x,), {})
-    profile = costs(model.graph)
+    profile = all_alike(model.graph)
     plain = simulate(model.graph, profile, without_recomputation(model.graph))
     found = aswritten.as_written(model, profile, plain.time_ns)
     assert found is not None and found.peak_bytes is not None and found.overhead is not None
@@ -146,7 +141,7 @@ def test_what_is_switched_off_is_not_there():
 
 def test_a_region_that_chooses_is_said_and_not_priced():
     model = model_of(Net("chosen"), (torch.randn(2, 8, WIDTH),), {})
-    found = aswritten.as_written(model, costs(model.graph), 1)
+    found = aswritten.as_written(model, all_alike(model.graph), 1)
     assert found is not None and found.peak_bytes is None
     assert "not priced: the model checkpoints by itself" in found.sentence()
 

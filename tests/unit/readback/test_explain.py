@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 from conftest import EXAMPLE, SMALL, SMALL_INPUTS
 from emitted import droppable, rebuilding
+from fixed import all_alike, fix
 
 from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
 from remat_codegen.header import planline
 from remat_codegen.header.planfile import SavedPlan
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import WIDEST, cut, told_apart
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.run.explain import explain
@@ -34,12 +34,7 @@ REQUEST = Request("gpt2.py:GPT2", None, Path("gpt2_remat.py"), init=SMALL, input
 
 def priced_at_nothing(monkeypatch):
     """Costs do not matter here, and measuring takes time."""
-
-    def costs(model, device, cache, *_):
-        count = len(model.graph.nodes)
-        return Profile((1000,) * count, (0,) * count, device)
-
-    monkeypatch.setattr("remat_codegen.run.priced.measure", costs)
+    fix(monkeypatch, all_alike)
     monkeypatch.setattr(Cache, "save", lambda self: None)
 
 
@@ -94,7 +89,7 @@ def test_the_schedule_in_the_functions_is_the_one_that_was_written(case, edited)
     _, traced, plan = case
     found, _ = edited()
     assert found.ok and found.as_planned and found.notes == ()
-    profile = Profile((1000,) * len(traced.graph.nodes), (0,) * len(traced.graph.nodes), "cpu")
+    profile = all_alike(traced.graph)
     timeline = simulate(traced.graph, profile, with_forgets(traced.graph, plan.order))
     states = generator_states(traced, with_forgets(traced.graph, plan.order))
     assert found.peak_bytes == timeline.peak_bytes + states
