@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remat_codegen.header import planfile
+from remat_codegen.header import saved_plan
 from remat_codegen.run import lifecycle
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import trace_target
@@ -28,7 +28,7 @@ def main() -> None:
     assert plan is not None
     traced = trace_target(request, progress)
     costs = measured_costs(request, traced, progress)
-    schedules = planfile.schedule_of(plan, traced.graph, FILE), without_recomputation(traced.graph)
+    schedules = saved_plan.schedule_of(plan, traced.graph, FILE), without_recomputation(traced.graph)
     planned, plain = (memory.curve(traced.graph, costs, schedule) for schedule in schedules)
     (ROOT / "docs" / "memory.svg").write_text(memory.picture(planned, plain, plan.budget_bytes) + "\n")
 

@@ -11,10 +11,12 @@ from types import ModuleType
 
 import zoo
 
-from remat_codegen.emit.render import Facts, Original, render
+from remat_codegen.emit.render import Original, render
 from remat_codegen.graph.ir import Graph, Kind
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
+from remat_codegen.header.heading import Facts
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.readback.interpreter import read_back
 from remat_codegen.run.dynamic import growth, trace_sizes, with_least
 from remat_codegen.runtime import structure
@@ -22,7 +24,8 @@ from remat_codegen.schedule import Schedule, validate, with_forgets
 from remat_codegen.schedule.order import order_of
 from remat_codegen.verify.beside import Comparison, compare
 
-FACTS = Facts("0", "remat-codegen model.py:Model", "0" * 64, "test", "cpu", 2**30, 2**20, 2**20, 0.0)
+PLAN = SavedPlan("0", "test", "FEASIBLE", "1GiB", 2**30, 2**20, 2**20, 0.0, None, "cpu", ())
+FACTS = Facts("0", "remat-codegen model.py:Model", "0" * 64, PLAN)
 
 
 def model_of(module, args, kwargs, autocast=(), asked=()) -> Model:

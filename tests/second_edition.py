@@ -13,7 +13,7 @@ from emitted import load, model_of
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import Target, TargetKind
 from remat_codegen.graph.ir import Graph
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import OPTIONS, parts_of
 from remat_codegen.marked.demand import schedule_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.graph.simplify import Model
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES
 from remat_codegen.planners.ends import fixed
 from remat_codegen.profile.costs import Profile

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from remat_codegen.emit.calls import Argument
 from remat_codegen.emit.lines import COLUMNS
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.spell import literal
+from remat_codegen.emit.views import Guarded
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, Trace, Variable
 from remat_codegen.trace.sizes import Asked, Dynamic
@@ -41,12 +41,21 @@ class Guards:
         """The trace of the model."""
         return self.model.trace
 
-    def constants(self, given: dict[int, str]) -> dict[str, Any]:
-        """The constants of a file that it checks a step with. `given` are names of inputs and sizes, by variable."""
-        found: dict[str, Any] = {"expected": self._expected(), "structure": self._structure(), "frozen": self.frozen()}
-        found["objects"] = self._objects()
-        found |= {"autocast": self._autocast(), "modes": self.modes()}
-        return found | {"sizes": self._sizes(given), "plain_at_one": self._plain_sizes(given), "smaller": self._smaller()}
+    def guarded(self, given: dict[int, str]) -> Guarded:
+        """The constants and checks of a file. `given` are names of inputs and sizes, by variable."""
+        return Guarded(
+            expected=self._expected(),
+            structure=self._structure(),
+            autocast=self._autocast(),
+            frozen=self._frozen(),
+            objects=self._objects(),
+            modes=self._modes(),
+            sizes=self._sizes(given),
+            plain_at_one=self._plain_sizes(given),
+            smaller=self._smaller(),
+            layouts=self._layouts(),
+            dtypes=self._dtypes(),
+        )
 
     def _expected(self) -> str:
         """What each argument has to be: (shape, dtype, requires_grad) of a tensor, or a value."""
@@ -94,19 +103,19 @@ class Guards:
         """For each size that may change: its least, the planned, its most, and the power of it that the peak grows with."""
         rows = []
         for size in self.trace.sizes:
-            least = 1 if self.plain_at_one(size) else size.least
+            least = 1 if self._plain_at_one(size) else size.least
             known = (least, size.planned, size.most, self.growth[size.variable])
             rows.append(f"{given[size.variable]!r}: {known},")
         return rows
 
-    def plain_at_one(self, size: Dynamic) -> bool:
+    def _plain_at_one(self, size: Dynamic) -> bool:
         """Whether the original forward is within the budget at size 1, where the plan does not hold."""
         share = size.share_at_one
         return share is not None and self.unmodified_peak_bytes * share * PLAIN_MARGIN <= self.budget_bytes
 
     def _plain_sizes(self, given: dict[int, str]) -> str:
         """The names of sizes at whose size 1 the original forward runs."""
-        names = [given[s.variable] for s in self.trace.sizes if self.plain_at_one(s)]
+        names = [given[s.variable] for s in self.trace.sizes if self._plain_at_one(s)]
         return "{" + ", ".join(repr(n) for n in names) + "}" if names else ""
 
     def _smaller(self) -> str:
@@ -115,7 +124,7 @@ class Guards:
         texts = [repr({name: limits for name, limits in row.items() if limits}) for row in rows]
         return f"[{', '.join(texts)}]" if texts else ""
 
-    def modes(self) -> dict[str, bool]:
+    def _modes(self) -> dict[str, bool]:
         """By module: the mode it has to be in, where its operations are those of one mode only."""
         normalising = {op.module_path for op in self.trace.operations if op.base == "batch_norm" and has_training_flag(op)}
         asked = self.trace.modes - normalising - {""}
@@ -127,11 +136,11 @@ class Guards:
                 modes[path] = path not in self.trace.evaluating
         return modes
 
-    def dtypes(self) -> str:
+    def _dtypes(self) -> str:
         """The types of the parameters, where forward mentions types."""
         return "{" + ", ".join(sorted(map(str, self.trace.dtypes))) + "}" if self.trace.dtypes else ""
 
-    def layouts(self) -> str:
+    def _layouts(self) -> str:
         """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""
         images = [a for a in self.arguments if a.variable is not None and _is_image(self.trace.variables[a.variable])]
         weights = [v for v in self.trace.variables if v.origin is Origin.PARAMETER and _is_image(v)]
@@ -141,7 +150,7 @@ class Guards:
         last |= {"parameters"} if any(map(is_channels_last, weights)) else set()
         return f"{{{', '.join(f'{a.name!r}: {a.expression}' for a in images)}}}, {tuple(sorted(last))!r}"
 
-    def frozen(self) -> str:
+    def _frozen(self) -> str:
         """The parameters that are not trained."""
         frozen = [v for v in self.trace.variables if v.origin is Origin.PARAMETER and not v.requires_grad]
         paths = [name for v in frozen for name in (v.path, *v.aliases)]

@@ -12,12 +12,11 @@ import inspect
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import black
-import jinja2
 import torch
 
 from remat_codegen.emit import calls, usersource
@@ -31,13 +30,14 @@ from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
 from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import DEVICE, literal
+from remat_codegen.emit.views import Block, Forward, Guarded, Heading, Module, Passes
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
+from remat_codegen.header.heading import Facts, title
 from remat_codegen.runtime import function_of
 from remat_codegen.schedule import Schedule
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Origin, function_call, without_kernels
-from remat_codegen.trace.sizes import Asked
 
 MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
@@ -68,78 +68,15 @@ class Original:
     hooked: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a plan takes; `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %. `batch` is the
-    size that it is for, where a file has several."""
-
-    budget_bytes: int
-    planned_peak_bytes: int
-    unmodified_peak_bytes: int
-    overhead: float
-    bound: float | None = None
-    batch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the header says. `overhead` and `bound` are ratios over the step without recomputation, 0.12 for 12 %.
-
-    `growth` is the power of each size that may change, by variable, that the peak grows with.
-    `as_written` is what the model takes with checkpoints of its own, where it has some. `answer` says what the budget is
-    the answer to, where it was found, `recorded` what depends on values. `needs` is what the command cannot make by itself, in
-    words.
-    `others` are the plans for larger budgets, or for smaller batch sizes, where the file has several. `plan_lines` are the
-    comment lines that hold the plan (planline.py). `loss` says what the step goes back from, where that is not the usual.
-    `smaller` are sizes of inputs, each with the most at which the original forward is within the budget.
-    """
-
-    version: str
-    command: str
-    source_digest: str
-    planner: str
-    device: str
-    budget_bytes: int
-    planned_peak_bytes: int
-    unmodified_peak_bytes: int
-    overhead: float
-    bound: float | None = None
-    plan_lines: tuple[str, ...] = ()
-    growth: Mapping[int, float] = field(default_factory=dict)
-    as_written: str = ""
-    needs: str = ""
-    answer: tuple[str, ...] = ()
-    recorded: tuple[str, ...] = ()
-    batch: int | None = None
-    others: tuple[Figures, ...] = ()
-    loss: str = ""
-    smaller: tuple[tuple[Asked, int], ...] = ()
-
-
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:
     """The generated file. Raises UnsupportedError, naming the user's line, for what cannot be written."""
     return _Renderer(original, model, schedule, facts).render()
-
-
-def templates(escapes: bool = False) -> jinja2.Environment:
-    """The layouts of what is written; `escapes` for HTML."""
-    here = Path(__file__).resolve().parent.parent
-    folders = [here / "templates", here.parent / "templates"]
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders),
-        autoescape=escapes,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
 
 
 class _Renderer:
     def __init__(self, original: Original, model: Model, schedule: Schedule, facts: Facts) -> None:
         self.original, self.model, self.schedule, self.facts = original, model, schedule, facts
         self.trace = model.trace
-        self.environment = templates()
         self.source = "" if calls_operations_of_others(model) else original.source or ""
         self.carries = usersource.carry(self.source, original.class_name, "pass") is not None
         self.parameters = self._parameters()
@@ -147,38 +84,20 @@ class _Renderer:
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
         paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
         self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
-        peaks = facts.unmodified_peak_bytes, facts.budget_bytes
+        peaks = facts.plan.unmodified_peak_bytes, facts.plan.budget_bytes
         self.guards = Guards(model, self.arguments, original.structure, original.objects, facts.growth, *peaks, facts.smaller)
         self.constants: dict[str, str] = {}
 
     def render(self) -> str:
         carried = None if not self.carries else usersource.carry(self.source, self.original.class_name, "pass")
-        self.taken = taken = carried.names if carried is not None else frozenset()
-        self.clashes = taken & (helper_names() | {"run_forward", "run_backward"})
+        self.taken = carried.names if carried is not None else frozenset()
+        self.clashes = self.taken & (helper_names() | {"run_forward", "run_backward"})
         namer = Namer()
-        namer.taken |= taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
+        namer.taken |= self.taken | helper_names() | {"rematerialize", "run_forward", "run_backward", self.original.class_name}
         given = self._given()
         program = divide(self.model.graph, self.schedule)
         written = write_program(program, self.model, wishes(self.trace), namer, given, self._function_class)
-        parts = self._parts(written, given)
-        others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in taken) for name in self.clashes}
-        others |= {f"{name}{THEIRS}": name for name in self.clashes}
-        parts = {k: usersource.rename_names(text, others) if isinstance(text, str) else text for k, text in parts.items()}
-        if carried is not None:
-            carried = usersource.carry(self.source, self.original.class_name, parts["new_forward"])
-        text = self.environment.get_template("module.py.jinja").render(
-            facts=self.facts,
-            original=replace(
-                self.original, target=on_one_line(self.original.target), class_name=_identifier(self.original.class_name)
-            ),
-            graph_digest=self.model.graph.digest(),
-            described=self._described(),
-            carried=carried,
-            mib=lambda n: f"{n / MIB:,.1f} MiB",
-            imports=self._imports(parts, carried),
-            constants=self.constants,
-            **parts,
-        )
+        text = self._module(written, given).text()
         if any(_COOKIE.match(line) for line in text.split("\n", 2)[:2]):
             text = f"# -*- coding: utf-8 -*-\n{text}"
         formatted = black.format_str(text, mode=MODE)
@@ -226,74 +145,83 @@ class _Renderer:
 
     # ------------------------------------------------------------------ the parts
 
-    def _parts(self, written: Written, given: dict[int, str]) -> dict[str, Any]:
-        rematerializes = bool(written.backward)
-        used = [a for a in (*self.arguments, *self.state) if a.variable is not None]
-        inputs = [given[a.variable] for a in used if a.variable is not None]
-        functions = "\n\n\n".join(self._function(named) for named in written.functions)
-        uses_step = rematerializes or any("step[" in line for line in written.forward)
-        head = ["m", *(["step"] if uses_step else []), *inputs]
+    def _module(self, written: Written, given: dict[int, str]) -> Module:
+        """The file: where helpers have names of the user's, those give way."""
+        passes, functions = self._passes(written, given), "\n\n\n".join(self._function(named) for named in written.functions)
+        guarded = self.guards.guarded(given)
+        forward, schedule = self._forward(written, guarded).text(), passes.text()
+        helpers = self._helpers(forward, [functions, schedule, *self.constants.values()])
+        others = {name: next(n for k in range(1, 99) if (n := name + "_" * k) not in self.taken) for name in self.clashes}
+        others |= {f"{name}{THEIRS}": name for name in self.clashes}
+        texts = (forward, functions, schedule, helpers)
+        forward, functions, schedule, helpers = (usersource.rename_names(text, others) for text in texts)
+        class_name, target = _identifier(self.original.class_name), on_one_line(self.original.target)
+        carried = usersource.carry(self.source, self.original.class_name, forward) if self.carries else None
+        first = title(self.facts.version, target, self.facts.source_digest, self.model.graph.digest())
+        return Module(
+            heading=Heading(first, self.facts, self._described(), "explain" if self.facts.needs else "check and update").text(),
+            target=target,
+            class_name=class_name,
+            facts=self.facts,
+            carried=carried,
+            imports=self._imports("\n".join([functions, schedule, helpers]), carried),
+            new_forward=forward,
+            guarded=guarded,
+            functions=functions,
+            schedule=schedule,
+            helpers=helpers,
+            constants={name: usersource.rename_names(text, others) for name, text in self.constants.items()},
+        )
+
+    def _passes(self, written: Written, given: dict[int, str]) -> Passes:
         result = calls.result(self.trace, lambda v: self._output(v, written, given), self._class)
         result = ", ".join([result, *(self._output(v, written, given) for v in self._beside_result())])
-        schedule = self.environment.get_template("schedule.py.jinja").render(
-            head=", ".join(head),
+        inputs = [given[a.variable] for a in self._used() if a.variable is not None]
+        return Passes(
+            head=", ".join(["m", *(["step"] if _uses_step(written) else []), *inputs]),
             forward=[*self._found(given, [*written.forward, result]), *_with_return(written.forward, result)],
             backward=[*self._found(given, written.backward), *written.backward],
             alive=f"{written.alive_bytes / MIB:,.1f} MiB",
         )
-        expressions = [a.expression for a in used]
-        layouts, dtypes = self.guards.layouts(), self.guards.dtypes()
-        uncached = rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes
-        parts: dict[str, Any] = {"functions": functions, "schedule": schedule, "result": result}
-        parts["new_forward"] = self.environment.get_template("forward.py.jinja").render(
+
+    def _used(self) -> list[calls.Argument]:
+        """The arguments and buffers that are tensors."""
+        return [a for a in (*self.arguments, *self.state) if a.variable is not None]
+
+    def _forward(self, written: Written, guarded: Guarded) -> Forward:
+        rematerializes = bool(written.backward)
+        expressions, theirs = {a.expression for a in self.arguments}, {a.name for a in self.arguments}
+        names = {n: n if n not in theirs else f"remat_{n}" for n in ("result", "decided")}
+        names |= {n: n if n not in expressions else f"remat_{n}" for n in ("step", "fitting")}
+        return Forward(
             parameters=self.parameters or "self, *args, **kwargs",
             passed_on=calls.passed_on(self.original.forward) if self.parameters else "*args, **kwargs",
             plain="self.plain_forward" if self.carries else "self.original",
-            rematerializes=rematerializes,
-            step="step" if "step" not in {a.expression for a in self.arguments} else "remat_step",
-            inputs=expressions,
-            uses_step=uses_step,
-            uncached=uncached,
-            dynamic=bool(self.trace.sizes),
-            smaller=bool(self.guards.smaller),
-            fitting="fitting" if "fitting" not in {a.expression for a in self.arguments} else "remat_fitting",
-            plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
-            hooked=repr(dict(self.original.hooked)),
-            modes=self.guards.modes(),
-            objects=self.trace.objects,
-            frozen=self.guards.frozen(),
-            layouts=layouts,
-            dtypes=dtypes,
-            assigned=[a.expression for a in self.state],
-            decisions=list(self.trace.decisions),
-            names={n: n if n not in {a.name for a in self.arguments} else f"remat_{n}" for n in ("result", "decided")},
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             binds=None if self.parameters else self._plain(),
             without_cache=any(a.name == "use_cache" and a.value is False for a in self.arguments),
+            guarded=guarded,
+            hooked=repr(dict(self.original.hooked)),
+            rematerializes=rematerializes,
+            uses_step=_uses_step(written),
+            uncached=rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes,
+            inputs=[a.expression for a in self._used()],
+            assigned=[a.expression for a in self.state],
+            decisions=self.trace.decisions,
+            names=names,
         )
-        parts |= self.guards.constants(given)
-        given_names = (
-            {"check_call", "tell_hooks"} | ({"Step"} if uses_step else set()) | ({"uncached_casts"} if uncached else set())
-        )
-        given_names |= {"with_sizes"} if parts["sizes"] else set()
-        checks = {"check_layouts": layouts, "check_dtypes": dtypes, "check_modes": parts["modes"]}
-        checks["check_objects"] = parts["objects"]
-        given_names |= {name for name, text in checks.items() if text}
-        given_names |= {"check_decisions"} if self.trace.decisions else set()
-        given_names |= {"is_one"} if parts["plain_at_one"] else set()
-        given_names |= {"smaller_call"} if parts["smaller"] else set()
-        called = Uses.of("\n\n".join([functions, schedule, *self.constants.values()]))
-        helpers = needed_helpers(Uses(called.names | given_names, called.attributes | {"forward"}))
-        parts["helpers"] = "\n\n".join(helpers)
-        return parts
+
+    def _helpers(self, forward: str, code: Sequence[str]) -> str:
+        """The helpers that the new forward and all other code call."""
+        called, own = Uses.of("\n\n".join(code)), Uses.of(forward)
+        names = called.names | (own.names - {a.name for a in self.arguments})
+        return "\n\n".join(needed_helpers(Uses(names, called.attributes | own.attributes)))
 
     def _function(self, named: Named) -> str:
         function = named.function
         own = [name for name, used in (("kept", function.uses_kept), (DEVICE, function.uses_device)) if used]
         arguments = ["m", *own, *function.argument_names]
-        return self.environment.get_template("block.py.jinja").render(
-            name=named.name, arguments=", ".join(arguments), about=self._about(named), lines=function.lines
-        )
+        return Block(named.name, ", ".join(arguments), self._about(named), function.lines).text()
 
     def _about(self, named: Named) -> str:
         return f"{_in_docstring(named.about)}."
@@ -364,14 +292,19 @@ class _Renderer:
         free = f" ({', '.join(names)} may differ)" if names else ""
         return (on_one_line(", ".join(parts)) or "no inputs") + free
 
-    def _imports(self, parts: dict[str, Any], carried: usersource.Carried | None) -> list[list[str]]:
-        used = names_in("\n".join([parts["functions"], parts["schedule"], parts["helpers"]]))
+    def _imports(self, code: str, carried: usersource.Carried | None) -> list[list[str]]:
+        used = names_in(code)
         standard = "base64 contextlib functools math re sys types warnings weakref zlib".split()
         lines = [f"import {m}" for m in standard if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
+
+
+def _uses_step(written: Written) -> bool:
+    """Whether the forward pass needs a step: something runs again, or is held by name until the backward pass."""
+    return bool(written.backward) or any("step[" in line for line in written.forward)
 
 
 def _with_return(lines: Sequence[str], result: str) -> list[str]:

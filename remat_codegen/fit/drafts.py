@@ -10,7 +10,7 @@ from types import ModuleType
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, UnsupportedError
 from remat_codegen.files import write_atomically
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.planners.base.limited import STOPPED, quickest
 from remat_codegen.planners.base.reserve import plan_within
 from remat_codegen.planners.base.result import Plan

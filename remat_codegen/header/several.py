@@ -7,7 +7,7 @@ from pathlib import Path
 
 from remat_codegen.ask.budget import Budget, format_bytes, parse_budget, parse_budgets
 from remat_codegen.errors import BudgetError
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 
 
 def plan_for(plan: SavedPlan | None, budget: str | None, file: Path, batch: int | None = None) -> SavedPlan | None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import libcst as cst
 
@@ -19,14 +20,17 @@ from remat_codegen import parts
 from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
 from remat_codegen.emit.imports import sections, within
-from remat_codegen.emit.render import Facts, Figures, on_one_line, templates
+from remat_codegen.emit.layout import MIB, View
+from remat_codegen.emit.render import on_one_line
+from remat_codegen.emit.views import Heading
+from remat_codegen.header.heading import Facts, title
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.demand import Again
 from remat_codegen.marked.features import Features, settled
 from remat_codegen.marked.library import Owner, Written, meanings, written
 from remat_codegen.marked.table import COLUMNS, Entry, table
 from remat_codegen.marked.text import WIDTH
 
-MIB = 2**20
 _CALLED = (
     *("training_step", "adopt", "fitting", "of_batch"),
     *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES"),
@@ -74,49 +78,81 @@ class Given:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _File(View):
+    """A file with marks. `carried` is what it has of the user's file, None where that stays where it is; `library` are methods
+    of other files. `plan` is the table's text, line by line, `plans` those of several, each with its key and what it takes, by
+    budget, or by batch where `batches` has their numbers. `uses` are options of rows that a reader has to be told of, `numbers`
+    those of the sections, `names` what helpers are called here. What follows are values of theirs.
+    """
+
+    template: ClassVar[str] = "marked.py.jinja"
+
+    heading: str
+    facts: Facts
+    target: str
+    class_name: str
+    budgets: str
+    carried: usersource.Carried | None
+    marks: bool
+    kinds: str
+    library: Sequence[Written]
+    imports: Sequence[Sequence[str]]
+    plan: Sequence[str]
+    plans: Sequence[tuple[int, str, Sequence[str]]]
+    uses: Mapping[str, bool]
+    numbers: Sequence[int]
+    helpers: str
+    names: Mapping[str, str]
+    on_gpu: bool
+    largest: tuple[int, str, int] | None
+    shapes: str
+    held: int
+    batches: Mapping[int | None, tuple[int, int]]
+    made_from: Mapping[str, Sequence[str]]
+    defaults: Mapping[str, str]
+
+
 def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
     """The file's text. `tables` are the entries of each plan's, in the order of `facts`."""
-    entries = [entry for one in tables for entry in one]
-    plans, figures = _plans(tables, facts), _figures(facts)
+    text = _BLANK.sub("\n\n\n", _file(given, tables, facts).text()).rstrip("\n") + "\n"
+    return text.replace(FORMAT, f"{LATE}{FORMAT}", 1) if reads_what_loops_set(text) else text
+
+
+def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _File:
+    plans = facts.plan.all()
     carried = None if given.source is None else usersource.carry(given.source, given.class_name, None, given.marked)
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
     renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
     helpers = usersource.rename_names(helpers_of(given.features), renamed)
     library = _library(given, carried, helpers)
-    text = (
-        templates()
-        .get_template("marked.py.jinja")
-        .render(
-            facts=facts,
-            target=on_one_line(given.target),
-            class_name=given.class_name,
-            graph_digest=given.graph,
-            described=given.described,
-            carried=carried,
-            marks=bool(given.parts),
-            library=library,
-            defaults=given.defaults,
-            made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
-            largest=given.largest,
-            held=given.held_bytes,
-            shapes=_row_of(given.shapes),
-            numbers=range(1 + (carried is not None), 5),
-            plan=table(tables[0]),
-            plans=plans,
-            batches=dict(zip([p.batch for p in figures], given.numbers, strict=True)) if given.numbers else {},
-            on_gpu=given.features.on_gpu,
-            uses=_uses(entries),
-            imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
-            helpers=helpers,
-            names={name: renamed.get(name, name) for name in _CALLED},
-            kinds=", ".join(given.kinds),
-            mib=lambda n: f"{n / MIB:,.1f} MiB",
-            budgets=" or ".join(dict.fromkeys(f"{p.budget_bytes / MIB:,.1f}" for p in figures)) + " MiB",
-        )
+    target = on_one_line(given.target)
+    return _File(
+        heading=Heading(title(facts.version, target, facts.source_digest, given.graph), facts, given.described).text(),
+        facts=facts,
+        target=target,
+        class_name=given.class_name,
+        budgets=" or ".join(dict.fromkeys(f"{p.budget_bytes / MIB:,.1f}" for p in plans)) + " MiB",
+        carried=carried,
+        marks=bool(given.parts),
+        kinds=", ".join(given.kinds),
+        library=library,
+        imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
+        plan=table(tables[0]),
+        plans=_plans(tables, plans),
+        uses=_uses([entry for one in tables for entry in one]),
+        numbers=range(1 + (carried is not None), 5),
+        helpers=helpers,
+        names={name: renamed.get(name, name) for name in _CALLED},
+        on_gpu=given.features.on_gpu,
+        largest=given.largest,
+        shapes=_row_of(given.shapes),
+        held=given.held_bytes,
+        batches=dict(zip([p.batch for p in plans], given.numbers, strict=True)) if given.numbers else {},
+        made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
+        defaults=given.defaults,
     )
-    text = _BLANK.sub("\n\n\n", text).rstrip("\n") + "\n"
-    return text.replace(FORMAT, f"{LATE}{FORMAT}", 1) if reads_what_loops_set(text) else text
 
 
 def reads_what_loops_set(text: str) -> bool:
@@ -141,18 +177,13 @@ def _in_lines(words: Sequence[str]) -> list[str]:
     return textwrap.wrap(" ".join(words), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
 
 
-def _plans(tables: Sequence[Sequence[Entry]], facts: Facts) -> list[tuple[int, str, list[str]]]:
+def _plans(tables: Sequence[Sequence[Entry]], plans: Sequence[SavedPlan]) -> list[tuple[int, str, list[str]]]:
     """Where there are several tables: the budget or batch of each, what it takes, and its lines. Empty for one."""
-    if not facts.others:
+    if len(plans) == 1:
         return []
-    plans = _figures(facts)
     takes = [f"{p.planned_peak_bytes / MIB:,.1f} MiB at {1 + p.overhead:.2f} x" for p in plans]
     keys = [p.budget_bytes if p.batch is None else p.batch for p in plans]
     return [(key, took, table(rows, COLUMNS - 4)) for key, took, rows in zip(keys, takes, tables, strict=True)]
-
-
-def _figures(facts: Facts) -> list[Facts | Figures]:
-    return [facts, *facts.others]
 
 
 def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:

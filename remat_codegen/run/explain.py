@@ -15,8 +15,8 @@ from typing import Any
 from remat_codegen.ask.budget import plan_label
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError, VerifyError
-from remat_codegen.header import planfile
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header import saved_plan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.several import plan_for
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.profile.costs import Profile
@@ -197,7 +197,7 @@ def follow(
     """As `explain`, and the schedule itself, None where it could not be followed to its end."""
     text = lifecycle._read(file)
     header = lifecycle.read_header(text, file)
-    saved = header.plan if plan is None else planfile.load(plan)
+    saved = header.plan if plan is None else saved_plan.load(plan)
     asked = plan_for(saved, budget, file, batch)
     table = 0 if saved is None or asked is None else saved.all().index(asked)
     if header.request.given and target is None:
@@ -253,7 +253,7 @@ def _judged(case: Case, reading: Reading) -> tuple[Reading, list[Problem], list[
     wanted = read_back(planned, case.traced.model)
     alike = reading.problems and _is_python(case.text) and not differences(case.text, planned)
     if alike:  # what is a problem here is that only the plan can tell equal operations apart
-        schedule = planfile.schedule_of(case.plan, case.traced.graph, case.file)
+        schedule = saved_plan.schedule_of(case.plan, case.traced.graph, case.file)
         known = replace(reading, schedule=schedule, lines=(0,) * len(schedule.steps), problems=(), complete=True)
         return known, [], [*notes, "equal operations could not be told apart: the schedule is the plan's"], True
     as_planned = order_of(reading.schedule) == order_of(wanted.schedule) if reading.complete else False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from remat_codegen.ask.batch import leading, parse_batches
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import PlanFileError, RematError
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import pipeline
 from remat_codegen.run.planning import make_plan

@@ -13,8 +13,8 @@ from remat_codegen.advice import aswritten
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
 from remat_codegen.graph.simplify import Model
-from remat_codegen.header import planfile
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header import saved_plan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.interpreter import Reading, read_back
@@ -61,7 +61,7 @@ def make(request: Request, traced: Traced, progress: Progress) -> Made:
 def _of_functions(made: Functions, progress: Progress) -> Made:
     request, traced, plan = made.request, made.traced, made.plan
     assert made.profile is not None
-    schedule = planfile.schedule_of(plan, traced.graph, request.output_path)
+    schedule = saved_plan.schedule_of(plan, traced.graph, request.output_path)
     with progress.stage("emit"):
         text = pipeline.emit(traced, schedule, plan, request)
     return _made(text, plan, traced, made.profile, schedule, None, request, progress)

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from remat_codegen import __version__
 from remat_codegen.advice import aswritten
@@ -18,12 +17,16 @@ from remat_codegen.ask.batch import parse_batches
 from remat_codegen.ask.patched import is_patched
 from remat_codegen.ask.request import NOT_RUN, Request
 from remat_codegen.ask.target import Target
-from remat_codegen.emit.render import Facts, Figures, Original, render
+from remat_codegen.emit.render import Original, render
 from remat_codegen.errors import PlanFileError, TargetError, UnsupportedError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph.ir import Graph
-from remat_codegen.header import planfile, planline
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header import saved_plan
+from remat_codegen.header.command import command_of, option_in, portable
+from remat_codegen.header.heading import ANSWER_COLUMNS, Facts
+from remat_codegen.header.plan_line import plan_in
+from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.header.seal import seal
 from remat_codegen.header.several import budget_bytes
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import find, is_name
@@ -39,13 +42,7 @@ from remat_codegen.trace.sizes import Asked, parse_limits
 from remat_codegen.trace.training import deterministic_algorithms
 from remat_codegen.verify.rows import STEPS, verification
 
-ANSWER_COLUMNS = 112  # of a header's line
 NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
-LOSS_TEXTS = {  # of a header, where that is not one like cross entropy
-    "model": ", from the loss that forward returns",
-    "none": ", with nothing counted for a loss but the gradient of the outputs",
-    "sum": ", with nothing counted for a loss",
-}
 
 
 def generate(request: Request, progress: Progress) -> Report:
@@ -66,7 +63,7 @@ def prepared(request: Request, progress: Progress) -> tuple[Traced, SavedPlan, P
     """What a file is written from: the graph, the plan, and the costs, where it was not saved."""
     traced = trace_target(request, progress)
     if request.plan is not None:
-        return traced, planfile.load(request.plan), None
+        return traced, saved_plan.load(request.plan), None
     profile = measured_costs(request, traced, progress)
     return traced, make_plan(request, traced, progress, profile=profile), profile
 
@@ -74,7 +71,7 @@ def prepared(request: Request, progress: Progress) -> tuple[Traced, SavedPlan, P
 def written(request: Request, traced: Traced, plan: SavedPlan, progress: Progress, profile: Profile | None = None) -> Report:
     """Writes a plan out as a file of the first edition. Raises PlanFileError where it is for another graph."""
     output = request.output_path
-    schedule = planfile.schedule_of(plan, traced.graph, request.plan or output)
+    schedule = saved_plan.schedule_of(plan, traced.graph, request.plan or output)
     with progress.stage("emit"):
         text = emit(traced, schedule, plan, request)
         write_atomically(output, text)
@@ -133,13 +130,13 @@ def check_runs(device: str) -> None:
 def _batches_of(file: Path) -> str:
     """The batch sizes that a file has plans for, as its command says; empty where it does not have several."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    plan = planline.plan_in(text)
-    return "" if plan is None or plan.batch is None else planline.option_in(text, "batch") or ""
+    plan = plan_in(text)
+    return "" if plan is None or plan.batch is None else option_in(text, "batch") or ""
 
 
 def _budget_of(file: Path, budget: str | None) -> int | None:
     """The bytes of a budget that a file is judged by; None where its header tells them."""
-    return None if budget is None else budget_bytes(planline.plan_in(file.read_text(encoding="utf-8")), budget)
+    return None if budget is None else budget_bytes(plan_in(file.read_text(encoding="utf-8")), budget)
 
 
 # ---------------------------------------------------------------------------------------------- emission
@@ -165,7 +162,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         hooked={path: len(hooks) for path, m in target.module.named_modules() if path and (hooks := hooks_of(m))},
     )
     facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
-    return planline.seal(render(original, traced.model, schedule, facts))
+    return seal(render(original, traced.model, schedule, facts))
 
 
 def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[int, float]) -> Facts:
@@ -173,28 +170,14 @@ def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[i
     target = traced.target
     return Facts(
         version=__version__,
-        command=command(request, plan),
+        command=command_of(request, plan),
         source_digest=hashlib.sha256(target.source.encode()).hexdigest(),
-        planner=plan.planner,
-        device=_device_of(plan),
-        budget_bytes=plan.budget_bytes,
-        planned_peak_bytes=plan.planned_peak_bytes,
-        unmodified_peak_bytes=plan.unmodified_peak_bytes,
-        overhead=plan.overhead,
-        bound=plan.bound,
-        plan_lines=planline.plan_lines(plan),
+        plan=plan,
         growth=grows,
-        answer=_answer_lines(plan),
         recorded=_lines_of_run(traced.model.trace),
         as_written="" if (own := aswritten.of_plan(plan, traced.model)) is None else own.sentence(),
         needs=NEEDS_MODEL if request.given else "",
-        batch=plan.batch,
-        loss=LOSS_TEXTS.get(plan.loss, ""),
         smaller=limits_of(plan, target),
-        others=tuple(
-            Figures(p.budget_bytes, p.planned_peak_bytes, p.unmodified_peak_bytes, p.overhead, p.bound, p.batch)
-            for p in plan.others
-        ),
     )
 
 
@@ -204,19 +187,7 @@ def limits_of(plan: SavedPlan, target: Target) -> tuple[tuple[Asked, int], ...]:
     try:
         return parse_limits(plan.smaller or "", target.module.forward, target.args, target.kwargs)
     except TargetError as error:
-        raise PlanFileError("the plan names sizes of other inputs", where=target.label, hint=planfile.AGAIN) from error
-
-
-def _device_of(plan: SavedPlan) -> str:
-    """What the header says that a plan is for."""
-    device = plan.device if plan.estimated is None else f"{plan.device}, estimated for {plan.estimated}"
-    return device if plan.capability is None else f"{device} (compute capability {plan.capability})"
-
-
-def _answer_lines(plan: SavedPlan) -> tuple[str, ...]:
-    """What the header says of a budget that was found."""
-    said = [] if plan.answer is None else textwrap.wrap(f"Budget: {plan.budget_bytes} bytes, {plan.answer}.", ANSWER_COLUMNS)
-    return tuple(said)
+        raise PlanFileError("the plan names sizes of other inputs", where=target.label, hint=saved_plan.AGAIN) from error
 
 
 def _lines_of_run(trace: Trace) -> tuple[str, ...]:
@@ -240,43 +211,6 @@ def own_source(target: Target) -> str | None:
         return None
     stands_there = file is not None and Path(file).resolve() == target.path.resolve()
     return target.source if stands_there and not is_patched(module, target.path, target.source) else None
-
-
-def portable(target: str) -> str:
-    """A target without what belongs to one machine: an absolute path becomes the file's name."""
-    place, _, name = target.rpartition(":")
-    return f"{Path(place).name}:{name}" if Path(place).is_absolute() else target
-
-
-def command(request: Request, plan: SavedPlan) -> str:
-    """The command that regenerates a file, with what differs from the defaults; for a model that no command makes, the call."""
-    if request.given:
-        return _call(request, plan)
-    words = ["remat-codegen", portable(request.target), "--budget", plan.budget]
-    words += ["--init", request.init] if request.init else []
-    words += ["--inputs", request.inputs] if request.inputs is not None else []
-    words += ["--device", plan.estimated or plan.device] if plan.device != "cpu" else []
-    words += ["--batch", request.batch] if request.batch else []
-    words += ["--dynamic", request.dynamic] if request.dynamic else []
-    words += ["--static"] if request.static else []
-    words += ["--autocast", request.autocast] if request.autocast is not None else []
-    words += ["--loss", request.loss] if request.loss is not None else []
-    words += ["--planner", plan.planner] if plan.planner != Request("").planner else []
-    words += ["--seed", str(request.seed)] if request.seed else []
-    words += ["--edition", str(request.edition)] if request.edition == 2 else []
-    words += ["-o", request.output_path.name]
-    return planline.join_words(words)
-
-
-def _call(request: Request, plan: SavedPlan) -> str:
-    """The line of Python that regenerates a file, with what differs from the defaults."""
-    default = Request("")
-    asked: dict[str, Any] = {"budget": plan.budget, "device": plan.estimated or plan.device, "planner": plan.planner}
-    asked |= {name: getattr(request, name) for name in ("batch", "dynamic", "static", "autocast", "loss", "seed")}
-    asked |= {"edition": 2 if request.edition == 2 else None}
-    words = [f"{name}={value!r}" for name, value in asked.items() if value != getattr(default, name)]
-    inputs = "inputs" if request.inputs is None else repr(request.inputs)
-    return f"remat_codegen.plan({', '.join(['model', inputs, *words])})"
 
 
 def report_of(plan: SavedPlan, graph: Graph, output: Path | None, verified: Verification | None, progress: Progress) -> Report:

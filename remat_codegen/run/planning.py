@@ -17,8 +17,7 @@ from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.graph import exchange
 from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
-from remat_codegen.header import planfile
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import USUAL_LOSS, SavedPlan
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.planners.base.limited import found_nothing_in_time, limited
 from remat_codegen.planners.base.milp import solver
@@ -263,7 +262,7 @@ def saved_plan(found: Priced, outcome: Outcome) -> SavedPlan:
         as_written_overhead=None if found.as_written is None else found.as_written.overhead,
         capability=found.capability,
         estimated=found.estimated,
-        loss=planfile.USUAL_LOSS if model is None else model.record.loss,
+        loss=USUAL_LOSS if model is None else model.record.loss,
         recorded=True if model is not None and model.trace.run is not None else None,
     )
 

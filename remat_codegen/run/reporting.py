@@ -12,8 +12,8 @@ import torch
 
 from remat_codegen.ask.request import NOT_RUN
 from remat_codegen.errors import VerifyError
-from remat_codegen.header import planline
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.command import command_in
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.reading import read
 from remat_codegen.page.build import Given, build
 from remat_codegen.page.data import Measured, OtherPlan, Outside, Page, Point, Tradeoff
@@ -77,7 +77,7 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         title=traced.target.class_name,
         file=file.name,
         text=case.text,
-        command=planline.command_in(case.text) or "",
+        command=command_in(case.text) or "",
         planner=request.planner if case.plan_told is None else case.plan_told.planner,
         device=request.device,
         edition=request.edition or 1,

@@ -18,8 +18,9 @@ from remat_codegen.emit.usersource import carry
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, UnsupportedError
 from remat_codegen.files import write_atomically
 from remat_codegen.graph.ir import Graph, total_bytes
-from remat_codegen.header import planfile, planline
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header import saved_plan
+from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.header.seal import seal
 from remat_codegen.marked import file as writing
 from remat_codegen.marked import replays
 from remat_codegen.marked.candidates import Row
@@ -89,7 +90,7 @@ def generate(request: Request, progress: Progress) -> Report:
     marked = replace(request, dynamic="")
     traced = trace_target(marked, progress)
     profile = measured_costs(marked, traced, progress)
-    made = make_plan(marked, traced, progress, profile=profile) if request.plan is None else planfile.load(request.plan)
+    made = make_plan(marked, traced, progress, profile=profile) if request.plan is None else saved_plan.load(request.plan)
     try:
         plan, brought = tabled(marked, traced, profile, made, progress)
         text = proved(marked, traced, plan, brought, progress)
@@ -114,7 +115,7 @@ def tabled(
     `MOST_LOST` longer than the plan; PlanFileError where a saved plan is for another graph.
     """
     if not traced.are_of(made):
-        raise PlanFileError("the plan was made for other batch sizes", hint=planfile.AGAIN)
+        raise PlanFileError("the plan was made for other batch sizes", hint=saved_plan.AGAIN)
     several = bool(made.others)
     numbered = enumerate(made.all())
     found = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
@@ -273,7 +274,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     """The plan brought to parts. Where that leads to more than the budget, or to more time, other plans are tried, too.
     Raises BudgetError where no table fits."""
     found = found_of(traced)
-    own = planfile.schedule_of(plan, traced.graph, request.plan or request.output_path)
+    own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search, best = Search(traced, found, profile, plan.budget_bytes, progress.update), None
     more = others(request, traced.graph, found.with_held(profile), reserve_of(traced), plan.budget_bytes)
     for number, schedules in enumerate(chain([[own]], more)):
@@ -396,7 +397,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         ),
         made_from=_made_from(brought.found, marks, own, source),
     )
-    return planline.seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
+    return seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
 
 def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = False) -> Features:

@@ -12,7 +12,7 @@ from remat_codegen.ask.batch import Batch, at_batch, batch_sizes, leading, parse
 from remat_codegen.ask.request import Request
 from remat_codegen.emit.guards import PLAIN_MARGIN
 from remat_codegen.errors import RematError
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.run.dynamic import plain_peak
 from remat_codegen.run.traced import Traced, trace_loaded
 from remat_codegen.show.report import Progress

@@ -14,7 +14,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.graph.unplannable import check_indices, check_place
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.run.dynamic import trace_sizes, with_least
 from remat_codegen.show.report import Progress
 from remat_codegen.torch_seam import pytree

@@ -17,8 +17,10 @@ from remat_codegen.ask.batch import Batch, at_batch, parse_batches
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.target import Target, TargetKind
 from remat_codegen.errors import VerifyError
-from remat_codegen.header.planfile import SavedPlan
-from remat_codegen.header.planline import call_in, command_in, is_sealed, option_in, plan_in
+from remat_codegen.header.command import call_in, command_in, option_in
+from remat_codegen.header.plan_line import plan_in
+from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.header.seal import is_sealed
 from remat_codegen.header.several import plan_taken
 from remat_codegen.show.report import Progress, Row, Verification
 from remat_codegen.torch_seam import has_forward_hooks

@@ -16,7 +16,7 @@ from pinned import only_with, others
 from remat_codegen.run.traced import trace_target
 from remat_codegen.run import explain as explaining
 from remat_codegen.run import lifecycle, pipeline
-from remat_codegen.header import planfile
+from remat_codegen.header import saved_plan
 from remat_codegen.verify import beside as comparing
 from remat_codegen.show.report import Progress
 from remat_codegen.ask.request import Request
@@ -71,7 +71,7 @@ def _is_exact(file, target):
 def _fits(plan, target):
     """Whether a committed plan is for the model as it is now."""
     graph = trace_target(Request(target), QUIET).graph.digest()
-    return plan.exists() and planfile.load(plan).graph == graph
+    return plan.exists() and saved_plan.load(plan).graph == graph
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "gpt2_remat.py" else n for n in EXAMPLES])
@@ -117,4 +117,4 @@ def test_the_committed_file_does_what_was_planned(name, monkeypatch):
     found = explaining.explain(file, QUIET)
     assert found.ok and found.as_planned, found.problems
     assert found.notes == () or name in WRAPS  # layers from a library can be too much alike to tell apart
-    assert found.peak_bytes <= planfile.load(plan).planned_peak_bytes
+    assert found.peak_bytes <= saved_plan.load(plan).planned_peak_bytes

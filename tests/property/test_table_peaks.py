@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT
 
 from remat_codegen.ask.request import Request
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import OPTIONS, parts_of
 from remat_codegen.marked.demand import check, schedule_of

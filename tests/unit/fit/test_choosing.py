@@ -19,7 +19,7 @@ from remat_codegen.fit import standing as standing_module
 from remat_codegen.fit.batching import largest_size
 from remat_codegen.fit.choosing import smallest_good
 from remat_codegen.fit.standing import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
-from remat_codegen.header import planline
+from remat_codegen.header.plan_line import header_of
 from remat_codegen.run import lifecycle, second
 from remat_codegen.show.report import Progress
 
@@ -76,7 +76,7 @@ def made(*args: object, target: str = "model.py:Net") -> dict:
 
 
 def header(file: str = "net_remat.py") -> str:
-    return " ".join(line.removeprefix("#").strip() for line in planline.header_of(Path(file).read_text()))
+    return " ".join(line.removeprefix("#").strip() for line in header_of(Path(file).read_text()))
 
 
 def error_of(*args: object) -> str:

@@ -19,7 +19,8 @@ from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.record import record
 from remat_codegen.graph.unplannable import check_devices, check_place
-from remat_codegen.header import planfile, planline
+from remat_codegen.header import saved_plan
+from remat_codegen.header.plan_line import plan_in, plan_lines
 from remat_codegen.run import lifecycle
 from remat_codegen.trace import Trace, trace
 
@@ -138,16 +139,16 @@ def test_rocm_is_refused_in_a_line(small_gpt2, monkeypatch):
         load_target(small_gpt2.spec, init=small_gpt2.init, inputs=small_gpt2.inputs, device="cuda")
 
 
-def plan(**options) -> planfile.SavedPlan:
+def plan(**options) -> saved_plan.SavedPlan:
     given = {"graph": "0" * 64, "planner": "none", "status": "feasible", "budget": "1GiB", "budget_bytes": 1, "order": (0, 1)}
     given |= {"planned_peak_bytes": 1, "unmodified_peak_bytes": 1, "overhead": 0.0, "bound": None, "device": "cuda"}
-    return planfile.SavedPlan(**given | options)
+    return saved_plan.SavedPlan(**given | options)
 
 
 def test_a_plan_says_which_generation_it_is_for():
     for capability in ("9.0", None):
         saved = plan(capability=capability)
-        assert planline.plan_in("\n".join(planline.plan_lines(saved))) == saved
+        assert plan_in("\n".join(plan_lines(saved))) == saved
 
 
 def test_another_generation_is_named_and_another_graph_is_not_blamed_on_it():

@@ -13,7 +13,7 @@ from conftest import ROOT
 from pinned import others
 
 from remat_codegen.cli.main import cli
-from remat_codegen.header.planfile import SavedPlan, load
+from remat_codegen.header.saved_plan import SavedPlan, load
 
 OLD = ROOT / "tests" / "data" / "old"
 FILES = sorted(path.name for path in OLD.glob("epoch_*.py"))

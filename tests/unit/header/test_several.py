@@ -16,9 +16,9 @@ from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError, RematError, VerifyError
-from remat_codegen.header import planfile
-from remat_codegen.header.planfile import SavedPlan
-from remat_codegen.header.planline import plan_in
+from remat_codegen.header import saved_plan
+from remat_codegen.header.plan_line import plan_in
+from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.several import plan_for
 from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
@@ -264,7 +264,7 @@ def test_every_table_is_guarded(file):
 
 def test_a_saved_plan_has_all_of_them(written, tmp_path):
     file, _ = written
-    plan = planfile.load(file.with_name("plan.json"))
+    plan = saved_plan.load(file.with_name("plan.json"))
     assert len(plan.others) == 2
     again = tmp_path / "net_remat.py"
     second.generate(Request(f"{file.with_name('net.py')}:Net", None, again, plan=file.with_name("plan.json")), QUIET)
@@ -303,7 +303,7 @@ def test_plans_come_back_from_their_text(written):
     plan = plan_in(written[0].read_text())
     path = Path(written[0]).with_name("again.json")
     path.write_text(plan.dumps())
-    assert planfile.load(path) == plan and replace(plan, others=()).dumps().count('"order"') == 1
+    assert saved_plan.load(path) == plan and replace(plan, others=()).dumps().count('"order"') == 1
 
 
 def test_an_empty_table_is_a_plan_too(file):

@@ -19,8 +19,8 @@ from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, TargetError, UnsupportedError
-from remat_codegen.header import planfile
-from remat_codegen.header.planline import plan_in
+from remat_codegen.header import saved_plan
+from remat_codegen.header.plan_line import plan_in
 from remat_codegen.header.several import plan_for
 from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
@@ -276,7 +276,7 @@ def test_every_table_is_guarded(file):
 def test_a_saved_plan_has_all_of_them(written, tmp_path):
     file, _ = written
     saved, target = file.with_name("plan.json"), f"{file.with_name('net.py')}:Net"
-    assert [p.batch for p in planfile.load(saved).all()] == [64, 32, 16]
+    assert [p.batch for p in saved_plan.load(saved).all()] == [64, 32, 16]
     again = tmp_path / "net_remat.py"
     second.generate(Request(target, None, again, plan=saved, batch=BATCHES), QUIET)
     assert [len(t) for t in read(again.read_text(), {}).tables] == [len(t) for t in read(file.read_text(), {}).tables]

@@ -13,7 +13,8 @@ from second_edition import found_in, planned_peak, random_rows, text_of, traced_
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
-from remat_codegen.header import planfile, planline
+from remat_codegen.header import saved_plan
+from remat_codegen.header.plan_line import plan_in
 from remat_codegen.marked.candidates import Row
 from remat_codegen.run import pipeline, second
 from remat_codegen.show.report import Progress
@@ -192,7 +193,7 @@ def test_notes_on_what_functions_leave_out_are_of_files_of_functions(write_file,
     target, output, plan = f"{write_file(LEAVES_OUT)}:Net", tmp_path / "out.py", tmp_path / "plan.json"
     request = Request(target, budget, output, init="8, 8", save_plan=plan)
     report = second.generate(request, Progress(None))
-    saved, own = planfile.load(plan), planline.plan_in(output.read_text())
+    saved, own = saved_plan.load(plan), plan_in(output.read_text())
     assert not [n for one in own.all() for n in (*report.notes, *one.notes) if "finds" in n or "forward changes" in n]
     model = load_generated(output).Net(8, 8)
     model(torch.randn(6, 8), torch.zeros(6, 8)).sum().backward()  # which the note would say raises an error

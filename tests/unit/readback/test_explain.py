@@ -16,8 +16,9 @@ from fixed import all_alike, fix
 
 from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
-from remat_codegen.header import planline
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header.plan_line import PREFIX, _wrapped, header_of, joined
+from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.header.seal import seal
 from remat_codegen.profile.cache import Cache
 from remat_codegen.readback.values import WIDEST, cut, told_apart
 from remat_codegen.run import lifecycle, pipeline
@@ -79,7 +80,7 @@ def edited(case, tmp_path, monkeypatch):
         assert old in text
         text = text.replace(old, new, 1)
         path = tmp_path / "gpt2_remat.py"
-        path.write_text(planline.seal(text) if sealed else text)
+        path.write_text(seal(text) if sealed else text)
         return explain(path, QUIET), path
 
     return edit
@@ -103,7 +104,7 @@ def test_the_header_is_not_what_is_read(edited):
     """Without its plan, the file still tells its schedule; what it is compared with is made from that."""
     whole, path = edited()
     text = path.read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(planline.PREFIX)]
+    lines = [line for line in text.splitlines() if not line.startswith(PREFIX)]
     path.write_text("\n".join(lines) + "\n")
     found = explain(path, QUIET)
     assert found.ok and found.as_planned is None and found.notes
@@ -226,10 +227,10 @@ def test_another_schedule_is_explained_and_said_to_be_another(case, edited):
     other = replace(plan, order=order_of(rebuilding(graph, set(droppable(graph)[1::2]))))
     _, path = edited()
     text = pipeline.emit(traced, with_forgets(graph, other.order), other, replace(REQUEST, output=path))
-    header, theirs = (planline._joined(planline.header_of(t)) for t in (file.read_text(), text))
-    lines = [line for line in text.split("\n") if not line.startswith(planline.PREFIX)]
+    header, theirs = (joined(header_of(t)) for t in (file.read_text(), text))
+    lines = [line for line in text.split("\n") if not line.startswith(PREFIX)]
     at = next(n for n, line in enumerate(lines) if line.startswith("# The plan, for")) + 1
-    lines[at:at] = planline._wrapped(header)
+    lines[at:at] = _wrapped(header)
     path.write_text("\n".join(lines))
     assert header != theirs
     found = explain(path, QUIET)

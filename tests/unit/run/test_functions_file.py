@@ -15,7 +15,7 @@ import remat_codegen
 from remat_codegen import runtime
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, TargetError
-from remat_codegen.header import planline
+from remat_codegen.header.plan_line import plan_in
 from remat_codegen.run import functions, lifecycle, pipeline, second
 from remat_codegen.run.functions import FIXED, OPEN
 from remat_codegen.show.report import Progress
@@ -121,7 +121,7 @@ def test_what_is_smaller_trains_by_the_original_forward_where_that_is_within_the
     folder, monkeypatch, name, smaller, sizes
 ):
     file, notes = made(name)
-    plan = planline.plan_in(file.read_text())
+    plan = plan_in(file.read_text())
     assert plan.smaller == smaller and any(note.startswith("note: but up to x.") for note in notes)
     ours, model = load_generated(file).rematerialize(load_original(file)), load_original(file)
     monkeypatch.delitem(type(ours).forward.__globals__, "run_forward")  # which nothing is left to, then
@@ -197,7 +197,7 @@ def test_an_input_may_get_another_name(folder):
     found = lifecycle.check(file, Progress(None))
     assert not found.ok and "the plan names sizes of other inputs" in found.reasons[-1]
     assert lifecycle.update(file, Progress(None)).changed
-    assert planline.plan_in(file.read_text()).smaller == "h.0,scale.0=4;h.1,scale.1=2"
+    assert plan_in(file.read_text()).smaller == "h.0,scale.0=4;h.1,scale.1=2"
     assert lifecycle.check(file, Progress(None)).ok
 
 
@@ -207,7 +207,7 @@ def test_sizes_that_are_named_are_told_as_the_file_has_them(folder, monkeypatch)
 
     monkeypatch.setattr(second, "tabled", no_table)
     file, notes = made("OfAFew", edition=None, dynamic="x.0,scale.0")
-    smaller = planline.plan_in(file.read_text()).smaller
+    smaller = plan_in(file.read_text()).smaller
     told = [note for note in notes if note.startswith("note: but up to")]
     assert len(told) == 1 and smaller.replace(";", " or ") in told[0]
 
@@ -216,7 +216,7 @@ def test_an_update_that_plans_again_finds_what_may_be_smaller_again(folder):
     file, _ = made("OfTwoSizes")
     file.write_text(file.read_text().replace("--budget 75%", "--budget 90%"))
     assert lifecycle.update(file, Progress(None)).changed
-    assert planline.plan_in(file.read_text()).smaller == "x.0,scale.0=5;x.1,scale.1=2"
+    assert plan_in(file.read_text()).smaller == "x.0,scale.0=5;x.1,scale.1=2"
     assert lifecycle.check(file, Progress(None)).ok
 
 

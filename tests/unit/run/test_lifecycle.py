@@ -17,8 +17,12 @@ from hypothesis import strategies as st
 from remat_codegen.ask.request import Request
 from remat_codegen.cli import main as cli
 from remat_codegen.errors import PlanFileError, VerifyError
-from remat_codegen.header import planfile, planline
-from remat_codegen.header.planfile import SavedPlan
+from remat_codegen.header import saved_plan
+from remat_codegen.header.command import join_words, split_words
+from remat_codegen.header.order import decode_order, encode_order
+from remat_codegen.header.plan_line import COLUMNS, decode_plan, encode_plan, plan_in, plan_lines
+from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.header.seal import is_sealed, seal
 from remat_codegen.run import functions, lifecycle, pipeline
 from remat_codegen.show.report import Progress
 
@@ -248,7 +252,7 @@ def test_a_model_that_no_longer_works_is_a_reason(folder, old, new):
 
 def test_a_file_for_a_gpu_is_checked_as_far_as_that_goes_without_one(folder):
     file = folder / "net_remat.py"
-    file.write_text(planline.seal(file.read_text().replace(" -o net_remat.py", " --device cuda:99 -o net_remat.py")))
+    file.write_text(seal(file.read_text().replace(" -o net_remat.py", " --device cuda:99 -o net_remat.py")))
     assert check().ok and "cuda:99 is not here" in check().notes[0]
     rename(folder / "model.py")
     assert check().reasons == ("model.py has changed",)
@@ -258,7 +262,7 @@ def test_a_file_for_a_gpu_is_checked_as_far_as_that_goes_without_one(folder):
 
 def test_the_plan_beside_a_file_serves_where_it_holds_none(folder):
     file = folder / "net_remat.py"
-    plan = planline.plan_in(file.read_text())
+    plan = plan_in(file.read_text())
     text = "\n".join(line for line in file.read_text().split("\n") if not line.startswith("#:"))
     file.write_text(text)
     assert check().reasons == ("it holds no plan",)
@@ -277,11 +281,11 @@ def test_update_leaves_a_file_alone_that_is_up_to_date(folder):
 
 
 def test_update_keeps_the_plan_while_the_graph_is_the_same(folder, monkeypatch):
-    before = planline.plan_in((folder / "net_remat.py").read_text())
+    before = plan_in((folder / "net_remat.py").read_text())
     rename(folder / "model.py")
     monkeypatch.setattr("remat_codegen.run.priced.measure", None)
     assert update() == lifecycle.Updated(Path("net_remat.py"), changed=True, planned=False)
-    assert planline.plan_in((folder / "net_remat.py").read_text()) == before and check().ok
+    assert plan_in((folder / "net_remat.py").read_text()) == before and check().ok
 
 
 def test_update_undoes_what_was_edited_by_hand(folder):
@@ -295,13 +299,13 @@ def test_update_plans_again_for_another_graph(folder):
     Path("net_remat.py.plan.json").write_text("{}")
     change(folder / "model.py", "layers=3", "layers=4")
     assert update().planned and check().ok
-    assert planfile.load(Path("net_remat.py.plan.json")) == planline.plan_in((folder / "net_remat.py").read_text())
+    assert saved_plan.load(Path("net_remat.py.plan.json")) == plan_in((folder / "net_remat.py").read_text())
 
 
 def test_update_plans_again_for_another_budget_in_the_header(folder):
     change(folder / "net_remat.py", "--budget 60%", "--budget 100%")
     assert update().planned and check().ok
-    assert planline.plan_in((folder / "net_remat.py").read_text()).overhead == 0.0
+    assert plan_in((folder / "net_remat.py").read_text()).overhead == 0.0
 
 
 def test_update_writes_all_or_nothing(folder, monkeypatch):
@@ -360,7 +364,7 @@ def test_a_small_change_in_the_model_gives_a_small_diff(folder, old, new, most, 
 def test_a_file_from_before_auto_was_the_default_stays_rockmates(folder):
     file = folder / "net_remat.py"
     pipeline.generate(Request("model.py:Net", "90%", file, planner="rockmate", cache=False), QUIET)
-    older = planline.seal(file.read_text().replace(" --planner rockmate", ""))
+    older = seal(file.read_text().replace(" --planner rockmate", ""))
     file.write_text(older)
     header = lifecycle.read_header(older, file)
     assert header.request.planner == header.plan.planner == "rockmate" and header.sealed
@@ -417,21 +421,21 @@ def saved(order: tuple[int, ...], notes: tuple[str, ...] = (), bound: float | No
 @given(orders(), st.lists(st.text(), max_size=3), st.none() | st.floats(0, 1))
 def test_a_plan_comes_back_from_its_lines(order, notes, bound):
     plan = saved(order, tuple(notes), bound)
-    assert planline.decode_plan(planline.encode_plan(plan)) == plan
-    lines = planline.plan_lines(plan)
-    text = planline.seal("\n".join(["# one", *lines, "x = 1\n"]))
-    assert planline.plan_in(text) == plan
-    assert planline.is_sealed(text) and not planline.is_sealed(text + " ")
-    assert all(len(line) <= planline.COLUMNS and line.isascii() and line.isprintable() for line in lines)
+    assert decode_plan(encode_plan(plan)) == plan
+    lines = plan_lines(plan)
+    text = seal("\n".join(["# one", *lines, "x = 1\n"]))
+    assert plan_in(text) == plan
+    assert is_sealed(text) and not is_sealed(text + " ")
+    assert all(len(line) <= COLUMNS and line.isascii() and line.isprintable() for line in lines)
 
 
 @given(st.text(alphabet="0123456789|:;,-+*()") | st.text())
 def test_any_other_order_is_refused_or_read(text):
     try:
-        order = planline.decode_order(text)
+        order = decode_order(text)
     except PlanFileError:
         return
-    assert planline.decode_order(planline.encode_order(order)) == order
+    assert decode_order(encode_order(order)) == order
 
 
 @pytest.mark.parametrize(
@@ -439,13 +443,13 @@ def test_any_other_order_is_refused_or_read(text):
 )
 def test_hostile_orders_are_refused(text):
     with pytest.raises(PlanFileError):
-        planline.decode_order(text)
+        decode_order(text)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":1}', "[" * 100_000, "nan"])
 def test_hostile_plans_are_refused(text):
     with pytest.raises(PlanFileError):
-        planline.decode_plan(text)
+        decode_plan(text)
 
 
 def test_the_line_does_not_grow_with_the_number_of_layers():
@@ -455,19 +459,19 @@ def test_the_line_does_not_grow_with_the_number_of_layers():
             nodes += [loss + 2 * k + 1, *range(10 * (layers - k - 1), 10 * (layers - k - 1) + 5), loss + 2 * k + 2]
         return nodes
 
-    few, many = (len(planline.encode_order(order(n))) for n in (12, 480))
+    few, many = (len(encode_order(order(n))) for n in (12, 480))
     assert many < few + 12
 
 
 def test_an_order_that_runs_a_node_too_early_is_refused():
     with pytest.raises(PlanFileError, match="comes before"):
-        planline.encode_order([0, 2, 1])
+        encode_order([0, 2, 1])
 
 
 @given(st.lists(st.text(), min_size=1))
 def test_words_come_back_from_a_line(words):
-    line = planline.join_words(words)
-    assert planline.split_words(line) == words and line.isprintable()
+    line = join_words(words)
+    assert split_words(line) == words and line.isprintable()
 
 
 def test_a_class_that_only_shares_its_name_with_one_in_the_file_is_wrapped(folder):

@@ -20,7 +20,7 @@ from remat_codegen.fit import choosing
 from remat_codegen.fit.batching import largest_size
 from remat_codegen.fit.choosing import smallest_good
 from remat_codegen.fit.drafts import draft_of, least_bytes, measured
-from remat_codegen.header import planline
+from remat_codegen.header.command import command_in
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.planners.base import registry
 from remat_codegen.planners.base.bound import bound
@@ -204,5 +204,5 @@ def test_an_update_keeps_to_its_limit_and_writes_none_of_it(asked, monkeypatch, 
     assert done.exit_code == 0 and "planned again" in done.output
     assert [request.time_limit for request in planned] == [3.0] and planned[0].asked_at >= before
     header = lifecycle.read_header(file.read_text(), file)
-    assert header.request.budget == "70%" and "--time-limit" not in planline.command_in(file.read_text())
+    assert header.request.budget == "70%" and "--time-limit" not in command_in(file.read_text())
     assert not lifecycle.update(file, QUIET).changed

@@ -20,7 +20,9 @@ from remat_codegen.cli.main import cli
 from remat_codegen.errors import RematError, TargetError, UnsupportedError, VersionError
 from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import Model, simplify
-from remat_codegen.header import planline
+from remat_codegen.header.command import command_in
+from remat_codegen.header.plan_line import plan_in
+from remat_codegen.header.seal import seal
 from remat_codegen.profile import devices, followed, room
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.devices import DEVICES
@@ -379,9 +381,9 @@ def planned(tmp_path, monkeypatch):
 def test_a_file_says_for_which_gpu_it_was_estimated(planned):
     file, report = planned
     text = file.read_text()
-    assert "--device h100" in planline.command_in(text)
+    assert "--device h100" in command_in(text)
     assert "on cuda, estimated for h100 (compute capability 9.0), in training mode" in text
-    saved = planline.plan_in(text)
+    saved = plan_in(text)
     assert (saved.device, saved.capability, saved.estimated) == ("cuda", "9.0", "h100")
     assert saved.planned_peak_bytes <= saved.budget_bytes < saved.unmodified_peak_bytes and report.overhead > 0
     assert "absent" not in text
@@ -400,9 +402,9 @@ def test_check_update_and_explain_need_no_gpu(planned):
 
 def test_another_gpu_is_another_plan(planned):
     file, _ = planned
-    file.write_text(planline.seal(file.read_text().replace("--device h100", "--device v100", 1)))
+    file.write_text(seal(file.read_text().replace("--device h100", "--device v100", 1)))
     assert lifecycle.update(file, QUIET).planned
-    saved = planline.plan_in(file.read_text())
+    saved = plan_in(file.read_text())
     assert (saved.capability, saved.estimated) == ("7.0", "v100")
 
 

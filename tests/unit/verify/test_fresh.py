@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from remat_codegen.ask.request import Request
-from remat_codegen.header import planline
+from remat_codegen.header.seal import seal
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress, verification_table
 
@@ -72,7 +72,7 @@ def test_what_only_this_process_can_import_is_missed_in_another(write_file, tmp_
     (tmp_path / f"{module}.py").write_text(NET)
     file, target, _ = written(lambda source: tmp_path / f"{module}.py", tmp_path)
     text = file.read_text().replace("\nimport torch\n", f"\nimport torch\nfrom {module} import helper\n", 1)
-    file.write_text(planline.seal(text))
+    file.write_text(seal(text))
     found = pipeline.verify(file, target, inputs="float32[2,4]", progress=Progress(None))
     assert [r.what for r in found.rows if not r.ok] == [ALONE]
     assert f"import: ModuleNotFoundError: No module named '{module}'" in found.failures()

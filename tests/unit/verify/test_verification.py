@@ -10,7 +10,7 @@ import torch
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
-from remat_codegen.header.planline import seal
+from remat_codegen.header.seal import seal
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
 from remat_codegen.verify import beside as comparing

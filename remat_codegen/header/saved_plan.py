@@ -156,6 +156,11 @@ def _fits(value: Any, name: str) -> bool:
     return isinstance(value, str)
 
 
+def beside(file: Path) -> Path:
+    """Where a file's plan lies if it was saved beside it: FILE.plan.json."""
+    return file.with_name(f"{file.name}.plan.json")
+
+
 def schedule_of(plan: SavedPlan, graph: Graph, path: Path) -> Schedule:
     """The plan's schedule on `graph`. Raises PlanFileError where it was made for another graph."""
     if plan.graph != graph.digest():
