@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from hypothesis import strategies as st
+
 from remat_codegen.graph.ir import Block, Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.planners.chain.options import Family
 from remat_codegen.profile.costs import Profile
@@ -334,3 +336,13 @@ def best_sequence(families: Sequence[Family], budget_bytes: int) -> int | None:
 def budgets(low: int, high: int, count: int) -> Iterator[int]:
     """Some budgets from low to high."""
     yield from sorted({low + (high - low) * i // max(count - 1, 1) for i in range(count)})
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[int, ...]:
+    """Orders in which a few nodes run, each again after its first time."""
+    order: list[int] = []
+    for node in range(draw(st.integers(0, 40))):
+        order.append(node)
+        order += draw(st.lists(st.integers(0, node), max_size=4))
+    return tuple(order)

@@ -7,22 +7,17 @@ import json
 import random
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remat_codegen.ask.request import Request
 from remat_codegen.cli import main as cli
-from remat_codegen.errors import PlanFileError, VerifyError
+from remat_codegen.errors import VerifyError
 from remat_codegen.header import saved_plan
-from remat_codegen.header.command import join_words, split_words
-from remat_codegen.header.order import decode_order, encode_order
-from remat_codegen.header.plan_line import COLUMNS, decode_plan, encode_plan, plan_in, plan_lines
-from remat_codegen.header.saved_plan import SavedPlan
-from remat_codegen.header.seal import is_sealed, seal
+from remat_codegen.header.heading import read_header
+from remat_codegen.header.plan_line import plan_in
+from remat_codegen.header.seal import seal
 from remat_codegen.run import functions, lifecycle, pipeline
 from remat_codegen.show.report import Progress
 
@@ -318,18 +313,6 @@ def test_update_writes_all_or_nothing(folder, monkeypatch):
     assert sorted(f.name for f in folder.iterdir() if f.is_file()) == ["model.py", "net_remat.py"]
 
 
-def test_everything_the_request_says_comes_back_from_the_header(folder):
-    init, inputs = "layers=2,\n width=16", "inputs.py:it's"
-    extra = {"autocast": "float16", "dynamic": "x.0"}
-    request = Request("a b.py:Net", "40%", Path("x y.py"), init, inputs, "cuda:1", "rockmate", 7, **extra)
-    plan = SavedPlan("0" * 64, "rockmate", "feasible", "40%", 1, 1, 1, 0.0, None, "cuda:1", (0,))
-    command = pipeline.command(request, plan)
-    assert len(command.splitlines()) == 1
-    assert lifecycle._request(command, Path("f")) == replace(request, edition=1)
-    again = pipeline.command(replace(request, edition=2), plan)
-    assert lifecycle._request(again, Path("f")) == replace(request, edition=2)
-
-
 @pytest.mark.parametrize("name", ["coding: x.py", 'a"""b.py', "new\nline.py", "back\\slash.py", "it's $HOME.py"])
 def test_a_header_holds_any_name(folder, name):
     shutil.move(folder / "model.py", folder / name)
@@ -337,7 +320,7 @@ def test_a_header_holds_any_name(folder, name):
     pipeline.generate(Request(f"{name}:Net", "100%", Path("net_remat.py"), init), QUIET)
     compile((folder / "net_remat.py").read_bytes(), "net_remat.py", "exec")
     assert check().ok and not update().changed
-    assert lifecycle.read_header((folder / "net_remat.py").read_text(), Path("f")).request.init == init
+    assert read_header((folder / "net_remat.py").read_text(), Path("f")).request.init == init
 
 
 @pytest.mark.parametrize(
@@ -366,11 +349,11 @@ def test_a_file_from_before_auto_was_the_default_stays_rockmates(folder):
     pipeline.generate(Request("model.py:Net", "90%", file, planner="rockmate", cache=False), QUIET)
     older = seal(file.read_text().replace(" --planner rockmate", ""))
     file.write_text(older)
-    header = lifecycle.read_header(older, file)
+    header = read_header(older, file)
     assert header.request.planner == header.plan.planner == "rockmate" and header.sealed
     assert not update().planned and " --planner rockmate" in file.read_text()
     file.write_text(file.read_text().replace(" --planner rockmate", " --planner auto"))
-    assert update().planned and lifecycle.read_header(file.read_text(), file).plan.planner == "auto"
+    assert update().planned and read_header(file.read_text(), file).plan.planner == "auto"
 
 
 # ---------------------------------------------------------------------------------------------- the verbs
@@ -400,78 +383,6 @@ def test_the_verbs_print_and_exit_as_they_say(folder, capsys):
     code, out, err = run(capsys, "check", "model.py", "-q")
     assert code == 2 and len(err.splitlines()) == 1 and "not written by remat-codegen" in err
     assert run(capsys, "check")[0] == 2
-
-
-# ---------------------------------------------------------------------------------------------- the plan's line
-
-
-@st.composite
-def orders(draw) -> tuple[int, ...]:
-    order: list[int] = []
-    for node in range(draw(st.integers(0, 40))):
-        order.append(node)
-        order += draw(st.lists(st.integers(0, node), max_size=4))
-    return tuple(order)
-
-
-def saved(order: tuple[int, ...], notes: tuple[str, ...] = (), bound: float | None = None) -> SavedPlan:
-    return SavedPlan("ab" * 32, "rockmate", "optimal", "1GiB", 1, 2, 3, 0.25, bound, "cpu", order, notes)
-
-
-@given(orders(), st.lists(st.text(), max_size=3), st.none() | st.floats(0, 1))
-def test_a_plan_comes_back_from_its_lines(order, notes, bound):
-    plan = saved(order, tuple(notes), bound)
-    assert decode_plan(encode_plan(plan)) == plan
-    lines = plan_lines(plan)
-    text = seal("\n".join(["# one", *lines, "x = 1\n"]))
-    assert plan_in(text) == plan
-    assert is_sealed(text) and not is_sealed(text + " ")
-    assert all(len(line) <= COLUMNS and line.isascii() and line.isprintable() for line in lines)
-
-
-@given(st.text(alphabet="0123456789|:;,-+*()") | st.text())
-def test_any_other_order_is_refused_or_read(text):
-    try:
-        order = decode_order(text)
-    except PlanFileError:
-        return
-    assert decode_order(encode_order(order)) == order
-
-
-@pytest.mark.parametrize(
-    "text", ["9|999999*(1:0)+0+0", "9|1:0-999999999", "999999999|", "1|1:2", "1|0:1", "1|5:0", "1|1:-1", "1|2*(0:0)+1-1"]
-)
-def test_hostile_orders_are_refused(text):
-    with pytest.raises(PlanFileError):
-        decode_order(text)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":1}', "[" * 100_000, "nan"])
-def test_hostile_plans_are_refused(text):
-    with pytest.raises(PlanFileError):
-        decode_plan(text)
-
-
-def test_the_line_does_not_grow_with_the_number_of_layers():
-    def order(layers: int) -> list[int]:
-        nodes, loss = [*range(10 * layers + 1)], 10 * layers
-        for k in range(layers):
-            nodes += [loss + 2 * k + 1, *range(10 * (layers - k - 1), 10 * (layers - k - 1) + 5), loss + 2 * k + 2]
-        return nodes
-
-    few, many = (len(encode_order(order(n))) for n in (12, 480))
-    assert many < few + 12
-
-
-def test_an_order_that_runs_a_node_too_early_is_refused():
-    with pytest.raises(PlanFileError, match="comes before"):
-        encode_order([0, 2, 1])
-
-
-@given(st.lists(st.text(), min_size=1))
-def test_words_come_back_from_a_line(words):
-    line = join_words(words)
-    assert split_words(line) == words and line.isprintable()
 
 
 def test_a_class_that_only_shares_its_name_with_one_in_the_file_is_wrapped(folder):
