@@ -29,7 +29,7 @@ from remat_codegen.profile.clock import Clock, clock_for
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import DEVICES, Device
 from remat_codegen.profile.estimated import Kernel, Kernels, kernel_of
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.run.priced import over
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
@@ -153,7 +153,7 @@ class Subject:
     def costs(self, times: Sequence[int]) -> Profile:
         """The costs with other times for the same operations; room is as it was measured."""
         device = self.profile.device
-        found = measure(self.traced.model, device, Cache(device, enabled=False), clock=Told(device, times))
+        found = Measured(device, Cache(device, enabled=False), clock=Told(device, times)).of(self.traced.model)
         return replace(self.profile, time_ns=found.time_ns)
 
 
@@ -163,7 +163,7 @@ def seen(name: str, device: str, gpu: Device) -> Subject:
     request = Request(f"{ROOT}/examples/{name}.py:{kind}", init=init, inputs=inputs, device=device)
     traced = trace_target(request, Progress(None))
     clock = Both(device, gpu)
-    profile = measure(traced.model, device, Cache(device, enabled=False), clock=clock)
+    profile = Measured(device, Cache(device, enabled=False), clock=clock).of(traced.model)
     return Subject(traced, profile, tuple(clock.pairs))
 
 

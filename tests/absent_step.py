@@ -21,8 +21,8 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.simplify import simplify
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.devices import find
-from remat_codegen.profile.estimated import estimated
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.estimated import Estimated
+from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.trace import absent, trace
 
@@ -88,7 +88,7 @@ def taken(module: nn.Module, inputs: tuple[torch.Tensor, ...], autocast: Any, na
     traced = trace(module, inputs, {}, autocast)
     recorded = record(traced)
     model = simplify(traced, recorded)
-    costs = measure(model, "cuda", Cache("cuda", enabled=False), hurry_at=0) if gpu is None else estimated(model, gpu)
+    costs = Measured("cuda", Cache("cuda", enabled=False), hurry_at=0).of(model) if gpu is None else Estimated(gpu).of(model)
     peak = simulate(model.graph, costs, without_recomputation(model.graph)).peak_bytes
     saved = [[op.base, list(row)] for op, row in zip(traced.operations, recorded.phantoms, strict=True)]
     return {"graph": model.graph.digest(), "saved": saved, "peak": peak}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.profile.costs import Profile
+from remat_codegen.graph.simplify import Model
+from remat_codegen.profile.costs import Advance, Costs, Profile
 
 
 def by_bytes(graph: Graph, device: str = "cpu") -> Profile:
@@ -21,6 +23,18 @@ def all_alike(graph: Graph, device: str = "cpu") -> Profile:
     return Profile((1000,) * len(graph.nodes), (0,) * len(graph.nodes), device)
 
 
+@dataclass(frozen=True)
+class Fixed(Costs):
+    """Costs by a function of the graph."""
+
+    stage = "profile"
+    device: str
+    costs: Callable[[Graph, str], Profile]
+
+    def of(self, model: Model, advance: Advance | None = None) -> Profile:
+        return self.costs(model.graph, self.device)
+
+
 def fix(patch: pytest.MonkeyPatch, costs: Callable[[Graph, str], Profile] = by_bytes) -> None:
     """Nothing is measured while `patch` lasts."""
-    patch.setattr("remat_codegen.run.priced.measure", lambda model, device, *_: costs(model.graph, device))
+    patch.setattr("remat_codegen.run.priced.costs_for", lambda request: Fixed(request.device, costs))

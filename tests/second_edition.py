@@ -20,7 +20,7 @@ from remat_codegen.marked.demand import schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.words import Vertex
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.run import second
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
@@ -82,7 +82,7 @@ def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
 
 def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:
     """What the simulator says of a table, with workspaces as they are."""
-    profile = found.with_held(measure(traced.model, "cpu", Cache("cpu", enabled=False)))
+    profile = found.with_held(Measured("cpu", Cache("cpu", enabled=False)).of(traced.model))
     return simulate(traced.graph, profile, schedule_from(traced.graph, found, rows)).peak_bytes
 
 

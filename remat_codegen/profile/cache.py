@@ -6,11 +6,13 @@ import contextlib
 import hashlib
 import json
 import platform
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
 import torch
 
+from remat_codegen.graph.record import LOSSES
 from remat_codegen.profile import stored
 from remat_codegen.torch_seam import attention_kernels
 
@@ -63,9 +65,29 @@ def _driver() -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is measured once. Nodes of one signature may still differ in who else holds what the backward node would free on its
+    way: `held` are the gradients that it is given, `returned` results of the node, which the model's caller holds.
+
+    Of a `loss`, which is as in `Record`, the signature is that of the outputs that it reads.
+    """
+
+    signature: str
+    held: bool = False
+    returned: bool = False
+    loss: str | None = None
+
+    def spelled(self) -> str:
+        """The key on disk: raise VERSION when it means something else."""
+        if self.loss is not None:
+            return f"{'' if self.loss == LOSSES[0] else f'{self.loss} '}loss of {self.signature}"
+        return self.signature + " held" * self.held + " returned" * self.returned
+
+
 class Cache:
-    """A JSON file of integers by key. A missing, unreadable or read-only file only costs time. `least_ns` is what the work of
-    pace.py took at least, where that is known."""
+    """A JSON file of integers by measurement. A missing, unreadable or read-only file only costs time. `least_ns` is what the
+    work of pace.py took at least, where that is known."""
 
     def __init__(self, device: str, folder: Path | None = None, enabled: bool = True) -> None:
         measured_by = f"{VERSION}|{torch.__version__}|{device_name(device)}|{kernel_choice(device)}"
@@ -74,20 +96,20 @@ class Cache:
         self.path = (folder or stored.folder()) / f"costs-{name}.json"
         self.entries: dict[str, list[int]] = {}
         self.hurried = 0  # measurements that are not to be remembered
-        self.slowed = set[str]()  # keys of those that are of a busy machine
-        self.again = set[str]()  # and of those that were, and are not any more
+        self.slowed = set[Measurement]()  # those that are of a busy machine
+        self.again = set[Measurement]()  # and those that were, and are not any more
         if enabled:
             with contextlib.suppress(OSError, ValueError):
                 self.entries = json.loads(self.path.read_text())
         self.least_ns = next(iter(self.entries.pop(stored.LEAST, [])), None)
 
-    def get(self, key: str) -> list[int] | None:
+    def get(self, key: Measurement) -> list[int] | None:
         """What was measured under `key`, if anything was."""
-        return self.entries.get(key)
+        return self.entries.get(key.spelled())
 
-    def put(self, key: str, value: list[int]) -> None:
+    def put(self, key: Measurement, value: list[int]) -> None:
         """Remembers a measurement for this process; `save` writes it down."""
-        self.entries[key] = value
+        self.entries[key.spelled()] = value
 
     def save(self) -> None:
         """Writes the file, which no reader sees half of."""

@@ -1,8 +1,16 @@
-"""The costs of a graph's nodes, beside the graph and not on it."""
+"""The costs of a graph's nodes, beside the graph and not on it, and what a cost model is."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:  # `trace` reads a table of this room, and the command line starts without torch
+    from remat_codegen.graph.simplify import Model
+
+Advance = Callable[[int, int, str], None]  # how many are done, of how many, and the name of the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +29,17 @@ class Profile:
     def at(self, number: int) -> Profile:
         """The costs of what a file's plan of that number is for."""
         return (self, *self.others)[min(number, len(self.others))]
+
+
+class Costs(ABC):
+    """A cost model: what a step's operations take on some device. `stage` is what the user sees while it works."""
+
+    stage: ClassVar[str]
+
+    @abstractmethod
+    def of(self, model: Model, advance: Advance | None = None) -> Profile:
+        """Time in nanoseconds and workspace in bytes of every node of `model.graph`, in its order; `advance(done, total, name)`
+        reports progress. Raises RematError, naming the operation, where it cannot say what one takes."""
+
+    def tell(self, note: Callable[[str], None]) -> None:  # noqa: B027  most have nothing to say
+        """Notes what is not as it should be of the costs that it gave, as far as it came; nothing if all is well."""

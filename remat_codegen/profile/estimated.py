@@ -20,9 +20,9 @@ from remat_codegen.graph.layouts import Layouts
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import LEAST_NS, Clock
-from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.devices import FILE, Device
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.torch_seam import TorchDispatchMode, flop_formula, key_of_storage, pytree, schema
 from remat_codegen.trace import absent
 
@@ -82,13 +82,19 @@ class Kernels(TorchDispatchMode):
         return out
 
 
-def estimated(model: Model, gpu: Device, advance: Callable[[int, int, str], None] | None = None) -> Profile:
-    """Time and workspace of every node of a model that was traced for a GPU that is not there. Raises UnsupportedError for an
-    operation whose time nobody knows."""
-    here = replace(model, trace=absent.as_absent(model.trace))
-    with absent.on(gpu), Layouts():
-        found = measure(here, absent.TYPE, Cache(absent.TYPE, enabled=False), advance, clock=EstimatedClock(gpu))
-    return replace(found, device=absent.CUDA)
+@dataclass(frozen=True)
+class Estimated(Costs):
+    """Costs on a GPU that is not there, for which a model was traced."""
+
+    stage = "estimate"
+    gpu: Device
+
+    def of(self, model: Model, advance: Advance | None = None) -> Profile:
+        """As in `Costs`. Raises UnsupportedError for an operation whose time nobody knows."""
+        here = replace(model, trace=absent.as_absent(model.trace))
+        clocked = Measured(absent.TYPE, Cache(absent.TYPE, enabled=False), clock=EstimatedClock(self.gpu))
+        with absent.on(self.gpu), Layouts():
+            return replace(clocked.of(here, advance), device=absent.CUDA)
 
 
 # ---------------------------------------------------------------------------------------------- one kernel

@@ -9,167 +9,93 @@ machine gave is remembered as that (pace.py).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from remat_codegen.errors import TraceError
-from remat_codegen.graph.ir import Kind, Node, Phase
-from remat_codegen.graph.record import LOSSES, example_loss
+from remat_codegen.graph.ir import Node, Phase
+from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.bench import Bench, Swallow, Values, results_used_outside
-from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.bench import Bench, Swallow, Values
+from remat_codegen.profile.cache import Cache, Measurement
 from remat_codegen.profile.clock import Clock, clock_for
-from remat_codegen.profile.costs import Profile
+from remat_codegen.profile.corrections import with_held_gradients, workspaces
+from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.profile.numbers import counting, near_identity, random_tensor, span
+from remat_codegen.profile.numbers import counting, near_identity, random_tensor
 from remat_codegen.profile.pace import Pace
 from remat_codegen.profile.ranges import integer_ranges
-from remat_codegen.trace import Origin, Ref, Variable, location, refs
-
-HELD = " held"  # marks the costs of a backward node whose gradients others hold, too
-RETURNED = " returned"  # and of one whose results the model's caller holds
+from remat_codegen.trace import Ref, Variable, location
 
 
-def measure(
-    model: Model,
-    device: str,
-    cache: Cache,
-    advance: Callable[[int, int, str], None] | None = None,
-    hurry_at: float = math.inf,
-    clock: Clock | None = None,
-) -> Profile:
-    """Time and workspace of every node of `model.graph` on `device`. `advance(done, total, name)` reports progress, `hurry_at`
-    is as for a clock, which is the device's own if not given."""
-    graph = model.graph
-    shared = _with_held_gradients(model)
-    marks = {n.id: _marks(model, n, shared) for n in graph.nodes if n.phase is not Phase.BACKWARD}
-    distinct = {(n.signature, marks[n.id]): n for n in reversed(graph.nodes) if n.phase is not Phase.BACKWARD}
-    costs: dict[str, tuple[int, int]] = {}
-    clock = clock_for(device, hurry_at) if clock is None else clock
-    stored = _Stored(cache, clock, Pace(clock, cache.least_ns) if cache.enabled else None)
-    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        torch.manual_seed(0)
-        for done, ((signature, marked), node) in enumerate(distinct.items()):
-            if advance is not None:
-                advance(done, len(distinct), node.name)
-            costs |= _node_costs(model, node, signature, stored, marked)
-    keys = [n.signature if n.forward is None else n.signature + marks[n.forward] for n in graph.nodes]
-    time_ns = tuple(costs[k][0] for k in keys)
-    seeds = [0 if n.forward in shared else _more_seeds(model, n) for n in graph.nodes]
-    summed = _summed_bytes(model)
-    rows = zip(graph.nodes, keys, seeds, strict=True)
-    peaks = [costs[key][1] + more - _written_bytes(model, n) for n, key, more in rows]
-    between = _bytes_between_gradients(model)
-    alone = {n.id: max(0, peak) + summed.get(n.id, 0) for n, peak in zip(graph.nodes, peaks, strict=True)}
-    workspace = tuple(max(nbytes, between.get(node, 0)) for node, nbytes in alone.items())
-    return Profile(time_ns, workspace, device)
+@dataclass(frozen=True)
+class Measured(Costs):
+    """Costs on a device that is there, remembered in `cache`. `hurry_at` is as for a clock, which is the device's own if not
+    given; `limit_s` is the limit of time, in seconds, for which there is a hurry."""
+
+    stage = "profile"
+    device: str
+    cache: Cache
+    hurry_at: float = math.inf
+    clock: Clock | None = None
+    limit_s: float = math.inf
+
+    def of(self, model: Model, advance: Advance | None = None) -> Profile:
+        """As in `Costs`. Raises TraceError, naming the user's line, for a node that PyTorch can run on none of our numbers."""
+        nodes, held = model.graph.nodes, with_held_gradients(model)
+        keys = {n.id: _measurement(model, n, held) for n in nodes if n.phase is not Phase.BACKWARD}
+        try:
+            found = self._found(model, {keys[n.id]: n for n in reversed(nodes) if n.id in keys}, advance)
+        finally:  # interrupted, too: what was measured need not be measured again
+            self.cache.save()
+        forward = {key.signature: costs for key, costs in found.items()}  # the same, whoever holds what
+        costs = [forward[keys[n.id].signature][:2] if n.forward is None else found[keys[n.forward]][2:] for n in nodes]
+        return Profile(tuple(ns for ns, _ in costs), workspaces(model, [peak for _, peak in costs], held), self.device)
+
+    def _found(self, model: Model, distinct: dict[Measurement, Node], advance: Advance | None) -> dict[Measurement, list[int]]:
+        """Time and peak forward, and but for the loss backward."""
+        clock = clock_for(self.device, self.hurry_at) if self.clock is None else self.clock
+        stored = _Stored(self.cache, clock, Pace(clock, self.cache.least_ns) if self.cache.enabled else None)
+        found = {}
+        with torch.random.fork_rng(devices=[self.device] if self.device.startswith("cuda") else []):
+            torch.manual_seed(0)
+            for done, (key, node) in enumerate(distinct.items()):
+                if advance is not None:
+                    advance(done, len(distinct), node.name)
+                found[key] = stored.or_measured(key, functools.partial(_run, model, node, clock, key.held))
+        return found
+
+    def tell(self, note: Callable[[str], None]) -> None:
+        """As in `Costs`: what was measured in a hurry, or on a busy machine."""
+        hurried, slowed, again = self.cache.hurried, len(self.cache.slowed), len(self.cache.again)
+        if hurried:
+            note(f"note: {_kinds(hurried)} could not be measured as often as usual, within {self.limit_s:g} s")
+        if slowed:
+            note(
+                f"note: {_kinds(slowed)} measured on a machine that did less than it can, as when others use it: "
+                "when it is quieter they are measured again, and plan better"
+            )
+        if again:
+            note(f"note: {_kinds(again)} measured again, for the machine was busy when they were measured before")
 
 
-def _summed_bytes(model: Model) -> dict[int, int]:
-    """By backward node: what autograd allocates to add the gradients of parameters that several operations use.
-
-    A node measured alone does not show it. The sum is a new tensor: the first gradient is a view as a rule (a linear's is
-    transposed), which autograd does not add to in place.
-    """
-    trace, record = model.trace, model.record
-    shared = {record.of_variable[v.id] for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad}
-    last: dict[int, int] = {}
-    used: list[set[int]] = []
-    for op in trace.operations:
-        used.append({record.of_variable[v] for v in refs((op.args, dict(op.kwargs)))} & shared)
-        last |= {storage: op.id for storage in used[-1] if record.backward[op.id]}
-    found = {}
-    for node in model.graph.backward_nodes:
-        assert node.forward is not None
-        own = model.bodies[node.forward].operations
-        added = {s for op in own for s in used[op] if last.get(s, -1) > max(own)}
-        found[node.id] = sum(record.storages[s].nbytes for s in added)
-    return found
+def _kinds(number: int) -> str:
+    return f"{number} {'kind' if number == 1 else 'kinds'} of operations"
 
 
-def _bytes_between_gradients(model: Model) -> dict[int, int]:
-    """By backward node: gradients that come and go while it runs, beside those that other nodes read, as the record saw them.
-
-    Where autograd adds two gradients of a value, the one that a node makes is needed until their sum is there. A node measured
-    alone has no other to add, and what it makes seems to be what it hands on.
-    """
-    graph, record = model.graph, model.record
-    last_read: dict[int, int] = {d: n.id for n in graph.nodes for d in n.reads}
-    first_written: dict[int, int] = {d: n.id for n in reversed(graph.nodes) for d in n.writes}
-    gradients = [d for d in graph.data if d.kind is Kind.GRADIENT]
-    found = {}
-    for node in graph.backward_nodes:
-        assert node.forward is not None
-        most = max(record.most_gradient_bytes[op] for op in model.bodies[node.forward].operations)
-        known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
-        found[node.id] = max(0, most - known)
-    return found
-
-
-def _more_seeds(model: Model, node: Node) -> int:
-    """By how much the gradients that a backward node was measured with exceed those that it reads: each of its results came
-    with one of its own, and what of them was freed early seemed to be room."""
-    if node.phase is not Phase.BACKWARD or node.forward is None:
-        return 0
-    seeded, read = _seeded_bytes(model, node)
-    return max(0, sum(seeded) - read) if len(seeded) > 1 else 0
-
-
-def _written_bytes(model: Model, node: Node) -> int:
-    return sum(model.graph.data[d].nbytes for d in node.writes)
-
-
-def _with_held_gradients(model: Model) -> frozenset[int]:
-    """Forward nodes whose backward node reads a gradient that somebody else holds, such as a part of what was concatenated."""
-    found = set()
-    for node in model.graph.backward_nodes:
-        seeded, read = _seeded_bytes(model, node)
-        if node.forward is not None and len(seeded) == 1 and (read < sum(seeded) or _outlasts(model, node.forward)):
-            found.add(node.forward)
-    return frozenset(found)
-
-
-def _outlasts(model: Model, forward: int) -> bool:
-    """Whether a gradient that comes to a node outlives the first operation there that goes back: that of a residual waits for
-    what the node makes, to be added to it."""
-    own = model.bodies[forward].operations
-    first = max((g.born for g in model.record.gradients if g.born in own), default=-1)
-    return any(g.born > max(own) and min(own) <= g.died < first for g in model.record.gradients)
-
-
-def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
-    """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
-    assert node.forward is not None
-    bench = results_used_outside(model, model.bodies[node.forward].operations)
-    seeded = [replace(model.trace.variables[v], stride=s) for v in bench if (s := model.record.gradient_of[v]) is not None]
-    read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
-    return [v.dtype.itemsize * span(v) for v in seeded], read
-
-
-def _marks(model: Model, node: Node, shared: frozenset[int]) -> str:
-    """What nodes of one signature may still differ in: who else holds what the backward node would free on its way."""
-    returned = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
-    made = (
-        {v for op in model.bodies[node.id].operations for v in model.trace.operations[op].results}
-        if node.id < model.graph.loss
-        else set()
-    )
-    return (HELD if node.id in shared else "") + (RETURNED if made & returned else "")
-
-
-def _node_costs(model: Model, node: Node, signature: str, stored: _Stored, marks: str) -> dict[str, tuple[int, int]]:
-    """Time and peak of a forward node and of its backward node, by signature."""
+def _measurement(model: Model, node: Node, held: frozenset[int]) -> Measurement:
+    """What a node's costs are remembered under, and its backward node's."""
     if node.phase is Phase.LOSS:
-        kind = "" if model.record.loss == LOSSES[0] else f"{model.record.loss} "
-        key = f"{kind}loss of " + repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
-        found = stored.or_measured(key, lambda: _measure_loss(model, stored.clock))
-        return {signature: (found[0], found[1])}
-    found = stored.or_measured(signature + marks, lambda: _run(model, node, stored.clock, HELD in marks))
-    return {signature: (found[0], found[1]), f"{signature} backward{marks}": (found[2], found[3])}
+        outputs = repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
+        return Measurement(outputs, loss=model.record.loss)
+    made = {v for op in model.bodies[node.id].operations for v in model.trace.operations[op].results}
+    returned = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
+    return Measurement(node.signature, node.id in held, bool(made & returned))
 
 
 class _Stored:
@@ -179,7 +105,7 @@ class _Stored:
         self.cache, self.clock, self.pace = cache, clock, pace
         self._pace_ns()  # all may be remembered of a busier machine
 
-    def or_measured(self, key: str, measured: Callable[[], list[int]]) -> list[int]:
+    def or_measured(self, key: Measurement, measured: Callable[[], list[int]]) -> list[int]:
         """What is remembered under a key, else what is measured; this, too, where the other is of a busier moment than now."""
         if (found := self.cache.get(key)) is not None:
             *costs, then = found
@@ -191,7 +117,7 @@ class _Stored:
             self.cache.again.add(key)
         return self._remembered(key, measured())
 
-    def _remembered(self, key: str, costs: list[int]) -> list[int]:
+    def _remembered(self, key: Measurement, costs: list[int]) -> list[int]:
         if self.clock.in_a_hurry:
             self.cache.hurried += 1
             return costs
@@ -214,6 +140,8 @@ class _Stored:
 
 def _run(model: Model, node: Node, clock: Clock, held: bool) -> list[int]:
     """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot run it on any of our numbers."""
+    if node.phase is Phase.LOSS:
+        return _measure_loss(model, clock)
     ranges = integer_ranges([model.trace.operations[op] for op in model.bodies[node.id].operations], model.trace.variables)
     refused: list[Exception] = []
     tried: list[tuple[Values, dict[int, int]]] = [(random_tensor, {}), (near_identity, {}), (counting, {})]

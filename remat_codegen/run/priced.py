@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.simplify import Model
 from remat_codegen.planners.base.reserve import SLACK_BYTES, Reserve
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.costs import Profile
-from remat_codegen.profile.estimated import estimated
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.costs import Costs, Profile
+from remat_codegen.profile.estimated import Estimated
+from remat_codegen.profile.measure import Measured
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, order_of, simulate, without_recomputation
 from remat_codegen.show.report import AS_WRITTEN, AsWritten, Progress
@@ -116,40 +115,22 @@ def measured_costs(request: Request, traced: Traced, progress: Progress) -> Prof
 
 
 def _measured_costs(request: Request, traced: Traced, progress: Progress) -> Profile:
-    if request.gpu is not None:
-        with progress.stage("estimate"):
-            return estimated(traced.model, request.gpu, lambda done, total, name: progress.update(done, total))
-    left = request.seconds_left(MEASURING)
-    hurry_at = math.inf if left is None else time.monotonic() + left
-    with progress.stage("profile"):
-        cache = Cache(request.device, enabled=request.cache)
+    costs = costs_for(request)
+    with progress.stage(costs.stage):
         try:
-            return measure(
-                traced.model, request.device, cache, lambda done, total, name: progress.update(done, total), hurry_at
-            )
-        finally:  # interrupted, too: what was measured need not be measured again
-            cache.save()
-            _note_measuring(cache, request, progress)
+            return costs.of(traced.model, lambda done, total, name: progress.update(done, total))
+        finally:  # interrupted, too
+            costs.tell(progress.note)
 
 
-def _note_measuring(cache: Cache, request: Request, progress: Progress) -> None:
-    """Says what is not as it should be of the times that a plan is made by."""
-    if cache.hurried:
-        limit = f"within {request.time_limit:g} s"
-        progress.note(f"note: {_kinds(cache.hurried)} could not be measured as often as usual, {limit}")
-    if cache.slowed:
-        progress.note(
-            f"note: {_kinds(len(cache.slowed))} measured on a machine that did less than it can, as when others use it: "
-            "when it is quieter they are measured again, and plan better"
-        )
-    if cache.again:
-        progress.note(
-            f"note: {_kinds(len(cache.again))} measured again, for the machine was busy when they were measured before"
-        )
-
-
-def _kinds(number: int) -> str:
-    return f"{number} {'kind' if number == 1 else 'kinds'} of operations"
+def costs_for(request: Request) -> Costs:
+    """The cost model of a request: the one place that picks one."""
+    if request.gpu is not None:
+        return Estimated(request.gpu)
+    cache = Cache(request.device, enabled=request.cache)
+    if (left := request.seconds_left(MEASURING)) is None or request.time_limit is None:
+        return Measured(request.device, cache)
+    return Measured(request.device, cache, hurry_at=time.monotonic() + left, limit_s=request.time_limit)
 
 
 def capability(device: str) -> str | None:

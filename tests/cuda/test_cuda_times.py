@@ -31,22 +31,22 @@ def model_on(device):
 
 def test_every_kind_of_node_is_measured_and_none_is_for_nothing(device):
     from remat_codegen.profile.cache import Cache
-    from remat_codegen.profile.measure import measure
+    from remat_codegen.profile.measure import Measured
 
     model = model_on(device)
-    found = measure(model, device, Cache(device, enabled=False))
+    found = Measured(device, Cache(device, enabled=False)).of(model)
     assert min(found.time_ns) > 0 and min(found.workspace_bytes) >= 0
 
 
 def test_the_buffer_that_flushes_the_cache_counts_in_no_peak(device):
     from remat_codegen.profile.cache import Cache
     from remat_codegen.profile.clock import LEAST_FLUSHED_BYTES
-    from remat_codegen.profile.measure import measure
+    from remat_codegen.profile.measure import Measured
 
-    found = measure(model_on(device), device, Cache(device, enabled=False))
+    found = Measured(device, Cache(device, enabled=False)).of(model_on(device))
     assert max(found.workspace_bytes) < LEAST_FLUSHED_BYTES
     left = torch.cuda.memory_allocated(device)
-    measure(model_on(device), device, Cache(device, enabled=False))
+    Measured(device, Cache(device, enabled=False)).of(model_on(device))
     assert torch.cuda.memory_allocated(device) - left < LEAST_FLUSHED_BYTES, "it is gone when all is measured"
 
 
@@ -78,7 +78,7 @@ def test_the_device_is_busy_for_as_long_as_work_is_queued(device, monkeypatch):
 
 def test_the_second_device_has_times_of_its_own(second_device):
     from remat_codegen.profile.cache import Cache
-    from remat_codegen.profile.measure import measure
+    from remat_codegen.profile.measure import Measured
 
-    found = measure(model_on(second_device), second_device, Cache(second_device, enabled=False))
+    found = Measured(second_device, Cache(second_device, enabled=False)).of(model_on(second_device))
     assert min(found.time_ns) > 0 and found.device == second_device

@@ -10,7 +10,7 @@ import pytest
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
 from remat_codegen.profile.costs import Profile
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.run import pipeline
 from remat_codegen.show.report import Progress
 
@@ -29,13 +29,13 @@ def _measured_once():
     """The smallest budget that a planner finds depends on the costs: all of these tests have the same."""
     found: dict[object, Profile] = {}
 
-    def remembered(model, *more):
+    def remembered(costs, model, *more, own=Measured.of):
         if model.graph not in found:
-            found[model.graph] = measure(model, *more)
+            found[model.graph] = own(costs, model, *more)
         return found[model.graph]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remat_codegen.run.priced.measure", remembered)
+        patch.setattr(Measured, "of", remembered)
         yield
 
 

@@ -10,7 +10,7 @@ from remat_codegen.ask.request import PLANNERS as NAMES
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES, SLACK_BYTES
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.verify.beside import compare
@@ -27,7 +27,7 @@ def test_the_command_line_offers_every_planner():
 @pytest.mark.parametrize("planner", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PLANNERS])
 def test_every_plan_runs(planner, model_name, tmp_path):
     module, args, kwargs, model = zoo_model(model_name)
-    profile = measure(model, "cpu", COSTS)
+    profile = Measured("cpu", COSTS).of(model)
     plain = simulate(model.graph, profile, without_recomputation(model.graph))
     for share in (1.0, 0.7):
         budget = int(plain.peak_bytes * share)

@@ -21,7 +21,7 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Profile
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.trace.sizes import parse_dynamic
@@ -70,7 +70,7 @@ def check(seed: int, folder, rows: int = ROWS, kind: type[RandomModel] = RandomM
     sizes = ",".join(f"inputs.{i}.0" for i in range(len(args)))
     asked = parse_dynamic(sizes, module.forward, args, {}) if 0.15 <= mode < 0.4 else ()
     model = _model(module, args, autocast, asked)
-    profile = _any_times(measure(model, "cpu", COSTS), draw)
+    profile = _any_times(Measured("cpu", COSTS).of(model), draw)
     plain = simulate(model.graph, profile, without_recomputation(model.graph))
     name = draw.choice(FAST)
     budget = int(plain.peak_bytes * draw.uniform(0.3, 1.0))

@@ -21,7 +21,7 @@ from remat_codegen.planners.brevity.periodic import periodic
 from remat_codegen.planners.chain.chain import of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.verify.beside import compare
@@ -117,7 +117,7 @@ def check(seed: int, folder) -> str:
     module = Repeated(seed).train()
     args = (torch.randn(ROWS, WIDTH),)
     model = model_of(module, args, {})
-    profile = measure(model, "cpu", COSTS)
+    profile = Measured("cpu", COSTS).of(model)
     plain = simulate(model.graph, profile, without_recomputation(model.graph))
     name = draw.choice(NAMES)
     schedule = planned(name, model.graph, profile, int(plain.peak_bytes * draw.uniform(0.2, 0.8)))

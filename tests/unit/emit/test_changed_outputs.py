@@ -11,7 +11,7 @@ from torch import nn
 
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, without_recomputation
 
 COSTS = Cache("cpu", enabled=False)
@@ -60,7 +60,7 @@ def test_an_output_from_the_middle(planner, bounded, percent, tmp_path):
     torch.manual_seed(0)
     module, x = Features(bounded).train(), torch.randn(64, 32)
     model = model_of(module, (x,), {})
-    profile = measure(model, "cpu", COSTS)
+    profile = Measured("cpu", COSTS).of(model)
     plain = simulate(model.graph, profile, without_recomputation(model.graph)).peak_bytes
     schedule = PLANNERS[planner](model.graph, profile, plain * percent // 100).schedule
     if schedule is None:

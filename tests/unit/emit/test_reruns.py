@@ -11,7 +11,7 @@ from torch import nn
 
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.readback.interpreter import read_back
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
 from remat_codegen.verify.beside import compare
@@ -114,7 +114,7 @@ def planned(module, planner, share=0.3):
     torch.manual_seed(0)
     args = (torch.randn(256, 32),)
     model = model_of(module.train(), args, {})
-    profile = measure(model, "cpu", Cache("cpu", enabled=False))
+    profile = Measured("cpu", Cache("cpu", enabled=False)).of(model)
     plain = simulate(model.graph, profile, without_recomputation(model.graph)).peak_bytes
     plan = PLANNERS[planner](model.graph, profile, int(plain * share))
     if plan.schedule is None:
@@ -189,7 +189,7 @@ def runs_as_planned(module, order, folder):
     model = model_of(module.train(), args, {})
     schedule = with_forgets(model.graph, order(model.graph))
     validate(model.graph, schedule)
-    peak = simulate(model.graph, measure(model, "cpu", Cache("cpu", enabled=False)), schedule).peak_bytes
+    peak = simulate(model.graph, Measured("cpu", Cache("cpu", enabled=False)).of(model), schedule).peak_bytes
     text = emit(module, args, {}, model, schedule, None)
     reads_back(model, schedule, text, earlier=True)
     found = compare(module, load(text, folder).rematerialize, args, {})

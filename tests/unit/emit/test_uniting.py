@@ -15,7 +15,7 @@ from remat_codegen.planners.brevity.periodic import periodic
 from remat_codegen.planners.chain.chain import of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, validate, without_recomputation
 from remat_codegen.verify.beside import compare
 
@@ -51,7 +51,7 @@ def planned():
     torch.manual_seed(0)
     module, args = Deep().train(), (torch.randn(256, 32),)
     model = model_of(module, args, {})
-    profile = measure(model, "cpu", Cache("cpu", enabled=False))
+    profile = Measured("cpu", Cache("cpu", enabled=False)).of(model)
     profile = replace(profile, time_ns=(1000,) * len(profile.time_ns))
     plain = simulate(model.graph, profile, without_recomputation(model.graph)).peak_bytes
     chain = of_options(model.graph, profile, Grid())

@@ -96,10 +96,10 @@ def test_nodes_run_on_integers_of_their_range_and_on_zeros_where_these_do_not_fi
         torch, "randint", lambda low, high, *a, _own=torch.randint, **k: seen.append(high) or _own(low, high, *a, **k)
     )
     model = model_of(Reads(lambda w, i: F.embedding(i, w)), (torch.zeros(4, 8, dtype=torch.int64),), {})
-    assert min(measure.measure(model, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
+    assert min(measure.Measured("cpu", Cache("cpu", enabled=False)).of(model).time_ns) > 0
     assert set(seen) == {50}
     monkeypatch.setattr(measure, "integer_ranges", lambda operations, variables: dict.fromkeys(range(len(variables)), 1000))
-    assert min(measure.measure(model, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
+    assert min(measure.Measured("cpu", Cache("cpu", enabled=False)).of(model).time_ns) > 0
     assert set(seen) == {50, 1000, 1}
 
 

@@ -103,8 +103,8 @@ def test_nothing_is_looked_at_where_nothing_is_remembered(monkeypatch, takes):
     monkeypatch.setattr(Pace, "now_ns", lambda self: pytest.fail("looked"))
     from remat_codegen.graph.record import record
     from remat_codegen.graph.simplify import simplify
-    from remat_codegen.profile.measure import measure
+    from remat_codegen.profile.measure import Measured
     from remat_codegen.trace import trace
 
     traced = trace(nn.Linear(4, 4), (torch.ones(2, 4),), {})
-    measure(simplify(traced, record(traced)), "cpu", Cache("cpu", enabled=False))
+    Measured("cpu", Cache("cpu", enabled=False)).of(simplify(traced, record(traced)))

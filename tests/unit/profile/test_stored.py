@@ -12,7 +12,7 @@ from torch import nn
 from remat_codegen import RematError, api
 from remat_codegen.cli.main import cli
 from remat_codegen.profile import stored
-from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.cache import Cache, Measurement
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,8 @@ def test_nothing_is_there_at_first(folder):
 def test_what_was_measured_is_shown_and_cleared(folder):
     for _ in range(2):
         cache = Cache("cpu")
-        cache.put("mm", [1, 2, 3, 4])
-        cache.put("relu", [5, 6, 7, 8])
+        cache.put(Measurement("mm"), [1, 2, 3, 4])
+        cache.put(Measurement("relu"), [5, 6, 7, 8])
         cache.save()
     (folder / "costs-torn.json").write_text("{")
     (folder / "costs-left.x.new").write_text("")
@@ -59,11 +59,10 @@ def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
 
 
 def test_what_was_measured_before_an_interruption_is_kept(folder, monkeypatch):
-    def interrupted(model, device, cache, advance, hurry_at):
-        cache.put("mm", [1, 2, 3, 4])
+    def interrupted(bench):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("remat_codegen.run.priced.measure", interrupted)
+    monkeypatch.setattr("remat_codegen.profile.measure.Bench.run", interrupted)  # after the loss
     with pytest.raises(KeyboardInterrupt):
         api.plan(nn.Linear(4, 4), torch.ones(2, 4), budget="100%", progress=False)
     assert [f.entries for f in stored.files()] == [1]

@@ -104,7 +104,7 @@ def test_a_fresh_file_is_up_to_date(folder):
 
 
 def test_check_neither_measures_nor_solves(folder, monkeypatch):
-    monkeypatch.setattr("remat_codegen.run.priced.measure", None)
+    monkeypatch.setattr("remat_codegen.run.priced.costs_for", None)
     monkeypatch.setattr("remat_codegen.run.planning.limited", None)
     assert check().ok
 
@@ -278,7 +278,7 @@ def test_update_leaves_a_file_alone_that_is_up_to_date(folder):
 def test_update_keeps_the_plan_while_the_graph_is_the_same(folder, monkeypatch):
     before = plan_in((folder / "net_remat.py").read_text())
     rename(folder / "model.py")
-    monkeypatch.setattr("remat_codegen.run.priced.measure", None)
+    monkeypatch.setattr("remat_codegen.run.priced.costs_for", None)
     assert update() == lifecycle.Updated(Path("net_remat.py"), changed=True, planned=False)
     assert plan_in((folder / "net_remat.py").read_text()) == before and check().ok
 

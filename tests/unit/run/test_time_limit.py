@@ -73,8 +73,8 @@ def test_in_a_hurry_work_is_run_once_after_warming_up(monkeypatch):
 def test_what_was_measured_in_a_hurry_is_not_remembered_and_needs_as_much_memory(asked, tmp_path):
     model = trace_target(asked, QUIET).model
     hurried, usual = Cache("cpu", tmp_path), Cache("cpu", tmp_path)
-    found = measuring.measure(model, "cpu", hurried, hurry_at=PAST)
-    expected = measuring.measure(model, "cpu", usual)
+    found = measuring.Measured("cpu", hurried, hurry_at=PAST).of(model)
+    expected = measuring.Measured("cpu", usual).of(model)
     assert not hurried.entries and hurried.hurried == len(usual.entries) > 0 == usual.hurried
     assert found.workspace_bytes == expected.workspace_bytes and min(found.time_ns) > 0
 

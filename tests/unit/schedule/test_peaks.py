@@ -35,7 +35,7 @@ def assert_simulated_peak(model, x, folder, monkeypatch, only=None) -> None:
     traced = model_of(model, (x,), {})
     dropped = {d for d in droppable(traced.graph) if only is None or traced.graph.data[d].name == only}
     schedule = rebuilding(traced.graph, dropped)
-    profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+    profile = measuring.Measured("cpu", Cache("cpu", enabled=False)).of(traced)
     simulated = simulate(traced.graph, profile, schedule).peak_bytes
     text = emit(model, (x,), {}, traced, schedule, None)
     found = compare(model, load(text, folder).rematerialize, (x,), {}, loss=traced.record.loss)
@@ -91,7 +91,7 @@ def test_operations_that_refuse_random_numbers_are_measured_with_others(choosy, 
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     model, args = Choosy(choosy), (torch.randn(8, 8),)
     traced = model_of(model, args, {})
-    assert min(measuring.measure(traced, "cpu", Cache("cpu", enabled=False)).time_ns) > 0
+    assert min(measuring.Measured("cpu", Cache("cpu", enabled=False)).of(traced).time_ns) > 0
     schedule = rebuilding(traced.graph, set(droppable(traced.graph)))
     assert compare(model, load(emit(model, args, {}, traced, schedule, None), tmp_path).rematerialize, args, {}).identical
 
@@ -115,7 +115,7 @@ class IntoTheScores(nn.Module):
 def test_the_way_back_through_a_write_into_an_earlier_result_has_its_room(monkeypatch):
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     traced = model_of(IntoTheScores(), (torch.randn(64, 16),), {})
-    profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+    profile = measuring.Measured("cpu", Cache("cpu", enabled=False)).of(traced)
     writes = [op.id for op in traced.trace.operations if op.name == "aten.copy_.default"]
     node = next(n for n in traced.graph.backward_nodes if writes[0] in traced.bodies[n.forward].operations)
     assert len(node.writes) == 2, "of what it writes into, and of what it writes"
@@ -218,7 +218,7 @@ def test_gradients_of_parameters_count_only_until_they_are_added(monkeypatch):
         (nn.Sequential(*layers), torch.randn(2, 256)),
     ):
         traced = model_of(model, (x,), {})
-        profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+        profile = measuring.Measured("cpu", Cache("cpu", enabled=False)).of(traced)
         peak = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
         kept = sum(d.nbytes for d in traced.graph.data)
         assert peak <= kept + 3 * largest, type(model[0]).__name__
@@ -248,7 +248,7 @@ def test_layers_that_are_not_trained_hold_one_result_at_a_time(tmp_path, monkeyp
     x = torch.randn(256, 32)
     assert_simulated_peak(model, x, tmp_path, monkeypatch)
     traced = model_of(model, (x,), {})
-    profile = measuring.measure(traced, "cpu", Cache("cpu", enabled=False))
+    profile = measuring.Measured("cpu", Cache("cpu", enabled=False)).of(traced)
     peak = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
     assert peak <= 6 * x.nbytes
 
@@ -269,7 +269,7 @@ def test_the_loss_of_an_output_returned_twice_has_costs_of_its_own(monkeypatch):
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     cache = Cache("cpu", enabled=False)
     once, twice = (model_of(Returns(times), (torch.randn(1024, 16),), {}) for times in (1, 2))
-    costs = [measuring.measure(m, "cpu", cache).workspace_bytes[m.graph.loss] for m in (once, twice)]
+    costs = [measuring.Measured("cpu", cache).of(m).workspace_bytes[m.graph.loss] for m in (once, twice)]
     assert costs[0] + 1024 * 16 * 4 == costs[1]  # gradients add up
 
 

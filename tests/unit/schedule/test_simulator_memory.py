@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.measure import Measured
 from remat_codegen.profile.memory import allocations, quiet
 from remat_codegen.schedule import Compute, Forget, simulate, without_recomputation
 from remat_codegen.trace import Origin, Ref, substitute
@@ -105,7 +105,7 @@ def measured(work):
 @pytest.mark.parametrize("name", ["gpt2", "vgg", "resnet", "unet"])
 def test_memory_before_every_node_and_the_peak(name, tmp_path):
     module, args, kwargs, model = zoo_model(name)
-    costs = measure(model, "cpu", Cache("cpu", tmp_path))
+    costs = Measured("cpu", Cache("cpu", tmp_path)).of(model)
     schedule = without_recomputation(model.graph)
     timeline = simulate(model.graph, costs, schedule)
     marks, peak = measured(Interpreter(module, args, kwargs, model, schedule).run)

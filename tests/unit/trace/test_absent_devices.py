@@ -26,8 +26,8 @@ from remat_codegen.header.seal import seal
 from remat_codegen.profile import devices, followed, room
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.devices import DEVICES
-from remat_codegen.profile.estimated import Kernels, estimated
-from remat_codegen.profile.measure import measure
+from remat_codegen.profile.estimated import Estimated, Kernels
+from remat_codegen.profile.measure import Measured
 from remat_codegen.profile.room import room_bytes
 from remat_codegen.run import lifecycle, pipeline
 from remat_codegen.run.explain import explain
@@ -284,7 +284,7 @@ def test_followed_memory_is_what_the_cpu_takes(monkeypatch):
     here = simplify(traced, record(traced))
     there = on(H100, module, inputs)
     assert [n.name for n in here.graph.nodes] == [n.name for n in there.graph.nodes]
-    measured, found = measure(here, "cpu", Cache("cpu", enabled=False), hurry_at=0), estimated(there, H100)
+    measured, found = Measured("cpu", Cache("cpu", enabled=False), hurry_at=0).of(here), Estimated(H100).of(there)
     apart = {
         node.name: (one, other)
         for node, one, other in zip(here.graph.nodes, measured.workspace_bytes, found.workspace_bytes, strict=True)
@@ -506,9 +506,9 @@ class Customized(nn.Module):
 def test_the_time_of_an_operation_of_others_is_not_made_up():
     model = on(H100, Customized(), torch.zeros(4, 8))
     with pytest.raises(UnsupportedError, match="how long remat_tests::shifted takes on h100 is not known") as refused:
-        estimated(model, H100)
+        Estimated(H100).of(model)
     assert devices.FILE in refused.value.line()
-    told = estimated(model, replace(H100, operations_ns={"remat_tests::shifted": 123_000}))
+    told = Estimated(replace(H100, operations_ns={"remat_tests::shifted": 123_000})).of(model)
     assert max(told.time_ns) == 123_000 + H100.launch_ns  # in one node with the kernel before it
 
 

@@ -1,0 +1,108 @@
+"""What the graph and the record say of a node's workspace, beside the peak that it took when it ran by itself.
+
+A node alone has no other gradient to add its own to, and nobody else who holds what it is given. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat_codegen.graph.ir import Kind, Node, Phase
+from remat_codegen.graph.simplify import Model
+from remat_codegen.profile.bench import results_used_outside
+from remat_codegen.profile.numbers import span
+from remat_codegen.trace import Origin, refs
+
+
+def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tuple[int, ...]:
+    """What each node of `model.graph` needs beyond what it reads and writes, from the peak that each took alone; all in bytes.
+    `held` is what `with_held_gradients` found: with those, a node was measured as it is in the step."""
+    summed, between = _summed_bytes(model), _bytes_between_gradients(model)
+    found = []
+    for node, peak in zip(model.graph.nodes, peaks, strict=True):
+        seeds = 0 if node.forward in held else _more_seeds(model, node)
+        alone = max(0, peak + seeds - _written_bytes(model, node)) + summed.get(node.id, 0)
+        found.append(max(alone, between.get(node.id, 0)))
+    return tuple(found)
+
+
+def with_held_gradients(model: Model) -> frozenset[int]:
+    """Forward nodes whose backward node reads a gradient that somebody else holds, such as a part of what was concatenated."""
+    found = set()
+    for node in model.graph.backward_nodes:
+        seeded, read = _seeded_bytes(model, node)
+        if node.forward is not None and len(seeded) == 1 and (read < sum(seeded) or _outlasts(model, node.forward)):
+            found.add(node.forward)
+    return frozenset(found)
+
+
+def _summed_bytes(model: Model) -> dict[int, int]:
+    """By backward node: what autograd allocates to add the gradients of parameters that several operations use.
+
+    A node measured alone does not show it. The sum is a new tensor: the first gradient is a view as a rule (a linear's is
+    transposed), which autograd does not add to in place.
+    """
+    trace, record = model.trace, model.record
+    shared = {record.of_variable[v.id] for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad}
+    last: dict[int, int] = {}
+    used: list[set[int]] = []
+    for op in trace.operations:
+        used.append({record.of_variable[v] for v in refs((op.args, dict(op.kwargs)))} & shared)
+        last |= {storage: op.id for storage in used[-1] if record.backward[op.id]}
+    found = {}
+    for node in model.graph.backward_nodes:
+        assert node.forward is not None
+        own = model.bodies[node.forward].operations
+        added = {s for op in own for s in used[op] if last.get(s, -1) > max(own)}
+        found[node.id] = sum(record.storages[s].nbytes for s in added)
+    return found
+
+
+def _bytes_between_gradients(model: Model) -> dict[int, int]:
+    """By backward node: gradients that come and go while it runs, beside those that other nodes read, as the record saw them.
+
+    Where autograd adds two gradients of a value, the one that a node makes is needed until their sum is there. A node measured
+    alone has no other to add, and what it makes seems to be what it hands on.
+    """
+    graph, record = model.graph, model.record
+    last_read: dict[int, int] = {d: n.id for n in graph.nodes for d in n.reads}
+    first_written: dict[int, int] = {d: n.id for n in reversed(graph.nodes) for d in n.writes}
+    gradients = [d for d in graph.data if d.kind is Kind.GRADIENT]
+    found = {}
+    for node in graph.backward_nodes:
+        assert node.forward is not None
+        most = max(record.most_gradient_bytes[op] for op in model.bodies[node.forward].operations)
+        known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
+        found[node.id] = max(0, most - known)
+    return found
+
+
+def _more_seeds(model: Model, node: Node) -> int:
+    """By how much the gradients that a backward node was measured with exceed those that it reads: each of its results came
+    with one of its own, and what of them was freed early seemed to be room."""
+    if node.phase is not Phase.BACKWARD or node.forward is None:
+        return 0
+    seeded, read = _seeded_bytes(model, node)
+    return max(0, sum(seeded) - read) if len(seeded) > 1 else 0
+
+
+def _written_bytes(model: Model, node: Node) -> int:
+    return sum(model.graph.data[d].nbytes for d in node.writes)
+
+
+def _outlasts(model: Model, forward: int) -> bool:
+    """Whether a gradient that comes to a node outlives the first operation there that goes back: that of a residual waits for
+    what the node makes, to be added to it."""
+    own = model.bodies[forward].operations
+    first = max((g.born for g in model.record.gradients if g.born in own), default=-1)
+    return any(g.born > max(own) and min(own) <= g.died < first for g in model.record.gradients)
+
+
+def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
+    """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
+    assert node.forward is not None
+    bench = results_used_outside(model, model.bodies[node.forward].operations)
+    seeded = [replace(model.trace.variables[v], stride=s) for v in bench if (s := model.record.gradient_of[v]) is not None]
+    read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
+    return [v.dtype.itemsize * span(v) for v in seeded], read
