@@ -50,9 +50,8 @@ class Needs:
     def looks_at_state(self, op: int) -> bool:
         """Whether an operation is a view of a buffer, or of a view of one."""
         operation = self.trace.operations[op]
-        read = refs((operation.args, dict(operation.kwargs)))
-        made = [v for v in operation.results if v is not None]
-        if not self.only_looks(op) or len(read) != 1 or any(self.trace.variables[v].requires_grad for v in made):
+        read = operation.reads
+        if not self.only_looks(op) or len(read) != 1 or any(self.trace.variables[v].requires_grad for v in operation.made):
             return False
         looked_at = self.trace.variables[read[0]]
         if looked_at.origin is Origin.RESULT:

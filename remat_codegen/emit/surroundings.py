@@ -33,8 +33,8 @@ def generators(trace: Trace, record: Record, body: Body) -> list[str]:
     devices: dict[str, None] = {}
     for op in body.operations:
         if record.random[op]:
-            results = [v for v in trace.operations[op].results if v is not None]
-            devices[trace.variables[results[0]].device if results else "cpu"] = None
+            made = trace.operations[op].made
+            devices[trace.variables[made[0]].device if made else "cpu"] = None
     return [_generator(device) for device in devices]
 
 

@@ -367,10 +367,9 @@ class _Recorder:
 
         Writing into a view gives its base another node, not the view.
         """
-        results = [v for v in op.results if v is not None]
         changed = [v.id for v in self.trace.results() if self.of_variable[v.id] in mutated] if mutated else []
         numbers: dict[int, int] = {}
-        for variable in (*results, *changed):
+        for variable in (*op.made, *changed):
             node = _grad_fn(self.tensors[variable])
             if node is not None:
                 numbers.setdefault(sequence_number(node), variable)

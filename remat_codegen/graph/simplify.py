@@ -26,7 +26,7 @@ from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import Record
-from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, refs, substitute
+from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
 FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
 _NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
@@ -72,13 +72,13 @@ def main_operation(model: Model, node: int) -> Operation:
     """The operation that a forward node is named after, else its first one."""
     own = [model.trace.operations[op] for op in model.bodies[node].operations]
     wanted = model.graph.nodes[node].name
-    names = {v: model.trace.variables[v].name for op in own for v in op.results if v is not None}
-    return next((op for op in own if any(names.get(v) == wanted for v in op.results if v is not None)), own[0])
+    names = {v: model.trace.variables[v].name for op in own for v in op.made}
+    return next((op for op in own if any(names.get(v) == wanted for v in op.made)), own[0])
 
 
 def allocates(record: Record, operation: Operation) -> bool:
     """Whether an operation owns memory, rather than looking at or changing what exists."""
-    owned = {record.storages[record.of_variable[v]].operation for v in operation.results if v is not None}
+    owned = {record.storages[record.of_variable[v]].operation for v in operation.made}
     return operation.id in owned or bool(record.phantoms[operation.id])
 
 
@@ -112,10 +112,10 @@ def unread_views(trace: Trace, record: Record) -> frozenset[int]:
     wanted = {r.variable for r in trace.outputs if isinstance(r, Ref)}
     unread = set()
     for operation in reversed(trace.operations):
-        if is_view(record, operation) and not wanted.intersection(v for v in operation.results if v is not None):
+        if is_view(record, operation) and not wanted.intersection(operation.made):
             unread.add(operation.id)
         else:
-            wanted.update(refs((operation.args, dict(operation.kwargs))))
+            wanted.update(operation.reads)
     return frozenset(unread)
 
 
@@ -143,8 +143,7 @@ def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]])
 
 def _touched(trace: Trace, record: Record, operations: Sequence[int]) -> set[int]:
     """The storages that operations mention."""
-    operands = ((trace.operations[op].args, dict(trace.operations[op].kwargs)) for op in operations)
-    return {record.of_variable[v] for variables in operands for v in refs(variables)}
+    return {record.of_variable[v] for op in operations for v in trace.operations[op].reads}
 
 
 class _Uses:
@@ -159,7 +158,7 @@ class _Uses:
         self.changers: list[set[int]] = [set() for _ in record.storages]
         for operation in trace.operations:
             if not is_view(record, operation):
-                for variable in refs((operation.args, dict(operation.kwargs))):
+                for variable in operation.reads:
                     self.readers[record.of_variable[variable]].add(self.group_of[operation.id])
             for storage in record.saved[operation.id]:
                 self.savers[storage].add(operation.id)
@@ -184,7 +183,7 @@ def is_view(record: Record, operation: Operation) -> bool:
 def check_views(trace: Trace, record: Record) -> None:
     """A view is taken anew from what it looks at, wherever it is needed: that has to be one tensor."""
     for operation in trace.operations:
-        given = {record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))}
+        given = {record.of_variable[v] for v in operation.reads}
         looked_at = [s for s in given if record.storages[s].operation is not None]
         if len(looked_at) > 1 and is_view(record, operation):
             what = f"{called(operation.target)} looks at several tensors at once, which is not supported"
@@ -273,8 +272,7 @@ class _Builder:
         """After the last operation of a group that allocates."""
         last = [op for op in self.groups[index] if allocates(self.record, self.trace.operations[op])] or self.groups[index]
         operation = self.trace.operations[last[-1]]
-        results = [v for v in operation.results if v is not None]
-        return self.trace.variables[results[0]].name if results else f"op_{operation.id}"
+        return self.trace.variables[operation.made[0]].name if operation.made else f"op_{operation.id}"
 
     def _goes_back(self, index: int) -> bool:
         return any(self.record.backward[op] for op in self.groups[index])
@@ -306,7 +304,7 @@ class _Builder:
         for op in group:
             operation = self.trace.operations[op]
             if not is_view(self.record, operation):
-                storages = [self.record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))]
+                storages = [self.record.of_variable[v] for v in operation.reads]
                 read.update(self.of_storage[s] for s in storages if s in self.of_storage)
         writes = (*body.values, *(() if body.phantom is None else (body.phantom,)))
         reads = tuple(sorted(read - set(writes)))
@@ -328,7 +326,7 @@ class _Builder:
             if any(self._changed_later(self.record.of_variable[v]) for v in operation.asked):  # it would go another way then
                 return False
             own_statistics = set(_statistics(operation)) if moves_statistics(operation) else set()
-            for variable in set(refs((operation.args, dict(operation.kwargs)))) - own_statistics:
+            for variable in set(operation.reads) - own_statistics:
                 storage = self.record.of_variable[variable]
                 if storage in self.uses.statistics or (storage not in own and self._changed_later(storage)):
                     return False
@@ -367,7 +365,7 @@ def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
     variables: dict[int, dict[int, None]] = {}
     for op in operations:
         operation = model.trace.operations[op]
-        for v in (*refs((operation.args, dict(operation.kwargs))), *(v for v in operation.results if v is not None)):
+        for v in (*operation.reads, *operation.made):
             storage = record.of_variable[v]
             if record.storages[storage].operation in inside and model.data_of[v] is None:
                 last[storage] = op
@@ -393,7 +391,7 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
     lines = []
     for op in group:
         operation = trace.operations[op]
-        table = {v: describe(v) for v in refs((operation.args, dict(operation.kwargs)))}
+        table = {v: describe(v) for v in operation.reads}
         args = substitute((operation.args, dict(operation.kwargs)), table)
         results = [None if v is None else (describe(v), record.gradient_of[v]) for v in operation.results]
         lines.append(

@@ -20,7 +20,7 @@ from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.marked.text import Mark, refusal_of
 from remat_codegen.marked.words import Text, Tree, Vertex
 from remat_codegen.profile.costs import Profile
-from remat_codegen.trace import Operation, refs
+from remat_codegen.trace import Operation
 from remat_codegen.trace.places import Function, Span
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -65,7 +65,7 @@ class Found:
             node = self.node_of.get(operation.id)
             if node is None:
                 continue
-            variables = (v for op in operation.held for v in self.trace.operations[op].results if v is not None)
+            variables = (v for op in operation.held for v in self.trace.operations[op].made)
             data = {self.model.data_of[v] for v in variables} - {None}
             found.setdefault(node, set()).update(d for d in data if d is not None)
         return {node: sorted(self._made_before(data, node)) for node, data in found.items()}
@@ -87,11 +87,11 @@ class Found:
 
     def _held_within(self, operation: Operation, node: int) -> set[int]:
         """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""
-        variables = {v for op in operation.held for v in self.trace.operations[op].results if v is not None}
+        variables = {v for op in operation.held for v in self.trace.operations[op].made}
         storages = {self.record.of_variable[v] for v in variables if self.model.data_of[v] is None}
         makers = {s: self.record.storages[s].operation for s in storages}
         own = [self.trace.operations[op] for op in self.model.bodies[node].operations if op >= operation.id]
-        read = {self.record.of_variable[v] for op in own for v in refs((op.args, dict(op.kwargs)))}
+        read = {self.record.of_variable[v] for op in own for v in op.reads}
         made = {s: self.node_of.get(op) for s, op in makers.items() if op is not None}
         return {s for s, maker in made.items() if maker is not None and (maker != node or s not in read)}
 

@@ -24,9 +24,9 @@ Values = Callable[[Variable, str, int], torch.Tensor]  # of a variable, on a dev
 def results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
     """The variables that a node hands on: what it makes, and what it was given and changes in place."""
     own = [model.trace.operations[op] for op in operations]
-    made = {v for op in own for v in op.results if v is not None}
+    made = {v for op in own for v in op.made}
     changed = {storage for op in operations for storage in model.record.mutated[op]}
-    given = {v for op in own for v in refs((op.args, dict(op.kwargs)))} - made
+    given = {v for op in own for v in op.reads} - made
     outputs = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
     readers, inside = model.trace.readers, set(operations)
     wanted = {v for v in made if v in outputs or not inside.issuperset(readers[v])}
@@ -69,8 +69,8 @@ class Bench:
         self.model, self.clock, self.device, self.held = model, clock, clock.device, held
         self.values, self.ranges = values, ranges
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
-        made = {v for op in self.operations for v in op.results if v is not None}
-        mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
+        made = {v for op in self.operations for v in op.made}
+        mentioned = [v for op in self.operations for v in op.reads]
         indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.recorded = model.trace.run.values if model.trace.run is not None else {}

@@ -28,7 +28,7 @@ from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.profile.numbers import counting, near_identity, random_tensor, span
 from remat_codegen.profile.pace import Pace
 from remat_codegen.profile.ranges import integer_ranges
-from remat_codegen.trace import Origin, Ref, Variable, location, refs
+from remat_codegen.trace import Origin, Ref, Variable, location
 
 HELD = " held"  # marks the costs of a backward node whose gradients others hold, too
 RETURNED = " returned"  # and of one whose results the model's caller holds
@@ -80,7 +80,7 @@ def _summed_bytes(model: Model) -> dict[int, int]:
     last: dict[int, int] = {}
     used: list[set[int]] = []
     for op in trace.operations:
-        used.append({record.of_variable[v] for v in refs((op.args, dict(op.kwargs)))} & shared)
+        used.append({record.of_variable[v] for v in op.reads} & shared)
         last |= {storage: op.id for storage in used[-1] if record.backward[op.id]}
     found = {}
     for node in model.graph.backward_nodes:

@@ -17,7 +17,7 @@ from remat_codegen.graph.ir import Kind, Phase
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import Device
-from remat_codegen.trace import Operation, Origin, Variable, refs
+from remat_codegen.trace import Operation, Origin, Variable
 
 PRODUCTS = ("matmul", "bmm", "mm")
 WITHOUT_BACKWARD_BYTES = ("add", "sub")  # their gradients are handed through
@@ -41,8 +41,8 @@ def estimate(model: Model, device: Device) -> Profile:
 
 def _time_ns(model: Model, op: Operation, device: Device, back: bool) -> int:
     """What one operation takes; nothing where it only looks at memory."""
-    read = [model.trace.variables[v] for v in refs((op.args, dict(op.kwargs)))]
-    made = [model.trace.variables[v] for v in op.results if v is not None]
+    read = [model.trace.variables[v] for v in op.reads]
+    made = [model.trace.variables[v] for v in op.made]
     record = model.record
     own = {record.storages[record.of_variable[v.id]].operation for v in made}
     if op.id not in own and not record.mutated[op.id] or back and not record.backward[op.id]:
@@ -106,7 +106,7 @@ def _forward_room(model: Model, node: int) -> int:
     last: dict[int, int] = {}
     for i in body:
         op = model.trace.operations[i]
-        for variable in (*refs((op.args, dict(op.kwargs))), *(v for v in op.results if v is not None)):
+        for variable in (*op.reads, *op.made):
             last[record.of_variable[variable]] = i
     inner = [s for s in last if record.storages[s].operation in body and s not in kept]
     written = sum(graph.data[d].nbytes for d in graph.nodes[node].writes)
@@ -139,8 +139,7 @@ def _backward_room(model: Model, node: int) -> int:
         for d in graph.data
         if d.kind is Kind.GRADIENT and producers[d.id][0] <= node <= max(readers[d.id], default=producers[d.id][-1])
     )
-    ops = [model.trace.operations[i] for i in body]
-    used = {v for op in ops for v in refs((op.args, dict(op.kwargs)))}
+    used = {v for op in body for v in model.trace.operations[op].reads}
     parameters = (model.trace.variables[v] for v in used)
     own = sum(_nbytes(v) for v in parameters if v.origin is Origin.PARAMETER and v.requires_grad)
     return max(0, most - known - own)

@@ -116,6 +116,21 @@ class Operation:
         """The same without namespace and overload, such as linear."""
         return str(schema(without_kernels(self.target)).name.removeprefix("aten::"))
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The variables that its arguments hold as tensors, in order, and as often as they do."""
+        return refs((self.args, self.kwargs))
+
+    @property
+    def mentions(self) -> tuple[int, ...]:
+        """What it reads, and the sizes that its arguments are made of."""
+        return *self.reads, *(v for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Size) for v in leaf.variables)
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The results that somebody uses, in order."""
+        return tuple(v for v in self.results if v is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Like:
@@ -197,7 +212,7 @@ class Trace:
         """By variable: the operations that mention it, in order."""
         found: list[list[int]] = [[] for _ in self.variables]
         for operation in self.operations:
-            for variable in dict.fromkeys(refs((operation.args, dict(operation.kwargs)))):
+            for variable in dict.fromkeys(operation.reads):
                 found[variable].append(operation.id)
         return tuple(map(tuple, found))
 
@@ -205,11 +220,6 @@ class Trace:
 def refs(value: Any) -> tuple[int, ...]:
     """The variables that an argument structure mentions, in order."""
     return tuple(leaf.variable for leaf in _leaves(value) if isinstance(leaf, Ref))
-
-
-def sizes_in(value: Any) -> tuple[int, ...]:
-    """The sizes that an argument structure mentions, as variables, in order."""
-    return tuple(v for leaf in _leaves(value) if isinstance(leaf, Size) for v in leaf.variables)
 
 
 def substitute(value: Any, tensors: Any) -> Any:
