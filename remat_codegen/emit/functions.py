@@ -230,7 +230,7 @@ class _Writer:
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
             looks = is_view(self.record, operation)
-            unread = "for what autograd saves" if again and not self.record.mutated[operation.id] else ""
+            unread = "for what autograd saves" if again and not self.record.operations[operation.id].mutated else ""
             self.lines.append(Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, looks, unread=unread))
             if under:
                 self.depth -= 1
@@ -284,7 +284,7 @@ class _Writer:
     def _look_again(self, variable: int, position: int) -> None:
         """A view is taken once more; what an in-place operation returned is what it changed."""
         operation = self.plumbing.maker[variable]
-        changed = changed_argument(operation) if self.record.mutated[operation.id] else None
+        changed = changed_argument(operation) if self.record.operations[operation.id].mutated else None
         if changed is None:
             self._statement(position, operation)
             return

@@ -122,7 +122,7 @@ class Guards:
         modes = {path: path not in self.trace.evaluating for path in sorted(asked)}
         for operation in self.trace.operations:
             path = operation.module_path
-            fixed = self.model.record.random[operation.id] and not has_training_flag(operation)
+            fixed = self.model.record.operations[operation.id].random and not has_training_flag(operation)
             if path and (path in self.trace.evaluating or fixed):
                 modes[path] = path not in self.trace.evaluating
         return modes

@@ -60,7 +60,7 @@ class Needs:
 
     def allocated_in(self, variable: int, body: Body) -> bool:
         """Whether a node allocates the memory of a variable."""
-        return self.record.storages[self.record.of_variable[variable]].operation in body.operations
+        return self.record.maker_of(variable) in body.operations
 
     def is_grouped(self, node: Node) -> bool:
         """Whether what autograd saves for a node has to be found again: phantoms that are rebuilt, results it saves itself."""
@@ -69,7 +69,7 @@ class Needs:
         body = self.model.bodies[node.id]
         slots = set(body.values) & self.program.slots
         data_of = self.plumbing.data_of_storage
-        return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
+        return any(data_of.get(s) in slots for op in body.operations for s in self.record.operations[op].saved)
 
     def puts_back(self, data: int, position: int) -> bool:
         """Whether a second run puts a value back: for autograd, or as other rebuilds do."""

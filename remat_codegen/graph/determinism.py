@@ -39,11 +39,11 @@ def _decisions(trace: Trace, record: Record, on_gpu: Sequence[Operation]) -> fro
     unsteady: set[int] = set()  # storages
     found = set()
     for op in on_gpu:
-        reads_some = not unsteady.isdisjoint(record.of_variable[v] for v in op.reads)
-        numbers = {record.of_variable[v] for v in op.made if _is_number(trace.variables[v].dtype)}
+        reads_some = not unsteady.isdisjoint(record.storages_of(op.reads))
+        numbers = record.storages_of(v for v in op.made if _is_number(trace.variables[v].dtype))
         if reads_some or _adds_in_any_order(op):
-            unsteady |= numbers | (set(record.mutated[op.id]) if numbers else set())
-        asks = not unsteady.isdisjoint(record.of_variable[v] for v in op.asked)
+            unsteady |= numbers | (record.mutated_by([op.id]) if numbers else set())
+        asks = not unsteady.isdisjoint(record.storages_of(op.asked))
         decides = op.base.rstrip("_") in STEPS or any(not _is_number(trace.variables[v].dtype) for v in op.made)
         if asks or (reads_some and decides):
             found.add(op.id)

@@ -76,12 +76,12 @@ def _summed_bytes(model: Model) -> dict[int, int]:
     transposed), which autograd does not add to in place.
     """
     trace, record = model.trace, model.record
-    shared = {record.of_variable[v.id] for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad}
+    shared = record.storages_of(v.id for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad)
     last: dict[int, int] = {}
     used: list[set[int]] = []
     for op in trace.operations:
-        used.append({record.of_variable[v] for v in op.reads} & shared)
-        last |= {storage: op.id for storage in used[-1] if record.backward[op.id]}
+        used.append(record.storages_of(op.reads) & shared)
+        last |= {storage: op.id for storage in used[-1] if record.operations[op.id].backward}
     found = {}
     for node in model.graph.backward_nodes:
         assert node.forward is not None
@@ -104,7 +104,7 @@ def _bytes_between_gradients(model: Model) -> dict[int, int]:
     found = {}
     for node in graph.backward_nodes:
         assert node.forward is not None
-        most = max(record.most_gradient_bytes[op] for op in model.bodies[node.forward].operations)
+        most = max(record.operations[op].most_gradient_bytes for op in model.bodies[node.forward].operations)
         known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
         found[node.id] = max(0, most - known)
     return found
@@ -145,7 +145,11 @@ def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
     """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
     assert node.forward is not None
     bench = results_used_outside(model, model.bodies[node.forward].operations)
-    seeded = [replace(model.trace.variables[v], stride=s) for v in bench if (s := model.record.gradient_of[v]) is not None]
+    seeded = [
+        replace(model.trace.variables[v], stride=s)
+        for v in bench
+        if (s := model.record.variables[v].gradient_strides) is not None
+    ]
     read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
     return [v.dtype.itemsize * span(v) for v in seeded], read
 
@@ -248,5 +252,5 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
 def _differentiable_outputs(model: Model) -> list[Variable]:
     """What the loss reads, each as often as it is returned: every time adds to the gradient."""
     outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
-    taking = [v for v in outputs if model.record.requires_grad[v.id]]
+    taking = [v for v in outputs if model.record.variables[v.id].requires_grad]
     return [v for v in taking if not v.shape] if model.record.loss == "model" else taking

@@ -113,9 +113,11 @@ class Operations:
 
     def _changed_by(self, operation: Operation) -> int | None:
         """The variable that an in-place operation changes and returns."""
-        changed = _changed(operation) if self.model.record.mutated[operation.id] else None
-        storage, result = self.model.record.of_variable, operation.results[0] if operation.results else None
-        return changed if changed is not None and result is not None and storage[result] == storage[changed] else None
+        changed = _changed(operation) if self.model.record.operations[operation.id].mutated else None
+        result = operation.results[0] if operation.results else None
+        if changed is None or result is None:
+            return None
+        return changed if len(self.model.record.storages_of((changed, result))) == 1 else None
 
     def canonical(self, variable: int) -> int:
         """The variable that stands for all names of the same tensor."""
