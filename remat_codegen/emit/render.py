@@ -260,7 +260,7 @@ class _Renderer:
             plain_at_one=any(self.guards.plain_at_one(s) for s in self.trace.sizes),
             hooked=repr(dict(self.original.hooked)),
             modes=self.guards.modes(),
-            objects=self.trace.objects,
+            objects=self.trace.modules.objects,
             frozen=self.guards.frozen(),
             layouts=layouts,
             dtypes=dtypes,

@@ -237,7 +237,7 @@ class _Names:
         if name not in self.function.shaping:
             return None
         owner = owner_of(self.operation)
-        number, module = self.shapes.trace.numbers.get(f"{owner}.{name}"), self.shapes.module(owner)
+        number, module = self.shapes.trace.modules.numbers.get(f"{owner}.{name}"), self.shapes.module(owner)
         return None if number is None or module is None else (number, f"{module}.{name}")
 
     def assigned(self, name: str) -> ast.expr | None:
