@@ -90,7 +90,7 @@ def taken(module: nn.Module, inputs: tuple[torch.Tensor, ...], autocast: Any, na
     model = simplify(traced, recorded)
     costs = Measured("cuda", Cache("cuda", enabled=False), hurry_at=0).of(model) if gpu is None else Estimated(gpu).of(model)
     peak = simulate(model.graph, costs, without_recomputation(model.graph)).peak_bytes
-    saved = [[op.base, list(row)] for op, row in zip(traced.operations, recorded.phantoms, strict=True)]
+    saved = [[op.base, list(row.phantoms)] for op, row in zip(traced.operations, recorded.operations, strict=True)]
     return {"graph": model.graph.digest(), "saved": saved, "peak": peak}
 
 

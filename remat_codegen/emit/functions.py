@@ -24,7 +24,7 @@ from remat_codegen.emit.surroundings import generators, modes
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Body, early_ends, is_view
 from remat_codegen.schedule import Compute
-from remat_codegen.trace import Operation, Origin, refs, sizes_in
+from remat_codegen.trace import Operation, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,12 @@ class _Writer:
 
     def _node_name(self, node: Node) -> str:
         body = self.model.bodies[node.id]
-        variables = [v for op in body.operations for v in self.trace.operations[op].results if v is not None]
+        variables = [v for op in body.operations for v in self.trace.operations[op].made]
         owner = [self.plumbing.owner_of[d] for d in body.values]
         return self.scope.name((owner or variables)[0])
 
     def _statement(self, position: int, operation: Operation) -> None:
-        given = (operation.args, dict(operation.kwargs))
-        for variable in (*refs(given), *sizes_in(given)):
+        for variable in operation.mentions:
             self._fetch(variable, position)
         self._write_call(operation, position in self.program.again)
 
@@ -212,16 +211,15 @@ class _Writer:
             return self.plumbing.class_expression(kind, path, self.scope.module(path))
 
         text = spell(operation, self.scope.expression, training, again, way, named)
-        results = [v for v in operation.results if v is not None]
-        for variable in results:
+        for variable in operation.made:
             self.local[variable] = True
         counted = self._counted_by(operation)
         if counted is not None:
             self._line(f"if {counted}.training:")
             self.lines.append(Line(self.depth + 1, text))
-            for variable in results:
+            for variable in operation.made:
                 del self.local[variable]
-        elif not results:
+        elif not operation.made:
             self._line(text)
         else:
             targets = ["_" if v is None else self.scope.name(v) for v in operation.results]
@@ -232,7 +230,7 @@ class _Writer:
                 self.depth += 1
             defines = tuple(t for t in targets if t != "_")
             looks = is_view(self.record, operation)
-            unread = "for what autograd saves" if again and not self.record.mutated[operation.id] else ""
+            unread = "for what autograd saves" if again and not self.record.operations[operation.id].mutated else ""
             self.lines.append(Line(self.depth, f"{', '.join(targets)}{comma} = {text}", defines, looks, unread=unread))
             if under:
                 self.depth -= 1
@@ -286,7 +284,7 @@ class _Writer:
     def _look_again(self, variable: int, position: int) -> None:
         """A view is taken once more; what an in-place operation returned is what it changed."""
         operation = self.plumbing.maker[variable]
-        changed = changed_argument(operation) if self.record.mutated[operation.id] else None
+        changed = changed_argument(operation) if self.record.operations[operation.id].mutated else None
         if changed is None:
             self._statement(position, operation)
             return
@@ -296,7 +294,7 @@ class _Writer:
 
     def _fetch_bases(self, position: int, operation: Operation, body: Body) -> None:
         """Takes what a node reads before its own lines begin."""
-        for variable in refs((operation.args, dict(operation.kwargs))):
+        for variable in operation.reads:
             if self.trace.variables[variable].origin is not Origin.RESULT or variable in self.local:
                 continue
             made_here = any(variable in self.trace.operations[op].results for op in body.operations)

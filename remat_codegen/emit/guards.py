@@ -127,18 +127,20 @@ class Guards:
     def _modes(self) -> dict[str, bool]:
         """By module: the mode it has to be in, where its operations are those of one mode only."""
         normalising = {op.module_path for op in self.trace.operations if op.base == "batch_norm" and has_training_flag(op)}
-        asked = self.trace.modes - normalising - {""}
-        modes = {path: path not in self.trace.evaluating for path in sorted(asked)}
+        evaluating = self.trace.modules.evaluating
+        asked = self.trace.modules.modes - normalising - {""}
+        modes = {path: path not in evaluating for path in sorted(asked)}
         for operation in self.trace.operations:
             path = operation.module_path
-            fixed = self.model.record.random[operation.id] and not has_training_flag(operation)
-            if path and (path in self.trace.evaluating or fixed):
-                modes[path] = path not in self.trace.evaluating
+            fixed = self.model.record.operations[operation.id].random and not has_training_flag(operation)
+            if path and (path in evaluating or fixed):
+                modes[path] = path not in evaluating
         return modes
 
     def _dtypes(self) -> str:
         """The types of the parameters, where forward mentions types."""
-        return "{" + ", ".join(sorted(map(str, self.trace.dtypes))) + "}" if self.trace.dtypes else ""
+        dtypes = self.trace.modules.dtypes
+        return "{" + ", ".join(sorted(map(str, dtypes))) + "}" if dtypes else ""
 
     def _layouts(self) -> str:
         """The inputs that may be in channels_last, and which of them were, or the parameters; empty where there are none."""

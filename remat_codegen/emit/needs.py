@@ -50,9 +50,8 @@ class Needs:
     def looks_at_state(self, op: int) -> bool:
         """Whether an operation is a view of a buffer, or of a view of one."""
         operation = self.trace.operations[op]
-        read = refs((operation.args, dict(operation.kwargs)))
-        made = [v for v in operation.results if v is not None]
-        if not self.only_looks(op) or len(read) != 1 or any(self.trace.variables[v].requires_grad for v in made):
+        read = operation.reads
+        if not self.only_looks(op) or len(read) != 1 or any(self.trace.variables[v].requires_grad for v in operation.made):
             return False
         looked_at = self.trace.variables[read[0]]
         if looked_at.origin is Origin.RESULT:
@@ -61,7 +60,7 @@ class Needs:
 
     def allocated_in(self, variable: int, body: Body) -> bool:
         """Whether a node allocates the memory of a variable."""
-        return self.record.storages[self.record.of_variable[variable]].operation in body.operations
+        return self.record.maker_of(variable) in body.operations
 
     def is_grouped(self, node: Node) -> bool:
         """Whether what autograd saves for a node has to be found again: phantoms that are rebuilt, results it saves itself."""
@@ -70,7 +69,7 @@ class Needs:
         body = self.model.bodies[node.id]
         slots = set(body.values) & self.program.slots
         data_of = self.plumbing.data_of_storage
-        return any(data_of.get(s) in slots for op in body.operations for s in self.record.saved[op])
+        return any(data_of.get(s) in slots for op in body.operations for s in self.record.operations[op].saved)
 
     def puts_back(self, data: int, position: int) -> bool:
         """Whether a second run puts a value back: for autograd, or as other rebuilds do."""

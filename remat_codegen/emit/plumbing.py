@@ -11,7 +11,7 @@ from remat_codegen.emit.segments import Copy, Program
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace import Operation, Ref, refs
+from remat_codegen.trace import Operation, Ref
 
 FunctionExpression = Callable[
     [type, str, str], str
@@ -40,8 +40,8 @@ class Plumbing:
             if data is not None:
                 owners.setdefault(data, variable)
         scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
-        maker = {v: op for op in model.trace.operations for v in op.results if v is not None}
-        data_of = {s: model.data_of[v] for v, s in enumerate(model.record.of_variable)}
+        maker = {v: op for op in model.trace.operations for v in op.made}
+        data_of = {row.storage: model.data_of[v] for v, row in enumerate(model.record.variables)}
         return Plumbing(program, model, scopes, owners, maker, data_of, Proof(model.trace), class_expression)
 
     def waiting_point(self, position: int) -> int | None:
@@ -60,13 +60,13 @@ class Plumbing:
     def stop_variable(self, backward_node: int) -> int | None:
         """The value whose way back is the first thing autograd goes through of a backward node."""
         last = self.last_operation(backward_node)
-        return None if last is None else self.model.record.stop[last]
+        return None if last is None else self.model.record.operations[last].stop
 
     def last_operation(self, backward_node: int) -> int | None:
         """The operation that autograd goes back through first of a backward node."""
         forward = self.program.graph.nodes[backward_node].forward
         operations = () if forward is None else self.model.bodies[forward].operations
-        return next((op for op in reversed(operations) if self.model.record.backward[op]), None)
+        return next((op for op in reversed(operations) if self.model.record.operations[op].backward), None)
 
     def stop_name(self, backward_node: int) -> tuple[int, str]:
         """The block that a backward node belongs to, and the name of its stop there."""
@@ -99,13 +99,12 @@ class Plumbing:
             if variable in names:
                 found.add(variable)
             elif variable in self.maker and is_view(self.model.record, self.maker[variable]):
-                pending += refs((self.maker[variable].args, dict(self.maker[variable].kwargs)))
+                pending += self.maker[variable].reads
         return found
 
     def _read_by(self, op: int) -> tuple[int, ...]:
         operation = self.model.trace.operations[op]
-        given = refs((operation.args, dict(operation.kwargs)))
-        return () if is_view(self.model.record, operation) else given
+        return () if is_view(self.model.record, operation) else operation.reads
 
     def outside_of(self, data: int, block: int) -> list[int]:
         """The variables under which another block's function knows a piece of data."""

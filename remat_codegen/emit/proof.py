@@ -12,7 +12,7 @@ import torch
 
 from remat_codegen.emit.spell import DEVICE, ENDLESS, spell, spellings
 from remat_codegen.torch_seam import FakeTensorMode, TorchDispatchMode, pytree, schema
-from remat_codegen.trace import Operation, Ref, Trace, refs, sizes_in, substitute, without_kernels
+from remat_codegen.trace import Operation, Ref, Trace, substitute, without_kernels
 from remat_codegen.trace.tracing import silent_logs
 
 NAMES = {"torch": torch, "F": torch.nn.functional}  # of a generated file, beside the builtins
@@ -29,8 +29,7 @@ class Proof:
 
     def holds(self, operation: Operation, expression: Callable[[Callable[[int], str]], str]) -> bool:
         """Whether `expression`, given how to name a variable, does exactly what `operation` does."""
-        given = (operation.args, dict(operation.kwargs))
-        names = {v: f"t{i}" for i, v in enumerate(dict.fromkeys([*refs(given), *sizes_in(given)]))}
+        names = {v: f"t{i}" for i, v in enumerate(dict.fromkeys(operation.mentions))}
         text = expression(names.__getitem__)
         key = f"{operation.name} {text} {[self._layout(v) for v in names]} {self._values(operation)}"
         if key not in self.known:

@@ -11,7 +11,7 @@ from remat_codegen.emit.names import Namer
 from remat_codegen.emit.shapes import BlockSizes, ShapeNames
 from remat_codegen.emit.spell import TRAINING_ARGUMENT
 from remat_codegen.graph.simplify import Model
-from remat_codegen.trace import Operation, Origin, function_call, location, refs, sizes_in
+from remat_codegen.trace import Operation, Origin, function_call, location
 
 
 def module_expression(base: str, path: str, containers: frozenset[str], root: str = "") -> str:
@@ -85,7 +85,7 @@ class Scope:
         """The scope of a block of `model.graph`; `wishes` are the names that a reader would expect."""
         piece = model.graph.blocks[block]
         operations = tuple(op for node in range(piece.first, piece.last + 1) for op in model.bodies[node].operations)
-        results = [v for op in operations for v in model.trace.operations[op].results if v is not None]
+        results = [v for op in operations for v in model.trace.operations[op].made]
         scope = Scope(model, block, operations, wishes, frozenset(results))
         scope.root = common_path(scope._paths())
         called = [function_call(model.trace.operations[op].target) for op in operations]
@@ -113,7 +113,7 @@ class Scope:
         found = []
         for op in self.operations:
             operation = self.model.trace.operations[op]
-            for variable in self._mentioned(operation):
+            for variable in operation.mentions:
                 found += self._holders(variable)
             if has_training_flag(operation) or function_call(operation.target) is not None:
                 found.append(operation.module_path)
@@ -127,12 +127,7 @@ class Scope:
         if given.origin is not Origin.RESULT or variable in self.results or self.model.data_of[variable] is not None:
             return []
         maker = next(op for op in self.model.trace.operations if variable in op.results)
-        return [path for v in self._mentioned(maker) for path in self._holders(v)]
-
-    @staticmethod
-    def _mentioned(operation: Operation) -> tuple[int, ...]:
-        given = (operation.args, dict(operation.kwargs))
-        return (*refs(given), *sizes_in(given))
+        return [path for v in maker.mentions for path in self._holders(v)]
 
     def outside(self) -> list[int]:
         """The model's inputs and other blocks' results that this block reads, in order."""
@@ -141,7 +136,7 @@ class Scope:
     def _outside(self) -> list[int]:
         found: dict[int, None] = {}
         for op in self.operations:
-            for variable in self._mentioned(self.model.trace.operations[op]):
+            for variable in self.model.trace.operations[op].mentions:
                 origin = self.model.trace.variables[variable].origin
                 if origin in (Origin.INPUT, Origin.CONSTANT, Origin.SIZE) or (
                     origin is Origin.RESULT and variable not in self.results

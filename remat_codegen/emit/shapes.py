@@ -32,7 +32,7 @@ from remat_codegen.emit.reading import (
 )
 from remat_codegen.emit.sources import tree_of
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace import Operation, Origin, Trace, refs
+from remat_codegen.trace import Operation, Origin, Trace
 
 
 class SpelledInt(int):
@@ -190,7 +190,7 @@ class ShapeNames:
         assert operation.source is not None
         for other in self.operations:
             if self._same_call(other, operation, unpacking):
-                for variable in refs((other.args, dict(other.kwargs))):
+                for variable in other.reads:
                     value = self.trace.variables[variable].origin in (Origin.RESULT, Origin.INPUT)
                     if value and self._sizes(variable, unpacking.shape) is not None:
                         yield variable
@@ -237,7 +237,7 @@ class _Names:
         if name not in self.function.shaping:
             return None
         owner = owner_of(self.operation)
-        number, module = self.shapes.trace.numbers.get(f"{owner}.{name}"), self.shapes.module(owner)
+        number, module = self.shapes.trace.modules.numbers.get(f"{owner}.{name}"), self.shapes.module(owner)
         return None if number is None or module is None else (number, f"{module}.{name}")
 
     def assigned(self, name: str) -> ast.expr | None:

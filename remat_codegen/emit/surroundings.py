@@ -18,7 +18,7 @@ def modes(trace: Trace, record: Record, operation: Operation) -> list[str]:
     found = [] if operation.grad_enabled else ["torch.no_grad()"]
     kernels = chosen_kernels(trace.operations[operation.id].target)
     found += [kernels] if kernels is not None else []
-    found += [NOTHING_SAVED] if record.unsaved[operation.id] else []
+    found += [NOTHING_SAVED] if record.operations[operation.id].unsaved else []
     here, usual = dict(operation.autocast), dict(trace.autocast)
     for device in sorted(here | usual):
         if device not in here:
@@ -32,9 +32,9 @@ def generators(trace: Trace, record: Record, body: Body) -> list[str]:
     """The expressions for the generators that a node's operations draw from."""
     devices: dict[str, None] = {}
     for op in body.operations:
-        if record.random[op]:
-            results = [v for v in trace.operations[op].results if v is not None]
-            devices[trace.variables[results[0]].device if results else "cpu"] = None
+        if record.operations[op].random:
+            made = trace.operations[op].made
+            devices[trace.variables[made[0]].device if made else "cpu"] = None
     return [_generator(device) for device in devices]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from remat_codegen.graph.nature import is_opaque
 from remat_codegen.graph.record import Record
-from remat_codegen.trace import Operation, Trace, refs
+from remat_codegen.trace import Operation, Trace
 
 UNORDERED = frozenset(
     (
@@ -39,13 +39,12 @@ def _decisions(trace: Trace, record: Record, on_gpu: Sequence[Operation]) -> fro
     unsteady: set[int] = set()  # storages
     found = set()
     for op in on_gpu:
-        reads_some = not unsteady.isdisjoint(record.of_variable[v] for v in refs((op.args, dict(op.kwargs))))
-        results = [v for v in op.results if v is not None]
-        numbers = {record.of_variable[v] for v in results if _is_number(trace.variables[v].dtype)}
+        reads_some = not unsteady.isdisjoint(record.storages_of(op.reads))
+        numbers = record.storages_of(v for v in op.made if _is_number(trace.variables[v].dtype))
         if reads_some or _adds_in_any_order(op):
-            unsteady |= numbers | (set(record.mutated[op.id]) if numbers else set())
-        asks = not unsteady.isdisjoint(record.of_variable[v] for v in op.asked)
-        decides = op.base.rstrip("_") in STEPS or any(not _is_number(trace.variables[v].dtype) for v in results)
+            unsteady |= numbers | (record.mutated_by([op.id]) if numbers else set())
+        asks = not unsteady.isdisjoint(record.storages_of(op.asked))
+        decides = op.base.rstrip("_") in STEPS or any(not _is_number(trace.variables[v].dtype) for v in op.made)
         if asks or (reads_some and decides):
             found.add(op.id)
     return frozenset(found)
@@ -61,5 +60,4 @@ def _is_number(dtype: torch.dtype) -> bool:
 
 
 def _on_gpu(trace: Trace, op: Operation) -> bool:
-    places = [*refs((op.args, dict(op.kwargs))), *(v for v in op.results if v is not None)]
-    return any(torch.device(trace.variables[v].device).type == "cuda" for v in places)
+    return any(torch.device(trace.variables[v].device).type == "cuda" for v in (*op.reads, *op.made))

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,35 +80,51 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One step's memory. Tables are indexed by operation, `of_variable` by variable.
+class OperationRecord:
+    """What one operation does to memory, forward and while the engine goes back through it."""
 
-    `saved` lists the storages (values, parameters, inputs) that an operation's backward needs, `phantoms` the sizes of what
-    autograd saves beside them, `mutated` the storages changed in place, `backward` whether the engine reaches the operation,
-    `unsaved` whether autograd would save something for an operation that it never reaches, which it need not,
-    `stop` the variable whose autograd node the engine reaches first among the operation's: a result, or the base of what is
-    changed in place. `strides` are those of the variables, None of a size.
-    `most_gradient_bytes` are the most bytes of gradients alive at once while an operation is undone.
-    `shared_cast_bytes` is the size of autocast's copies of all parameters and inputs, where several operations share one such
-    copy; else 0. `loss` is what the step goes back from.
-    """
+    saved: tuple[int, ...]  # storages (values, parameters, inputs) that autograd saves for its backward
+    phantoms: tuple[int, ...]  # bytes of each tensor that autograd saves beside them
+    mutated: tuple[int, ...]  # storages that it changes in place
+    random: bool  # whether it draws random numbers
+    backward: bool = False  # whether the engine reaches it
+    unsaved: bool = False  # whether autograd would save something for it that is never read, as the engine does not reach it
+    stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
+    most_gradient_bytes: int = 0  # the most that gradients take which are alive at once while it is undone
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRecord:
+    """How one variable lies in memory, and the gradient that comes back to it."""
+
+    storage: int  # -1 of a size, which has no memory
+    requires_grad: bool  # once forward is over: writing into a tensor can make it require grad
+    strides: tuple[int, ...] | None  # None of a size
+    gradient_strides: tuple[int, ...] | None  # None where no gradient comes, and of what no operation makes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one training step does to memory."""
 
     storages: tuple[Storage, ...]
-    of_variable: tuple[int, ...]
-    requires_grad: tuple[bool, ...]
-    saved: tuple[tuple[int, ...], ...]
-    phantoms: tuple[tuple[int, ...], ...]
-    mutated: tuple[tuple[int, ...], ...]
-    random: tuple[bool, ...]
-    backward: tuple[bool, ...]
-    unsaved: tuple[bool, ...]
-    stop: tuple[int | None, ...]
-    gradients: tuple[Gradient, ...]
-    gradient_of: tuple[tuple[int, ...] | None, ...]
-    strides: tuple[tuple[int, ...] | None, ...]
-    most_gradient_bytes: tuple[int, ...]
-    shared_cast_bytes: int = 0
-    loss: str = LOSSES[0]
+    operations: tuple[OperationRecord, ...]  # a row for each operation of the trace
+    variables: tuple[VariableRecord, ...]  # a row for each variable of the trace
+    gradients: tuple[Gradient, ...]  # in the order in which they are born
+    shared_cast_bytes: int = 0  # autocast's copies of all parameters and inputs, where operations share such a copy; else 0
+    loss: str = LOSSES[0]  # what the step goes back from
+
+    def storages_of(self, variables: Iterable[int]) -> set[int]:
+        """The storages that variables lie in."""
+        return {self.variables[v].storage for v in variables}
+
+    def maker_of(self, variable: int) -> int | None:
+        """The operation that allocates the memory of a variable; None of what is given."""
+        return self.storages[self.variables[variable].storage].operation
+
+    def mutated_by(self, operations: Iterable[int]) -> set[int]:
+        """The storages that operations change in place."""
+        return {storage for op in operations for storage in self.operations[op].mutated}
 
 
 def record(trace: Trace, loss: str | None = None) -> Record:
@@ -219,19 +235,15 @@ class _Recorder:
     of_storage: dict[int, int] = field(default_factory=dict)  # _cdata -> storage id; storages are kept alive by `tensors`
     of_variable: dict[int, int] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)  # _cdata of masks -> in how many places they are True
-    grads: dict[int, bool] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
     births: dict[int, _Birth] = field(default_factory=dict)
     finished: list[_Birth] = field(default_factory=list)
-    reached: set[int] = field(default_factory=set)
-    first_reached: dict[int, int] = field(default_factory=dict)
-    gradient_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)  # operation -> the number of the first of its autograd nodes
+    gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
-    saved: dict[int, Any] = field(
-        default_factory=dict
-    )  # _cdata -> reference to a storage that is no variable's, while it lives
+    saved: dict[int, Any] = field(default_factory=dict)  # _cdata -> reference to a storage of no variable, while it lives
     changes: list[tuple[_Birth, int]] = field(default_factory=list)  # gradients that come, and that go, with the step
 
     def run(self) -> Record:
@@ -240,43 +252,35 @@ class _Recorder:
                 self._given(variable)
         self.starts = [next_sequence_number()]
         rows = [self._operation(op) for op in self.trace.operations]
-        self.grads = {v: t.requires_grad for v, t in self.tensors.items()}  # writing into a tensor can make it require grad
-        check_devices(self.trace, [self.grads.get(v.id, False) for v in self.trace.variables])
-        stops = [self._sequence_numbers(op, r["mutated"]) for op, r in zip(self.trace.operations, rows, strict=True)]
+        check_devices(self.trace, [v.id in self.tensors and self.tensors[v.id].requires_grad for v in self.trace.variables])
+        nodes = [self._sequence_numbers(op, row.mutated) for op, row in zip(self.trace.operations, rows, strict=True)]
         self._backward()
-        count = len(self.trace.operations)
-        unsaved = self._leave_out_unsaved(rows)
+        most = self._most_gradient_bytes()
         return Record(
-            tuple(self.storages),
-            tuple(self.of_variable.get(v.id, -1) for v in self.trace.variables),  # sizes have no memory
-            tuple(self.grads.get(v.id, False) for v in self.trace.variables),
-            tuple(r["saved"] for r in rows),
-            tuple(r["phantoms"] for r in rows),
-            tuple(r["mutated"] for r in rows),
-            tuple(is_random(op) for op in self.trace.operations),
-            tuple(i in self.reached for i in range(count)),
-            unsaved,
-            tuple(stops[i].get(self.first_reached.get(i, -1)) for i in range(count)),
-            tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
-            tuple(self.gradient_shapes.get(v.id) for v in self.trace.variables),
-            tuple(tuple(self.tensors[v.id].stride()) if v.id in self.tensors else None for v in self.trace.variables),
-            self._most_gradient_bytes(),
-            self._shared_casts(),
-            self.loss or LOSSES[0],
+            storages=tuple(self.storages),
+            operations=tuple(self._row(op, rows[op.id], nodes[op.id], most[op.id]) for op in self.trace.operations),
+            variables=tuple(self._variable(v.id) for v in self.trace.variables),
+            gradients=tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
+            shared_cast_bytes=self._shared_casts(),
+            loss=self.loss or LOSSES[0],
         )
 
-    def _leave_out_unsaved(self, rows: list[dict[str, tuple[int, ...]]]) -> tuple[bool, ...]:
-        """Whether an operation keeps for nobody what autograd saves: that is then left out of its row."""
-        makers = {s.operation for s in self.storages}
-        found = []
-        for op, row in zip(self.trace.operations, rows, strict=True):
-            computes = op.id in makers or bool(row["mutated"])
-            idle = computes and op.id not in self.reached and not is_opaque(op)
-            found.append(idle and bool(row["saved"] or row["phantoms"]))
-            row |= {"saved": (), "phantoms": ()} if idle else {}
-        return tuple(found)
+    def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], most: int) -> OperationRecord:
+        """The row of an operation with what the way back shows. Where that does not come, autograd saves for nobody."""
+        if op.id in self.reached:
+            return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), most_gradient_bytes=most)
+        computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
+        unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)
+        return replace(row, saved=(), phantoms=(), unsaved=True) if unsaved else row
 
-    def _most_gradient_bytes(self) -> tuple[int, ...]:
+    def _variable(self, variable: int) -> VariableRecord:
+        tensor = self.tensors.get(variable)
+        if tensor is None:  # a size
+            return VariableRecord(-1, False, None, None)
+        gradient = self.gradient_strides.get(variable)
+        return VariableRecord(self.of_variable[variable], tensor.requires_grad, tuple(tensor.stride()), gradient)
+
+    def _most_gradient_bytes(self) -> list[int]:
         """By operation; without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""
         most, alive = [0] * (len(self.trace.operations) + 1), set[int]()
         held = 0
@@ -285,7 +289,7 @@ class _Recorder:
                 held += birth.nbytes if id(birth) not in alive else -birth.nbytes
                 alive ^= {id(birth)}
                 most[step] = max(most[step], held)
-        return tuple(most[:-1])
+        return most[:-1]
 
     def _shared_casts(self) -> int:
         """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
@@ -312,9 +316,9 @@ class _Recorder:
         if variable in self.true:
             self.counts[key] = self.true[variable]
         self.of_variable[variable] = self.of_storage[key]
-        self.grads[variable] = tensor.requires_grad
 
-    def _operation(self, op: Operation) -> dict[str, tuple[int, ...]]:
+    def _operation(self, op: Operation) -> OperationRecord:
+        """Runs an operation, and notes what that shows of it."""
         packed: list[torch.Tensor] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -346,7 +350,7 @@ class _Recorder:
             check_known(op, self.trace)
             with autocasting(op.autocast):
                 phantoms = real_phantoms(op, args, kwargs)
-        return {"saved": saved, "phantoms": phantoms, "mutated": tuple(sorted(mutated))}
+        return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op))
 
     def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         saved, phantoms = [], {}
@@ -367,10 +371,9 @@ class _Recorder:
 
         Writing into a view gives its base another node, not the view.
         """
-        results = [v for v in op.results if v is not None]
         changed = [v.id for v in self.trace.results() if self.of_variable[v.id] in mutated] if mutated else []
         numbers: dict[int, int] = {}
-        for variable in (*results, *changed):
+        for variable in (*op.made, *changed):
             node = _grad_fn(self.tensors[variable])
             if node is not None:
                 numbers.setdefault(sequence_number(node), variable)
@@ -417,7 +420,7 @@ class _Recorder:
 
     def _note(self, variable: int, grad: torch.Tensor | None) -> None:
         if grad is not None:
-            self.gradient_shapes[variable] = tuple(grad.stride())
+            self.gradient_strides[variable] = tuple(grad.stride())
 
     def at_present_node(self) -> None:
         """Notes which operation the engine goes back through at this moment, if it does."""
@@ -432,8 +435,7 @@ class _Recorder:
             self.step = len(self.trace.operations)
             return
         self.step = bisect.bisect_right(self.starts, sequence) - 1
-        self.reached.add(self.step)
-        self.first_reached.setdefault(self.step, sequence)
+        self.reached.setdefault(self.step, sequence)
 
     def _undone(self) -> Operation:
         """The operation that the engine goes back through, or the last one."""

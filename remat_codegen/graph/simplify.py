@@ -26,7 +26,7 @@ from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import Record
-from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, refs, substitute
+from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
 FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
 _NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
@@ -64,7 +64,7 @@ def simplify(trace: Trace, record: Record) -> Model:
 
 def with_strides(trace: Trace, record: Record) -> Trace:
     """The trace with the strides that were recorded, which are sometimes other than torch.export's."""
-    pairs = zip(trace.variables, record.strides, strict=True)
+    pairs = zip(trace.variables, (row.strides for row in record.variables), strict=True)
     return replace(trace, variables=tuple(v if s is None or s == v.stride else replace(v, stride=s) for v, s in pairs))
 
 
@@ -72,14 +72,14 @@ def main_operation(model: Model, node: int) -> Operation:
     """The operation that a forward node is named after, else its first one."""
     own = [model.trace.operations[op] for op in model.bodies[node].operations]
     wanted = model.graph.nodes[node].name
-    names = {v: model.trace.variables[v].name for op in own for v in op.results if v is not None}
-    return next((op for op in own if any(names.get(v) == wanted for v in op.results if v is not None)), own[0])
+    names = {v: model.trace.variables[v].name for op in own for v in op.made}
+    return next((op for op in own if any(names.get(v) == wanted for v in op.made)), own[0])
 
 
 def allocates(record: Record, operation: Operation) -> bool:
     """Whether an operation owns memory, rather than looking at or changing what exists."""
-    owned = {record.storages[record.of_variable[v]].operation for v in operation.results if v is not None}
-    return operation.id in owned or bool(record.phantoms[operation.id])
+    owned = {record.maker_of(v) for v in operation.made}
+    return operation.id in owned or bool(record.operations[operation.id].phantoms)
 
 
 def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
@@ -112,28 +112,28 @@ def unread_views(trace: Trace, record: Record) -> frozenset[int]:
     wanted = {r.variable for r in trace.outputs if isinstance(r, Ref)}
     unread = set()
     for operation in reversed(trace.operations):
-        if is_view(record, operation) and not wanted.intersection(v for v in operation.results if v is not None):
+        if is_view(record, operation) and not wanted.intersection(operation.made):
             unread.add(operation.id)
         else:
-            wanted.update(refs((operation.args, dict(operation.kwargs))))
+            wanted.update(operation.reads)
     return frozenset(unread)
 
 
 def changes_given(record: Record, operation: Operation) -> bool:
     """Whether an operation changes memory that the model holds, or was given, in place."""
-    return any(record.storages[s].operation is None for s in record.mutated[operation.id])
+    return any(record.storages[s].operation is None for s in record.operations[operation.id].mutated)
 
 
 def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """An in-place operation belongs to the group that owns the memory, with the few that may stand between."""
     joined: list[tuple[int, ...]] = []
     for group in groups:
-        owners = {record.storages[s].operation for op in group for s in record.mutated[op]} - {None}
+        owners = {record.storages[s].operation for s in record.mutated_by(group)} - {None}
         homes = (i for i, g in enumerate(joined) if any(o in g for o in owners)) if owners else iter(())
         home = next(homes, len(joined))
         counters = [g for g in joined[home:] if any(changes_given(record, trace.operations[op]) for op in g)]
         between = [op for g in joined[home:] if g not in counters for op in g]
-        counted = {s for g in counters for op in g for s in record.mutated[op]}
+        counted = record.mutated_by(op for g in counters for op in g)
         if between and len(between) <= FEW and not counted & _touched(trace, record, between):
             joined[home:] = [*counters, (*between, *group)]  # counting earlier changes nothing
         else:
@@ -143,8 +143,7 @@ def _join_mutations(trace: Trace, record: Record, groups: list[tuple[int, ...]])
 
 def _touched(trace: Trace, record: Record, operations: Sequence[int]) -> set[int]:
     """The storages that operations mention."""
-    operands = ((trace.operations[op].args, dict(trace.operations[op].kwargs)) for op in operations)
-    return {record.of_variable[v] for variables in operands for v in refs(variables)}
+    return record.storages_of(v for op in operations for v in trace.operations[op].reads)
 
 
 class _Uses:
@@ -159,15 +158,16 @@ class _Uses:
         self.changers: list[set[int]] = [set() for _ in record.storages]
         for operation in trace.operations:
             if not is_view(record, operation):
-                for variable in refs((operation.args, dict(operation.kwargs))):
-                    self.readers[record.of_variable[variable]].add(self.group_of[operation.id])
-            for storage in record.saved[operation.id]:
+                for variable in operation.reads:
+                    self.readers[record.variables[variable].storage].add(self.group_of[operation.id])
+            row = record.operations[operation.id]
+            for storage in row.saved:
                 self.savers[storage].add(operation.id)
-            for storage in record.mutated[operation.id]:
+            for storage in row.mutated:
                 self.changers[storage].add(operation.id)
         moved = [op for op in trace.operations if moves_statistics(op)]
-        self.statistics = {record.of_variable[v] for op in moved for v in _statistics(op)}
-        self.outputs = {record.of_variable[r.variable] for r in trace.outputs if isinstance(r, Ref)}
+        self.statistics = record.storages_of(v for op in moved for v in _statistics(op))
+        self.outputs = record.storages_of(r.variable for r in trace.outputs if isinstance(r, Ref))
 
 
 def _statistics(operation: Operation) -> Iterator[int]:
@@ -178,13 +178,13 @@ def _statistics(operation: Operation) -> Iterator[int]:
 
 def is_view(record: Record, operation: Operation) -> bool:
     """Whether an operation only looks at memory that exists."""
-    return not allocates(record, operation) and not record.mutated[operation.id]
+    return not allocates(record, operation) and not record.operations[operation.id].mutated
 
 
 def check_views(trace: Trace, record: Record) -> None:
     """A view is taken anew from what it looks at, wherever it is needed: that has to be one tensor."""
     for operation in trace.operations:
-        given = {record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))}
+        given = record.storages_of(operation.reads)
         looked_at = [s for s in given if record.storages[s].operation is not None]
         if len(looked_at) > 1 and is_view(record, operation):
             what = f"{called(operation.target)} looks at several tensors at once, which is not supported"
@@ -209,12 +209,13 @@ def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) ->
             owned_by[uses.group_of[storage.operation]].append(storage.id)
     merged: list[tuple[int, ...]] = []
     for index, group in enumerate(groups):
-        made = sum(record.storages[s].nbytes for s in owned_by[index]) + sum(sum(record.phantoms[op]) for op in group)
+        made = sum(record.storages[s].nbytes for s in owned_by[index])
+        made += sum(sum(record.operations[op].phantoms) for op in group)
         previous = owned_by[index - 1] if index else []
         private = bool(previous) and all(
             uses.readers[s] == {index} and not uses.savers[s] and s not in uses.outputs for s in previous
         )
-        clean = not any(record.mutated[op] for op in (*group, *groups[index - 1]))
+        clean = not record.mutated_by((*group, *groups[index - 1]))
         if private and clean and sum(record.storages[s].nbytes for s in previous) >= made:
             merged[-1] = (*merged[-1], *group)
         else:
@@ -251,7 +252,7 @@ class _Builder:
         graph = Graph(tuple(nodes), tuple(self.data), loss, outputs)
         graph = replace(graph, blocks=cut_into_blocks(graph))
         validate(graph)
-        data_of = tuple(self.of_storage.get(s) for s in self.record.of_variable)
+        data_of = tuple(self.of_storage.get(row.storage) for row in self.record.variables)
         return Model(self.trace, self.record, graph, tuple(self.bodies), data_of)
 
     def _new_data(self, name: str, kind: Kind, nbytes: int) -> int:
@@ -265,7 +266,7 @@ class _Builder:
             if outside or self.uses.savers[storage] or storage in self.uses.outputs:
                 self.of_storage[storage] = self._new_data(self._name(index), Kind.VALUE, self.record.storages[storage].nbytes)
                 values.append(self.of_storage[storage])
-        nbytes = sum(allocated_bytes(n, self.trace.accelerator) for op in group for n in self.record.phantoms[op])
+        nbytes = sum(allocated_bytes(n, self.trace.accelerator) for op in group for n in self.record.operations[op].phantoms)
         phantom = self._new_data(f"{self._name(index)} phantom", Kind.PHANTOM, nbytes) if nbytes else None
         self.bodies.append(Body(group, tuple(values), phantom))
 
@@ -273,11 +274,10 @@ class _Builder:
         """After the last operation of a group that allocates."""
         last = [op for op in self.groups[index] if allocates(self.record, self.trace.operations[op])] or self.groups[index]
         operation = self.trace.operations[last[-1]]
-        results = [v for v in operation.results if v is not None]
-        return self.trace.variables[results[0]].name if results else f"op_{operation.id}"
+        return self.trace.variables[operation.made[0]].name if operation.made else f"op_{operation.id}"
 
     def _goes_back(self, index: int) -> bool:
-        return any(self.record.backward[op] for op in self.groups[index])
+        return any(self.record.operations[op].backward for op in self.groups[index])
 
     def _outputs(self) -> tuple[int, ...]:
         found = [self.of_storage[s] for s in sorted(self.uses.outputs) if s in self.of_storage]
@@ -306,7 +306,7 @@ class _Builder:
         for op in group:
             operation = self.trace.operations[op]
             if not is_view(self.record, operation):
-                storages = [self.record.of_variable[v] for v in refs((operation.args, dict(operation.kwargs)))]
+                storages = self.record.storages_of(operation.reads)
                 read.update(self.of_storage[s] for s in storages if s in self.of_storage)
         writes = (*body.values, *(() if body.phantom is None else (body.phantom,)))
         reads = tuple(sorted(read - set(writes)))
@@ -321,15 +321,13 @@ class _Builder:
         if not self.once.isdisjoint(self.groups[index]):
             return False
         for op in self.groups[index]:
-            for storage in self.record.mutated[op]:
-                if storage not in own:
-                    return False
+            if not own.issuperset(self.record.operations[op].mutated):
+                return False
             operation = self.trace.operations[op]
-            if any(self._changed_later(self.record.of_variable[v]) for v in operation.asked):  # it would go another way then
+            if any(map(self._changed_later, self.record.storages_of(operation.asked))):  # it would go another way then
                 return False
             own_statistics = set(_statistics(operation)) if moves_statistics(operation) else set()
-            for variable in set(refs((operation.args, dict(operation.kwargs)))) - own_statistics:
-                storage = self.record.of_variable[variable]
+            for storage in self.record.storages_of(set(operation.reads) - own_statistics):
                 if storage in self.uses.statistics or (storage not in own and self._changed_later(storage)):
                     return False
         return True
@@ -342,9 +340,10 @@ class _Builder:
 
     def _backward_node(self, id: int, index: int, grad_reads: dict, grad_writes: dict) -> Node:
         body = self.bodies[index]
-        saved = {self.of_storage[s] for op in self.groups[index] for s in self.record.saved[op] if s in self.of_storage}
+        saved = {s for op in self.groups[index] for s in self.record.operations[op].saved}
         phantom = set() if body.phantom is None else {body.phantom}
-        reads = tuple(sorted(saved | phantom | set(grad_reads.get(index, ()))))
+        kept = {self.of_storage[s] for s in saved if s in self.of_storage}
+        reads = tuple(sorted(kept | phantom | set(grad_reads.get(index, ()))))
         writes = tuple(sorted(grad_writes.get(index, ())))
         forward = self._signature(self.groups[index])
         return Node(id, f"{self._name(index)} backward", Phase.BACKWARD, reads, writes, index, False, f"{forward} backward")
@@ -367,8 +366,8 @@ def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
     variables: dict[int, dict[int, None]] = {}
     for op in operations:
         operation = model.trace.operations[op]
-        for v in (*refs((operation.args, dict(operation.kwargs))), *(v for v in operation.results if v is not None)):
-            storage = record.of_variable[v]
+        for v in (*operation.reads, *operation.made):
+            storage = record.variables[v].storage
             if record.storages[storage].operation in inside and model.data_of[v] is None:
                 last[storage] = op
                 variables.setdefault(storage, {})[v] = None
@@ -387,17 +386,16 @@ def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:
         layout = f"{v.dtype}{list(v.shape)}{list(v.stride)}@{torch.device(v.device).type}"
         known = variable in number
         place = number.setdefault(variable, len(number))
-        grads = f"g{int(record.requires_grad[variable])}"
+        grads = f"g{int(record.variables[variable].requires_grad)}"
         return f"%{place}" if known else f"%{place}:{v.origin[0]}{layout}{grads}"
 
     lines = []
     for op in group:
         operation = trace.operations[op]
-        table = {v: describe(v) for v in refs((operation.args, dict(operation.kwargs)))}
+        table = {v: describe(v) for v in operation.reads}
         args = substitute((operation.args, dict(operation.kwargs)), table)
-        results = [None if v is None else (describe(v), record.gradient_of[v]) for v in operation.results]
-        lines.append(
-            f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}{' unsaved' * record.unsaved[op]}"
-        )
+        results = [None if v is None else (describe(v), record.variables[v].gradient_strides) for v in operation.results]
+        unsaved = " unsaved" if record.operations[op].unsaved else ""
+        lines.append(f"{operation.name}{args} -> {results} {operation.grad_enabled}{_cast(operation)}{unsaved}")
     text = _NUMBERED.sub(r"device(type='\1')", "\n".join(lines))  # the same on each device of a kind
     return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -29,7 +29,7 @@ def check_devices(trace: Trace, takes_gradient: Sequence[bool]) -> None:
         hint = f"devices of type {kind!r} are not supported"
         raise UnsupportedError(f"a tensor of the model is on {trace.accelerator}", hint=hint)
     for op in trace.operations:
-        for result in (trace.variables[v] for v in op.results if v is not None):
+        for result in map(trace.variables.__getitem__, op.made):
             other = result.device not in ("cpu", trace.accelerator)
             if other or (trace.accelerator and result.device == "cpu" and takes_gradient[result.id]):
                 what = f"{called(op.target)} makes a value on {result.device}, and others are on {trace.accelerator}"

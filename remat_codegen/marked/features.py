@@ -62,12 +62,12 @@ def knows_numpy(module: torch.nn.Module) -> bool:
 def moves_buffers(module: torch.nn.Module, record: Record) -> bool:
     """Whether a forward pass can change what it is given. Batch norms do without a new version of what they change."""
     norms = any("running_mean" in buffers_of(m) for m in module.modules())
-    return norms or any(record.storages[s].operation is None for changed in record.mutated for s in changed)
+    return norms or any(record.storages[s].operation is None for row in record.operations for s in row.mutated)
 
 
 def changes_in_place(record: Record) -> bool:
     """Whether a forward pass changes in place what an operation gave."""
-    return any(record.storages[s].operation is not None for changed in record.mutated for s in changed)
+    return any(record.storages[s].operation is not None for row in record.operations for s in row.mutated)
 
 
 # ---------------------------------------------------------------------------- helpers without what a file does not need

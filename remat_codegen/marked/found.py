@@ -20,7 +20,7 @@ from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.marked.text import Mark, refusal_of
 from remat_codegen.marked.words import Text, Tree, Vertex
 from remat_codegen.profile.costs import Profile
-from remat_codegen.trace import Operation, refs
+from remat_codegen.trace import Operation
 from remat_codegen.trace.places import Function, Span
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -65,7 +65,7 @@ class Found:
             node = self.node_of.get(operation.id)
             if node is None:
                 continue
-            variables = (v for op in operation.held for v in self.trace.operations[op].results if v is not None)
+            variables = (v for op in operation.held for v in self.trace.operations[op].made)
             data = {self.model.data_of[v] for v in variables} - {None}
             found.setdefault(node, set()).update(d for d in data if d is not None)
         return {node: sorted(self._made_before(data, node)) for node, data in found.items()}
@@ -87,11 +87,11 @@ class Found:
 
     def _held_within(self, operation: Operation, node: int) -> set[int]:
         """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""
-        variables = {v for op in operation.held for v in self.trace.operations[op].results if v is not None}
-        storages = {self.record.of_variable[v] for v in variables if self.model.data_of[v] is None}
+        variables = {v for op in operation.held for v in self.trace.operations[op].made}
+        storages = self.record.storages_of(v for v in variables if self.model.data_of[v] is None)
         makers = {s: self.record.storages[s].operation for s in storages}
         own = [self.trace.operations[op] for op in self.model.bodies[node].operations if op >= operation.id]
-        read = {self.record.of_variable[v] for op in own for v in refs((op.args, dict(op.kwargs)))}
+        read = self.record.storages_of(v for op in own for v in op.reads)
         made = {s: self.node_of.get(op) for s, op in makers.items() if op is not None}
         return {s for s, maker in made.items() if maker is not None and (maker != node or s not in read)}
 
@@ -154,7 +154,7 @@ class Found:
     def _working(self, node: Node) -> tuple[int, ...]:
         """The operations of a node that have to run again for it: all but those that only look."""
         operations = [self.trace.operations[op] for op in self.model.bodies[node.id].operations]
-        return tuple(op.id for op in operations if allocates(self.record, op) or self.record.mutated[op.id])
+        return tuple(op.id for op in operations if allocates(self.record, op) or self.record.operations[op.id].mutated)
 
     def _can_run_again(self, vertex: Vertex) -> bool:
         if vertex.parent is None or not (self.is_module(vertex) or self.is_marked(vertex)):

@@ -24,13 +24,13 @@ Values = Callable[[Variable, str, int], torch.Tensor]  # of a variable, on a dev
 def results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
     """The variables that a node hands on: what it makes, and what it was given and changes in place."""
     own = [model.trace.operations[op] for op in operations]
-    made = {v for op in own for v in op.results if v is not None}
-    changed = {storage for op in operations for storage in model.record.mutated[op]}
-    given = {v for op in own for v in refs((op.args, dict(op.kwargs)))} - made
+    made = {v for op in own for v in op.made}
+    changed = model.record.mutated_by(operations)
+    given = {v for op in own for v in op.reads} - made
     outputs = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
     readers, inside = model.trace.readers, set(operations)
     wanted = {v for v in made if v in outputs or not inside.issuperset(readers[v])}
-    altered = {v for v in given if model.record.of_variable[v] in changed}
+    altered = {v for v in given if model.record.variables[v].storage in changed}
     return sorted(wanted | {v for v in altered if v in outputs or readers[v][-1] > max(inside)})
 
 
@@ -69,8 +69,8 @@ class Bench:
         self.model, self.clock, self.device, self.held = model, clock, clock.device, held
         self.values, self.ranges = values, ranges
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
-        made = {v for op in self.operations for v in op.results if v is not None}
-        mentioned = [v for op in self.operations for v in refs((op.args, dict(op.kwargs)))]
+        made = {v for op in self.operations for v in op.made}
+        mentioned = [v for op in self.operations for v in op.reads]
         indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.recorded = model.trace.run.values if model.trace.run is not None else {}
@@ -80,14 +80,14 @@ class Bench:
             weights = [self.given[v] for v in refs(weights_of(op)) if v in self.given]
             if len(weights) == len(weights_of(op)) and weights[0].is_cuda:
                 in_one_piece(op, weights)
-        changed = {storage for op in self.operations for storage in model.record.mutated[op.id]}
+        changed = model.record.mutated_by(op.id for op in self.operations)
         leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
-        self.changed = {v for v in leaves if model.record.of_variable[v] in changed}
+        self.changed = {v for v in leaves if model.record.variables[v].storage in changed}
         self.outputs = results_used_outside(model, [op.id for op in self.operations])
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
         ends = early_ends(model, [op.id for op in self.operations])
         self.ends = {op: [v for v in variables if v not in self.outputs] for op, variables in ends.items()}
-        self.goes_back = back and any(model.record.gradient_of[v] is not None for v in self.outputs)
+        self.goes_back = back and any(model.record.variables[v].gradient_strides is not None for v in self.outputs)
 
     def _input(self, variable: int) -> torch.Tensor:
         if variable in self.recorded:
@@ -96,7 +96,7 @@ class Bench:
         tensor = self.values(v, self.device, self.ranges.get(variable, 1))
         if variable in self.masks:  # which takes most
             tensor = torch.ones_like(tensor)
-        if self.model.record.requires_grad[variable]:
+        if self.model.record.variables[variable].requires_grad:
             tensor.requires_grad_()
             if v.origin is Origin.PARAMETER:  # an input's own gradient counts among what the node writes, and stays
                 tensor.grad = torch.zeros_like(tensor)
@@ -107,7 +107,7 @@ class Bench:
         return recorded_tensor(self.model.trace.variables[variable], self.recorded[variable], self.device)
 
     def _owns_memory(self, variable: int) -> bool:
-        owner = self.model.record.storages[self.model.record.of_variable[variable]].operation
+        owner = self.model.record.maker_of(variable)
         return owner is not None and variable in self.model.trace.operations[owner].results
 
     def _settle(self, variable: int, value: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ class Bench:
 
     def _saving(self, op: Operation) -> contextlib.AbstractContextManager[Any]:
         """As in the generated file: nothing is saved where nothing goes back."""
-        unsaved = self.model.record.unsaved[op.id]
+        unsaved = self.model.record.operations[op.id].unsaved
         nothing = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: _)
         return nothing if unsaved else contextlib.nullcontext()
 
@@ -165,7 +165,7 @@ class Bench:
         held: list[Any] = []
         outputs = self.forward(held)
         record = self.model.record
-        roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.gradient_of[v] is not None]
+        roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.variables[v].gradient_strides is not None]
         grads = [self._gradient(v) for v in roots]
         held += grads if self.held else []
         root = _Seed.apply(grads, *[outputs[v] for v in roots])
@@ -174,7 +174,7 @@ class Bench:
         return root, held
 
     def _gradient(self, variable: int) -> torch.Tensor:
-        stride = self.model.record.gradient_of[variable]
+        stride = self.model.record.variables[variable].gradient_strides
         v = self.model.trace.variables[variable]
         return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
 

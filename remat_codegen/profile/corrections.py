@@ -12,7 +12,7 @@ from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.bench import results_used_outside
 from remat_codegen.profile.numbers import span
-from remat_codegen.trace import Origin, refs
+from remat_codegen.trace import Origin
 
 
 def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tuple[int, ...]:
@@ -44,12 +44,12 @@ def _summed_bytes(model: Model) -> dict[int, int]:
     transposed), which autograd does not add to in place.
     """
     trace, record = model.trace, model.record
-    shared = {record.of_variable[v.id] for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad}
+    shared = record.storages_of(v.id for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad)
     last: dict[int, int] = {}
     used: list[set[int]] = []
     for op in trace.operations:
-        used.append({record.of_variable[v] for v in refs((op.args, dict(op.kwargs)))} & shared)
-        last |= {storage: op.id for storage in used[-1] if record.backward[op.id]}
+        used.append(record.storages_of(op.reads) & shared)
+        last |= {storage: op.id for storage in used[-1] if record.operations[op.id].backward}
     found = {}
     for node in model.graph.backward_nodes:
         assert node.forward is not None
@@ -72,7 +72,7 @@ def _bytes_between_gradients(model: Model) -> dict[int, int]:
     found = {}
     for node in graph.backward_nodes:
         assert node.forward is not None
-        most = max(record.most_gradient_bytes[op] for op in model.bodies[node.forward].operations)
+        most = max(record.operations[op].most_gradient_bytes for op in model.bodies[node.forward].operations)
         known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
         found[node.id] = max(0, most - known)
     return found
@@ -103,6 +103,7 @@ def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
     """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
     assert node.forward is not None
     bench = results_used_outside(model, model.bodies[node.forward].operations)
-    seeded = [replace(model.trace.variables[v], stride=s) for v in bench if (s := model.record.gradient_of[v]) is not None]
+    strides = {v: model.record.variables[v].gradient_strides for v in bench}
+    seeded = [replace(model.trace.variables[v], stride=s) for v, s in strides.items() if s is not None]
     read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
     return [v.dtype.itemsize * span(v) for v in seeded], read

@@ -176,5 +176,5 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
 def _differentiable_outputs(model: Model) -> list[Variable]:
     """What the loss reads, each as often as it is returned: every time adds to the gradient."""
     outputs = [model.trace.variables[r.variable] for r in model.trace.outputs if isinstance(r, Ref)]
-    taking = [v for v in outputs if model.record.requires_grad[v.id]]
+    taking = [v for v in outputs if model.record.variables[v.id].requires_grad]
     return [v for v in taking if not v.shape] if model.record.loss == "model" else taking

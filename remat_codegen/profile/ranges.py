@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace import Operation, Ref, Variable, refs, without_kernels
+from remat_codegen.trace import Operation, Ref, Variable, without_kernels
 
 PASSING = frozenset(
     "view reshape expand expand_as unsqueeze squeeze permute transpose t mT flatten unflatten view_as reshape_as "
@@ -41,9 +41,8 @@ def integer_ranges(operations: Sequence[Operation], variables: Sequence[Variable
 def _reads(op: Operation, variables: Sequence[Variable], below: Mapping[int, int]) -> dict[int, int]:
     """What one operation takes for each integer that it reads, given what is taken of its results."""
     name = _name(op)
-    given = (op.args, dict(op.kwargs))
-    integers = [v for v in dict.fromkeys(refs(given)) if _is_integer(variables[v])]
-    made = [v for v in op.results if v is not None]
+    integers = [v for v in dict.fromkeys(op.reads) if _is_integer(variables[v])]
+    made = op.made
     if name in PASSING and all(_is_integer(variables[v]) for v in made):
         handed_on = min((below[v] for v in made if v in below), default=None)
         return {} if handed_on is None else dict.fromkeys(integers, handed_on)

@@ -17,7 +17,7 @@ from remat_codegen.graph.ir import Kind, Phase
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import Device
-from remat_codegen.trace import Operation, Origin, Variable, refs
+from remat_codegen.trace import Operation, Origin, Variable
 
 PRODUCTS = ("matmul", "bmm", "mm")
 WITHOUT_BACKWARD_BYTES = ("add", "sub")  # their gradients are handed through
@@ -41,11 +41,11 @@ def estimate(model: Model, device: Device) -> Profile:
 
 def _time_ns(model: Model, op: Operation, device: Device, back: bool) -> int:
     """What one operation takes; nothing where it only looks at memory."""
-    read = [model.trace.variables[v] for v in refs((op.args, dict(op.kwargs)))]
-    made = [model.trace.variables[v] for v in op.results if v is not None]
+    read = [model.trace.variables[v] for v in op.reads]
+    made = [model.trace.variables[v] for v in op.made]
     record = model.record
-    own = {record.storages[record.of_variable[v.id]].operation for v in made}
-    if op.id not in own and not record.mutated[op.id] or back and not record.backward[op.id]:
+    own = {record.maker_of(v.id) for v in made}
+    if op.id not in own and not record.operations[op.id].mutated or back and not record.operations[op.id].backward:
         return 0
     flops, moved = _flops(op, read, made), _moved_bytes(op, read, made)
     if not back:
@@ -60,7 +60,7 @@ def _time_ns(model: Model, op: Operation, device: Device, back: bool) -> int:
 
 
 def _gets_gradient(model: Model, variable: Variable) -> bool:
-    return variable.requires_grad or model.record.requires_grad[variable.id]
+    return variable.requires_grad or model.record.variables[variable.id].requires_grad
 
 
 def _roofline(device: Device, flops: float, moved: int) -> int:
@@ -106,8 +106,8 @@ def _forward_room(model: Model, node: int) -> int:
     last: dict[int, int] = {}
     for i in body:
         op = model.trace.operations[i]
-        for variable in (*refs((op.args, dict(op.kwargs))), *(v for v in op.results if v is not None)):
-            last[record.of_variable[variable]] = i
+        for variable in (*op.reads, *op.made):
+            last[record.variables[variable].storage] = i
     inner = [s for s in last if record.storages[s].operation in body and s not in kept]
     written = sum(graph.data[d].nbytes for d in graph.nodes[node].writes)
     most = 0
@@ -121,9 +121,7 @@ def _forward_room(model: Model, node: int) -> int:
 def _kept_storages(model: Model, node: int) -> frozenset[int]:
     """The storages of the values that a node writes."""
     values = set(model.bodies[node].values)
-    record = model.record
-    found = {record.of_variable[v.id] for v in model.trace.variables if model.data_of[v.id] in values}
-    return frozenset(found)
+    return frozenset(model.record.storages_of(v.id for v in model.trace.variables if model.data_of[v.id] in values))
 
 
 def _backward_room(model: Model, node: int) -> int:
@@ -132,15 +130,14 @@ def _backward_room(model: Model, node: int) -> int:
     forward = graph.nodes[node].forward
     assert forward is not None
     body = model.bodies[forward].operations
-    most = max(record.most_gradient_bytes[op] for op in body)
+    most = max(record.operations[op].most_gradient_bytes for op in body)
     readers, producers = graph.readers, graph.producers
     known = sum(
         d.nbytes
         for d in graph.data
         if d.kind is Kind.GRADIENT and producers[d.id][0] <= node <= max(readers[d.id], default=producers[d.id][-1])
     )
-    ops = [model.trace.operations[i] for i in body]
-    used = {v for op in ops for v in refs((op.args, dict(op.kwargs)))}
+    used = {v for op in body for v in model.trace.operations[op].reads}
     parameters = (model.trace.variables[v] for v in used)
     own = sum(_nbytes(v) for v in parameters if v.origin is Origin.PARAMETER and v.requires_grad)
     return max(0, most - known - own)

@@ -167,7 +167,7 @@ class Machine:
                 raise self.give_up(f"computes {node.name} without {self.graph.data[data].name}, which is not in memory")
 
     def _check_random(self, op: int, node: int) -> None:
-        if not self.model.record.random[op]:
+        if not self.model.record.operations[op].random:
             return
         if self.run is not None and self.run.again:
             if not any(node in self.generators.get(key, ()) for key in self.draws):

@@ -15,7 +15,7 @@ from remat_codegen.emit.scope import Scope
 from remat_codegen.emit.surroundings import modes
 from remat_codegen.graph.simplify import Model, is_view
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace import Operation, Origin, Ref, function_call, refs, substitute
+from remat_codegen.trace import Operation, Origin, Ref, function_call, substitute
 from remat_codegen.trace.sizes import Size
 
 ENDLESS = 2**62  # torch.export's way to say: up to the end
@@ -64,7 +64,7 @@ class Operations:
         self._by_reads: dict[tuple[int, ...], list[int]] = {}
         for operation in trace.operations:
             if operation.id in self.node_of:
-                self._by_reads.setdefault(self._key(refs((operation.args, dict(operation.kwargs)))), []).append(operation.id)
+                self._by_reads.setdefault(self._key(operation.reads), []).append(operation.id)
 
     def _core(self, operations: Sequence[int]) -> frozenset[int]:
         """Without views, which are taken whenever somebody asks for them; a node of nothing else is its views."""
@@ -92,7 +92,7 @@ class Operations:
     def named(self, block: int, name: str) -> int | None:
         """The operation whose result the generator calls by a name in the functions of a block."""
         if block not in self._names:
-            maker = {v: op.id for op in self.model.trace.operations for v in op.results if v is not None}
+            maker = {v: op.id for op in self.model.trace.operations for v in op.made}
             names = Scope.of(self.model, block, self._wishes).names
             self._names[block] = {n: maker[v] for v, n in names.items() if v in maker}
         return self._names[block].get(name)
@@ -103,7 +103,7 @@ class Operations:
         views: dict[Any, tuple[int | None, ...]] = {}
         for operation in self.model.trace.operations:
             if operation.id in self.node_of and self.is_view(operation.id):
-                table = {v: f"%{found.get(v, v)}" for v in refs((operation.args, dict(operation.kwargs)))}
+                table = {v: f"%{found.get(v, v)}" for v in operation.reads}
                 key = operation.name, repr(substitute((operation.args, dict(operation.kwargs)), table))
                 pairs = zip(operation.results, views.setdefault(key, operation.results), strict=True)
             else:
@@ -113,9 +113,11 @@ class Operations:
 
     def _changed_by(self, operation: Operation) -> int | None:
         """The variable that an in-place operation changes and returns."""
-        changed = _changed(operation) if self.model.record.mutated[operation.id] else None
-        storage, result = self.model.record.of_variable, operation.results[0] if operation.results else None
-        return changed if changed is not None and result is not None and storage[result] == storage[changed] else None
+        changed = _changed(operation) if self.model.record.operations[operation.id].mutated else None
+        result = operation.results[0] if operation.results else None
+        if changed is None or result is None:
+            return None
+        return changed if len(self.model.record.storages_of((changed, result))) == 1 else None
 
     def canonical(self, variable: int) -> int:
         """The variable that stands for all names of the same tensor."""

@@ -100,8 +100,8 @@ def _comparable(operation: Operation, values: dict[int, int]) -> Any:
 
 def _memory(traced: Trace, recorded: Record) -> Any:
     """Which results share memory, what is saved and what is changed."""
-    places = [recorded.of_variable[v.id] for v in traced.variables if v.origin is not Origin.SIZE]
-    return places, recorded.saved, recorded.mutated, [len(p) for p in recorded.phantoms], recorded.backward
+    places = [recorded.variables[v.id].storage for v in traced.variables if v.origin is not Origin.SIZE]
+    return places, [(row.saved, row.mutated, len(row.phantoms), row.backward) for row in recorded.operations]
 
 
 # ---------------------------------------------------------------------------------------------- other sizes

@@ -156,8 +156,8 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         forward=target.module.forward,
         args=target.args,
         kwargs=target.kwargs,
-        structure=structure(target.module, traced.model.trace.settings),
-        objects=traced.model.trace.objects,
+        structure=structure(target.module, traced.model.trace.modules.settings),
+        objects=traced.model.trace.modules.objects,
         source=source,
         hooked={path: len(hooks) for path, m in target.module.named_modules() if path and (hooks := hooks_of(m))},
     )

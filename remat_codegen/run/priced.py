@@ -165,8 +165,8 @@ def _looks_bytes(model: Model) -> int:
     if model.trace.run is None:
         return 0
     each = LOOK_BYTES if model.trace.accelerator else LOOK_BYTES // 2  # GPUs give nothing less; 64 numbers of four bytes
-    return each * sum(map(len, (*model.record.saved, *model.record.phantoms)))
+    return each * sum(len(row.saved) + len(row.phantoms) for row in model.record.operations)
 
 
 def _is_random(traced: Traced, node: int) -> bool:
-    return any(traced.model.record.random[op] for op in traced.model.bodies[node].operations)
+    return any(traced.model.record.operations[op].random for op in traced.model.bodies[node].operations)

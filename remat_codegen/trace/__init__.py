@@ -8,7 +8,7 @@ Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about m
 """
 
 from remat_codegen.trace.functions import called, function_call
-from remat_codegen.trace.ir import Like, Operation, Origin, Ref, Region, Source, Trace, Variable, refs, sizes_in, substitute
+from remat_codegen.trace.ir import Like, Operation, Origin, Ref, Region, Source, Trace, Variable, refs, substitute
 from remat_codegen.trace.kernels import chosen_kernels, without_kernels
 from remat_codegen.trace.refusals import location
 from remat_codegen.trace.replay import BY_VALUES
@@ -35,7 +35,6 @@ __all__ = [
     "location",
     "refs",
     "silent_logs",
-    "sizes_in",
     "substitute",
     "trace",
     "without_kernels",

@@ -113,12 +113,11 @@ def _described(trace: Trace) -> list[str]:
     wanted, deciding = set(refs(ends)), set(refs(list(trace.outputs[len(ends) :])))
     kept = []
     for operation in reversed(trace.operations):
-        made = {v for v in operation.results if v is not None}
-        given = refs((operation.args, dict(operation.kwargs)))
+        made = set(operation.made)
         if made & deciding and not made & wanted:
-            deciding.update(given)
+            deciding.update(operation.reads)
         else:
-            wanted.update(given)
+            wanted.update(operation.reads)
             kept.append(operation)
     names: dict[int, Any] = {v.id: v.path for v in trace.variables if v.origin is not Origin.CONSTANT and v.path}
     names |= {v: (tensor.dtype, tensor.shape, tensor.tolist()) for v, tensor in trace.constants}

@@ -84,26 +84,25 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call. `results` are variables, in the order of the returned tuple if `many`; None where a result is not a
-    tensor or unused. `autocast` is what it runs under, `regions` are the calls of torch.utils.checkpoint that it stands in,
-    outermost first. `calls` say where in the source it was made, and `held` are the operations whose results variables of that
-    source hold while it runs; they are no part of what makes two operations alike. `asked` are variables whose values Python
-    asked for between it and its neighbours, in a recorded run."""
+    """One call."""
 
     id: int
     target: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
-    results: tuple[int | None, ...]
-    many: bool
+    results: tuple[int | None, ...]  # variables, in the order of the returned tuple; None where one is no tensor or unused
+    many: bool  # whether it returns a tuple, rather than one result
     module_path: str
     module_type: str
     source: Source | None
     grad_enabled: bool = True
-    autocast: Autocast = ()
-    regions: tuple[Region, ...] = ()
-    calls: tuple[Call, ...] = field(default=(), compare=False, repr=False)
+    autocast: Autocast = ()  # what it runs under
+    regions: tuple[Region, ...] = ()  # the calls of torch.utils.checkpoint that it stands in, outermost first
+    # What follows is no part of what makes two operations alike.
+    calls: tuple[Call, ...] = field(default=(), compare=False, repr=False)  # where in the source it was made
+    # Operations whose results variables of that source hold while it runs.
     held: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    # Variables whose values Python asked for between it and its neighbours, in a recorded run.
     asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -115,6 +114,21 @@ class Operation:
     def base(self) -> str:
         """The same without namespace and overload, such as linear."""
         return str(schema(without_kernels(self.target)).name.removeprefix("aten::"))
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The variables that its arguments hold as tensors, in order, and as often as they do."""
+        return refs((self.args, self.kwargs))
+
+    @property
+    def mentions(self) -> tuple[int, ...]:
+        """What it reads, and the sizes that its arguments are made of."""
+        return *self.reads, *(v for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Size) for v in leaf.variables)
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The results that somebody uses, in order."""
+        return tuple(v for v in self.results if v is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,59 +143,50 @@ class Like:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run found on the example inputs, where what forward does depends on values; a plan is then for that run.
+    """What one run found on the example inputs, where what forward does depends on values; a plan is then for that run."""
 
-    `lines` are those that depend on values. `values` are the integers and truth values that operations read, by variable, on
-    the CPU: others might be no indices, or would find another number of places. `found` are by operation what kernels gave in
-    it whose results depend on values: numbers, and a Like for each tensor.
-    """
-
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # those that depend on values
+    # The integers and truth values that operations read, by variable, on the CPU: others might be no indices, or would find
+    # another number of places.
     values: Mapping[int, torch.Tensor]
+    # What kernels gave in an operation whose results depend on values, by operation: numbers, and a Like for each tensor.
     found: Mapping[int, tuple[tuple[str, Any], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """What forward asks of the model's modules beside their tensors: set otherwise, they would compute something else."""
+
+    settings: tuple[str, ...] = ()  # the names of their attributes that are numbers and texts, and that forward reads
+    objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # the same of plain objects that they hold, by path
+    modes: frozenset[str] = frozenset()  # the paths of those that it asks for their mode
+    evaluating: frozenset[str] = frozenset()  # the paths of those that were in evaluation mode, asked for it or not
+    numbers: Mapping[str, int] = field(default_factory=dict)  # the whole numbers that they hold as attributes, by path
+    dtypes: frozenset[torch.dtype] = frozenset()  # of their parameters, where it mentions types (`x.to(y.dtype)`)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A model's forward pass. `inputs` are variables in the order of the flattened (args, kwargs); None where a leaf
-    is no tensor.
-
-    `output_spec` is the pytree of what forward returns, `outputs` its leaves: Ref or a constant.
-    `constants` are the tensors that the model holds as plain attributes, by variable.
-    `containers` are the paths of modules that are indexed by number. `autocast` is what the whole model is called under.
-    `sizes` are those of the inputs that may differ from call to call. `assigned` are attributes of modules that forward sets
-    to tensors, and places in dicts and lists that it is given, as it calls them. `state` are the paths of buffers that forward
-    assigns, whose new values come after the result in `outputs`, and their variables, the last of `inputs`; None where forward
-    does not read the old ones. `decisions` are lines that decide something by an input's value, and what it was: these values
-    are the last of `outputs`. `settings` are names of attributes of modules: the numbers and texts that forward reads;
-    `objects` are those of plain objects that modules hold, by path.
-    `modes` are the paths of modules that forward asks for their mode; those in `evaluating` were in evaluation mode.
-    `numbers` are the whole numbers that modules hold as attributes, by path. `dtypes` are those of the parameters, where
-    forward mentions types (`x.to(y.dtype)`), so that it would compute something else in others. `run` is there where it was
-    recorded in one run, as torch.export cannot follow what forward does. `gpu` is the GPU that was traced
-    for, if it is not there.
-    """
+    """A model's forward pass."""
 
     variables: tuple[Variable, ...]
     operations: tuple[Operation, ...]
-    inputs: tuple[int | None, ...]
-    outputs: tuple[Any, ...]
-    output_spec: Any
-    constants: tuple[tuple[int, torch.Tensor], ...] = ()
-    containers: frozenset[str] = frozenset()
-    autocast: Autocast = ()
-    sizes: tuple[Dynamic, ...] = ()
-    evaluating: frozenset[str] = frozenset()
+    inputs: tuple[int | None, ...]  # variables of the flattened (args, kwargs), then of `state`; None where a leaf is no tensor
+    outputs: tuple[Any, ...]  # Ref or a constant: what forward returns, then new values of `state`, then of `decisions`
+    output_spec: Any  # the pytree of what forward returns
+    constants: tuple[tuple[int, torch.Tensor], ...] = ()  # tensors that the model holds as plain attributes, by variable
+    containers: frozenset[str] = frozenset()  # the paths of modules that are indexed by number
+    autocast: Autocast = ()  # what the whole model is called under
+    sizes: tuple[Dynamic, ...] = ()  # those of the inputs that may differ from call to call
+    modules: Modules = Modules()
+    # Attributes of modules that forward sets to tensors, and places in dicts and lists that it is given, as it calls them.
     assigned: tuple[str, ...] = ()
+    # The paths of buffers that forward assigns, and their variables; None where it does not read the old ones.
     state: tuple[tuple[str, int | None], ...] = ()
-    decisions: tuple[tuple[str, bool], ...] = ()
-    settings: tuple[str, ...] = ()
-    objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    dtypes: frozenset[torch.dtype] = frozenset()
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    modes: frozenset[str] = frozenset()
+    decisions: tuple[tuple[str, bool], ...] = ()  # lines that decide something by an input's value, and what it was
+    # What its one run found where it was recorded, as torch.export cannot follow what forward does.
     run: Run | None = field(default=None, compare=False, repr=False)
-    gpu: Device | None = field(default=None, compare=False, repr=False)
+    gpu: Device | None = field(default=None, compare=False, repr=False)  # that was traced for, if it is not there
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""
@@ -197,7 +202,7 @@ class Trace:
         """By variable: the operations that mention it, in order."""
         found: list[list[int]] = [[] for _ in self.variables]
         for operation in self.operations:
-            for variable in dict.fromkeys(refs((operation.args, dict(operation.kwargs)))):
+            for variable in dict.fromkeys(operation.reads):
                 found[variable].append(operation.id)
         return tuple(map(tuple, found))
 
@@ -205,11 +210,6 @@ class Trace:
 def refs(value: Any) -> tuple[int, ...]:
     """The variables that an argument structure mentions, in order."""
     return tuple(leaf.variable for leaf in _leaves(value) if isinstance(leaf, Ref))
-
-
-def sizes_in(value: Any) -> tuple[int, ...]:
-    """The sizes that an argument structure mentions, as variables, in order."""
-    return tuple(v for leaf in _leaves(value) if isinstance(leaf, Size) for v in leaf.variables)
 
 
 def substitute(value: Any, tensors: Any) -> Any:

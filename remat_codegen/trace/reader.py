@@ -47,7 +47,6 @@ class Reader:
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
         # The model itself may be wrapped in something that cannot be indexed.
         self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
-        self.evaluating = frozenset(path for path, m in module.named_modules() if not m.training)
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
@@ -67,16 +66,15 @@ class Reader:
         outputs = self._body(self.exported.graph_module, Surroundings(True, self.autocast))
         kept = self._user_outputs(outputs)
         return Trace(
-            tuple(self.variables),
-            tuple(self.operations),
-            tuple(self.inputs),
-            tuple(kept),
-            self.exported.call_spec.out_spec,
-            tuple(self.constants),
-            self.containers,
-            self.autocast,
-            tuple(self.sizes),
-            self.evaluating,
+            variables=tuple(self.variables),
+            operations=tuple(self.operations),
+            inputs=tuple(self.inputs),
+            outputs=tuple(kept),
+            output_spec=self.exported.call_spec.out_spec,
+            constants=tuple(self.constants),
+            containers=self.containers,
+            autocast=self.autocast,
+            sizes=tuple(self.sizes),
         )
 
     def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:

@@ -11,7 +11,7 @@ import torch
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.torch_seam import TorchDispatchMode, pytree
 from remat_codegen.trace.functions import called
-from remat_codegen.trace.ir import Like, Operation, Run, Trace, refs, substitute
+from remat_codegen.trace.ir import Like, Operation, Run, Trace, substitute
 from remat_codegen.trace.recording import copy_of, seeded
 from remat_codegen.trace.refusals import line_of, location
 from remat_codegen.trace.surroundings import autocasting
@@ -59,7 +59,7 @@ def _described(value: Any) -> Any:
 class _Replay:
     def __init__(self, trace: Trace, tensors: dict[int, torch.Tensor]) -> None:
         self.trace, self.tensors = trace, tensors
-        self.wanted = {r for op in trace.operations for r in refs((op.args, dict(op.kwargs)))}
+        self.wanted = {r for op in trace.operations for r in op.reads}
         self.values: dict[int, torch.Tensor] = {}
         self.found: dict[int, tuple[tuple[str, Any], ...]] = {}
         self.lines: list[str] = []
@@ -80,7 +80,7 @@ class _Replay:
                 self._check(op, variable, tensor)
                 self.tensors[variable] = tensor
                 self._hold(variable, tensor)
-        for variable in refs((op.args, dict(op.kwargs))):
+        for variable in op.reads:
             if self.trace.readers[variable][-1] == op.id:
                 self.tensors.pop(variable, None)
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from remat_codegen.trace.hidden import (
     traced_alike,
     traced_data,
 )
-from remat_codegen.trace.ir import Trace
+from remat_codegen.trace.ir import Modules, Trace
 from remat_codegen.trace.kernels import kernels_as_operations
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
@@ -111,8 +111,8 @@ def _exported(
             programs.extend([Program(exported.module(), bool(seen.assigned or decisions.made))] if questions.told else [])
         except Exception as error:  # whatever torch.export raises, the user gets one line
             raise refusal(error) or trace_error(error) from error
-        found = _read(Reader(exported, module, autocast, asked, together), exported, module, reads, seen)
-        return with_returned(replace(found, numbers=numbers), seen.assigned, decisions.lines())
+        found = _read(Reader(exported, module, autocast, asked, together), exported, module, reads, seen, numbers)
+        return with_returned(found, seen.assigned, decisions.lines())
 
     found = traced_alike(read, module)
     if not programs:
@@ -142,21 +142,28 @@ def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocas
     except Exception as error:  # whatever the model raises
         raise refusal(error) or trace_error(error) from error
     reader = Reader(run, module, autocast, frozenset(), Together.NONE)
-    found = with_returned(replace(_read(reader, run, module, reads, seen), numbers=numbers), seen.assigned, ())
+    found = with_returned(_read(reader, run, module, reads, seen, numbers), seen.assigned, ())
     return with_run(found, {reader.of_node[node].variable: tensor for node, tensor in run.given.items()}, run.lines)
 
 
-def _read(reader: Reader, exported: Any, module: torch.nn.Module, reads: Reads, seen: Seen) -> Trace:
+def _read(
+    reader: Reader, exported: Any, module: torch.nn.Module, reads: Reads, seen: Seen, numbers: Mapping[str, int]
+) -> Trace:
     """The trace of an exported program, or of a recorded run."""
     typed = reads.asked_for_types or mentions_types(exported.graph_module)
-    dtypes = {p.dtype for p in module.parameters()} if typed else set()
     flatten_vmaps(exported.graph_module, _trained(exported, module))
     separate_views(exported.graph_module)
     _leave_out_unread(exported.graph_module)
     found = reader.read()
-    settings = reads.of(module, [*seen.attributes, *seen.written])
-    found = replace(found, settings=settings, objects=reads.of_objects(module))
-    return replace(found, dtypes=frozenset(dtypes), modes=reads.modes(module))
+    asked = Modules(
+        settings=reads.of(module, [*seen.attributes, *seen.written]),
+        objects=reads.of_objects(module),
+        modes=reads.modes(module),
+        evaluating=frozenset(path for path, m in module.named_modules() if not m.training),
+        numbers=numbers,
+        dtypes=frozenset(p.dtype for p in module.parameters() if typed),
+    )
+    return replace(found, modules=asked)
 
 
 def _trained(exported: Any, module: torch.nn.Module) -> set[str]:

@@ -64,7 +64,8 @@ def test_a_record_lies_as_a_real_step_does(name):
     model = trace_target(Request(f"{file}:{name}", "1", inputs=f"{file}:{name}_inputs"), Progress(None)).model
     results, gradients = real_layouts(model)
     for v in model.trace.results():
-        shape, recorded = v.shape, {"result": model.record.strides[v.id], "gradient": model.record.gradient_of[v.id]}
+        row = model.record.variables[v.id]
+        shape, recorded = v.shape, {"result": row.strides, "gradient": row.gradient_strides}
         for what, real in (("result", results.get(v.id)), ("gradient", gradients.get(v.id))):
             if real is None or recorded[what] is None or 0 in shape or len(real) != len(shape):  # unsqueezed in place since
                 continue

@@ -57,19 +57,16 @@ class Interpreter:
                 if variable is not None:
                     self.tensors[variable] = value
             self.mark_backward(op)
-        storages = self.model.record.storages
-        self.drop(
-            lambda v: self.model.data_of[v] is None and storages[self.model.record.of_variable[v]].operation in body.operations
-        )
+        self.drop(lambda v: self.model.data_of[v] is None and self.model.record.maker_of(v) in body.operations)
 
     def mark_backward(self, op):
         """A mark before autograd goes back through a node."""
         node = next((n for n in self.model.graph.backward_nodes if self.last_back(n.forward) == op), None)
         if node is not None:
-            self.tensors[self.model.record.stop[op]].grad_fn.register_prehook(lambda grads: mark(node.id))
+            self.tensors[self.model.record.operations[op].stop].grad_fn.register_prehook(lambda grads: mark(node.id))
 
     def last_back(self, forward):
-        return max(op for op in self.model.bodies[forward].operations if self.model.record.backward[op])
+        return max(op for op in self.model.bodies[forward].operations if self.model.record.operations[op].backward)
 
     def drop(self, condition):
         for variable in [v for v in self.tensors if condition(v)]:

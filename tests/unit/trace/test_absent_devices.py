@@ -53,8 +53,9 @@ def on(gpu, module: nn.Module, *inputs, autocast=()) -> Model:
 def row(model: Model, base: str) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
     """The shapes of what the first operation of a name saves, of the model's values, and the bytes of what it saves beside."""
     op = next(op for op in model.trace.operations if op.base == base)
-    shapes = {model.record.of_variable[v.id]: v.shape for v in reversed(model.trace.variables)}
-    return [shapes[storage] for storage in model.record.saved[op.id]], model.record.phantoms[op.id]
+    shapes = {model.record.variables[v.id].storage: v.shape for v in reversed(model.trace.variables)}
+    found = model.record.operations[op.id]
+    return [shapes[storage] for storage in found.saved], found.phantoms
 
 
 # ---------------------------------------------------------------------------------------------- the table
