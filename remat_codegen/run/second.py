@@ -37,8 +37,9 @@ from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.marked.words import Vertex, build
 from remat_codegen.parts import own_modules
-from remat_codegen.planners.base.limited import limited
+from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.reserve import Reserve
+from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.run import functions, pipeline
@@ -303,7 +304,7 @@ def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, bud
 
 def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:
     for limit in limits:
-        schedule = limited(planner, request.seconds_left(A_START))(graph, costs, limit).schedule
+        schedule = limited(planner, Effort.lasting(request.seconds_left(A_START)))(graph, costs, limit).schedule
         if schedule is None or request.time_is_up:
             break
         yield schedule

@@ -14,7 +14,7 @@ A change is taken only if the peak stays within the budget and the time falls (`
 each step is an improvement; the result is judged by the simulator, and the plan returned as it was if it is not better.
 
 Cost model: the simulator's, as a sum over lifetimes of copies. Complexity: O(steps) for each move tried, at most `moves` of
-them and `time_limit` seconds. Deterministic unless the time limit ends it. Ties: the first found, runs in order. Oracle: never
+them until the effort's deadline. Deterministic unless that ends it. Ties: the first found, runs in order. Oracle: never
 worse (random graphs), never below `least_time` of `tests/graphs.py`.
 """
 
@@ -27,13 +27,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_codegen.graph.ir import Graph, Kind
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort
+from remat_codegen.planners.base.keeping import candidate
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
 from remat_codegen.schedule.order import fixed
 
 MOVES = 20000
+SECONDS = 10.0  # if there is no deadline
 SWAPS = 12  # how many cheaper things to give up are tried for one run
 NEAR = 0.9  # the part of the budget from which on memory counts as short
 
@@ -45,8 +47,7 @@ def improve(
     plan: Plan,
     *,
     moves: int = MOVES,
-    time_limit: float = 10.0,
-    progress: Progress | None = None,
+    effort: Effort = NO_LIMIT,
 ) -> Plan:
     """The plan, or a faster one within the budget."""
     if plan.schedule is None or plan.peak_bytes > budget_bytes or plan.time_ns == sum(profile.time_ns):
@@ -55,8 +56,8 @@ def improve(
     loss = order.index(graph.loss)
     if order[: loss + 1] != tuple(range(graph.loss + 1)):
         return plan
-    search = _Search(graph, profile, budget_bytes, order, moves, time.monotonic() + time_limit)
-    search.run(progress)
+    search = _Search(graph, profile, budget_bytes, order, moves, effort.until(SECONDS))
+    search.run(effort)
     found = candidate(graph, profile, search.order)
     if (found.time_ns, found.peak_bytes) >= (plan.time_ns, plan.peak_bytes) or found.peak_bytes > budget_bytes:
         return plan
@@ -174,7 +175,7 @@ class _Search:
         self.order = self.tables.live(order)
         self.costs = Costs(self.tables, self.order)
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self, effort: Effort) -> None:
         """Rounds of all kinds of moves until one changes nothing."""
         rounds = 0
         while not self._spent():
@@ -184,8 +185,7 @@ class _Search:
             self._late()
             self._drops()
             rounds += 1
-            if progress is not None:
-                progress("improving", rounds, rounds + 1)
+            effort.tell("improving", rounds, rounds + 1)
             if self.costs.time >= before:
                 return
 

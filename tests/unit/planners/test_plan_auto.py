@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_codegen.planners import auto, checkmate, chen, dtr
+from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.search import moves
@@ -183,6 +184,8 @@ def test_close_to_the_proven_optimum(seed, most):
     ):
         for part in (6, 8):
             budget = need(graph, profile) * part // 10
-            optimum, mine = checkmate.plan(graph, profile, budget, time_limit=60.0), auto.plan(graph, profile, budget)
+            optimum, mine = checkmate.plan(graph, profile, budget, effort=Effort.lasting(60.0)), auto.plan(
+                graph, profile, budget
+            )
             if optimum.status is Status.OPTIMAL and mine.schedule is not None:
                 assert mine.time_ns <= optimum.time_ns * most
