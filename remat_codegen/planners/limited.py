@@ -15,7 +15,7 @@ from functools import partial
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import chen, dtr, rockmate
-from remat_codegen.planners.base.deadline import Effort, Order, TimeUp, Watch, within
+from remat_codegen.planners.base.deadline import Effort, Order, Progress, TimeUp, Watch, within
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Plan, Status, smallest_of
@@ -33,11 +33,10 @@ NOTHING_FOUND = "the time limit ended before a plan was found"
 OUT_OF_TIME = (NOTHING_FOUND, NO_SCHEDULE_IN_TIME, NO_TIME_FOR)  # how notes begin that say so
 
 
-def limited(name: str, effort: Effort) -> Callable[[Graph, Profile, int], Plan]:
-    """The planner of that name, with one deadline however often it is called. None: it takes as long as it likes."""
-    if effort.deadline is None:
-        return partial(PLANNERS[name], effort=effort)
-    return partial(_limited, name, effort, effort.deadline - time.monotonic())
+def limited(name: str, seconds: float | None, progress: Progress | None = None) -> Callable[[Graph, Profile, int], Plan]:
+    """The planner of that name, with so many seconds from now on, however often it is called. None: as many as it likes."""
+    effort = Effort.lasting(seconds, progress)
+    return partial(PLANNERS[name], effort=effort) if seconds is None else partial(_limited, name, effort, seconds)
 
 
 def found_nothing_in_time(plan: Plan) -> bool:

@@ -20,7 +20,6 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.header import planfile
 from remat_codegen.header.planfile import SavedPlan
 from remat_codegen.planners.base.bound import bound
-from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.milp import solver
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.reserve import plan_within
@@ -166,7 +165,7 @@ def run_planner(
     """One planner's plan within a budget, validated and simulated. `time_limit` in seconds: the best plan so far. Where the
     unmodified step fits, a planner whose own plans do not gets that one."""
     limit = found.limit(budget)
-    planner = limited(name, Effort.lasting(time_limit, lambda what, done, total: progress.update(done, total, what)))
+    planner = limited(name, time_limit, lambda what, done, total: progress.update(done, total, what))
 
     def run(graph: Graph, nbytes: int) -> Plan:
         return planner(graph, found.profile, nbytes)

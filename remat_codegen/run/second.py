@@ -37,7 +37,6 @@ from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.marked.words import Vertex, build
 from remat_codegen.parts import own_modules
-from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.reserve import Reserve
 from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
@@ -304,7 +303,7 @@ def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, bud
 
 def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:
     for limit in limits:
-        schedule = limited(planner, Effort.lasting(request.seconds_left(A_START)))(graph, costs, limit).schedule
+        schedule = limited(planner, request.seconds_left(A_START))(graph, costs, limit).schedule
         if schedule is None or request.time_is_up:
             break
         yield schedule

@@ -35,7 +35,7 @@ def for_ever(graph, profile, budget_bytes, *, effort):
 def test_without_a_limit_nothing_is_stopped_and_planners_are_themselves():
     check()
     offer(None, (), 0)
-    assert seconds_left(7.0) == 7.0 and limited("auto", NO_LIMIT).func is registry.PLANNERS["auto"]
+    assert seconds_left(7.0) == 7.0 and limited("auto", None).func is registry.PLANNERS["auto"]
 
 
 def test_within_a_limit_the_time_is_shared_out_and_ends():
@@ -50,7 +50,7 @@ def test_the_best_of_what_quick_planners_find_is_taken(case, monkeypatch):
     graph, profile, budget = case
     monkeypatch.setitem(registry.PLANNERS, "rockmate", for_ever)
     started = time.monotonic()
-    plan = limited("rockmate", Effort.lasting(1.0))(graph, profile, budget)
+    plan = limited("rockmate", 1.0)(graph, profile, budget)
     assert time.monotonic() - started < 3
     quick = [p for p in (chen.plan(*case), *(dtr.plan(*case, heuristic=h) for h in ("dtr", "msps"))) if p.schedule is not None]
     quick.append(rockmate.squeezed(*case))
@@ -72,7 +72,7 @@ def test_what_the_planner_itself_came_upon_is_taken_where_it_is_better(case, mon
         for_ever(graph, profile, budget_bytes, effort=effort)
 
     monkeypatch.setitem(registry.PLANNERS, "mincut", offering)
-    plan = limited("mincut", Effort.lasting(0.2))(graph, profile, budget)
+    plan = limited("mincut", 0.2)(graph, profile, budget)
     assert (plan.time_ns, plan.peak_bytes) == (best.time_ns, best.peak_bytes)
 
 
@@ -85,8 +85,8 @@ def test_offers_above_the_budget_are_no_plans(case, monkeypatch):
         for_ever(graph, profile, budget_bytes, effort=effort)
 
     monkeypatch.setitem(registry.PLANNERS, "auto", offering)
-    assert limited("auto", Effort.lasting(0.2))(graph, profile, budget).peak_bytes <= budget
-    plan = limited("auto", Effort.lasting(0.2))(graph, profile, 1)
+    assert limited("auto", 0.2)(graph, profile, budget).peak_bytes <= budget
+    plan = limited("auto", 0.2)(graph, profile, 1)
     assert plan.schedule is None and plan.status is Status.INFEASIBLE and NOTHING_FOUND in plan.notes
 
 
@@ -113,7 +113,7 @@ def test_with_time_enough_the_plan_is_the_planner_s_own(name, case):
     graph, profile, budget = case
     family_of.cache_clear()
     auto.frontier.cache_clear()
-    plan = limited(name, Effort.lasting(120.0))(graph, profile, budget)
+    plan = limited(name, 120.0)(graph, profile, budget)
     assert plan.status is not Status.TIME_LIMIT or name == "checkmate"
     assert name in ("checkmate", "best") or plan == registry.PLANNERS[name](graph, profile, budget)
 
@@ -127,7 +127,7 @@ def test_what_a_deadline_cut_short_is_not_remembered(case, monkeypatch):
     with monkeypatch.context() as hurried:
         hurried.setattr(milp, "seconds_left", lambda most: most / 2)
         hurried.setattr(milp.Program, "_result", lambda *_: milp.Result(Status.TIME_LIMIT, math.inf, 0.0, math.inf, ()))
-        assert limited("rockmate", Effort.lasting(60.0))(graph, profile, budget).notes[0].startswith("stopped after")
+        assert limited("rockmate", 60.0)(graph, profile, budget).notes[0].startswith("stopped after")
     assert rockmate.plan(graph, profile, budget) == own
 
 
@@ -160,7 +160,7 @@ def test_planners_stop_in_time(name):
     auto.frontier.cache_clear()
     budget = simulate(graph, profile, without_recomputation(graph)).peak_bytes // 2
     started = time.monotonic()
-    plan = limited(name, Effort.lasting(0.5))(graph, profile, budget)
+    plan = limited(name, 0.5)(graph, profile, budget)
     assert time.monotonic() - started < 5
     if plan.schedule is not None:
         validate(graph, plan.schedule)
