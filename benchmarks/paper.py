@@ -192,7 +192,7 @@ def run(row: Row, planners: list[str], found: dict, save: Callable[[], None]) ->
     for name in planners:
         cells[name] = cell(name, graph, profile, budget, plain.time_ns)
         if name == "auto":
-            found["least_bytes"] = auto.frontier(graph, profile, auto.WORK_PER_NODE).least.limit_bytes
+            found["least_bytes"] = auto.frontier(graph, profile, auto.WORK_PER_NODE, None).least.limit_bytes
         print(row.key, name, cells[name], flush=True)
         save()
 

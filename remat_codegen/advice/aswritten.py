@@ -12,9 +12,9 @@ from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.graph.simplify import Model
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES
-from remat_codegen.planners.ends import fixed
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, Timeline, simulate, validate, with_forgets
+from remat_codegen.schedule.order import fixed
 from remat_codegen.show.report import AsWritten
 from remat_codegen.trace import Region
 

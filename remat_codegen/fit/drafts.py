@@ -11,10 +11,10 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, UnsupportedError
 from remat_codegen.files import write_atomically
 from remat_codegen.header.saved_plan import SavedPlan
-from remat_codegen.planners.base.limited import STOPPED, quickest
 from remat_codegen.planners.base.reserve import plan_within
 from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.best import NO_TIME_FOR
+from remat_codegen.planners.limited import STOPPED, quickest
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import functions, pipeline, second
 from remat_codegen.run.functions import Functions

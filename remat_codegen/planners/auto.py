@@ -30,14 +30,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph, Node, total_bytes
-from remat_codegen.planners import dtr, ends, rockmate, rotor
-from remat_codegen.planners.base.deadline import TimeUp, offer
+from remat_codegen.planners import dtr, none_and_all, rockmate, rotor
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, TimeUp, offer, stoppable
 from remat_codegen.planners.base.judge import Candidate, is_chain, judge
+from remat_codegen.planners.base.keeping import candidate, chosen, fastest
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.chain.rk_rotor import Table
-from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.planners.search import hierarchy, merges
 from remat_codegen.planners.search.ledger import Ledger
 from remat_codegen.planners.search.moves import Search, fit, spend
@@ -75,47 +75,47 @@ NEVER = 1 << 62  # nanoseconds
 PROMISING = 3  # starts that are improved a little before one is chosen
 
 
+@stoppable
 def plan(
     graph: Graph,
     profile: Profile,
     budget_bytes: int,
     *,
     work_per_node: int | None = None,
-    progress: Progress | None = None,
+    effort: Effort = NO_LIMIT,
 ) -> Plan:
     """The best plan found within the budget. `work_per_node` limits the search at each middle (None: WORK_PER_NODE)."""
     plain = candidate(graph, profile, range(len(graph.nodes)))
     if plain.peak_bytes <= budget_bytes:
-        return ends.chosen("auto", [plain], profile, budget_bytes, ("the step fits the budget without recomputation",))
-    known = frontier(graph, profile, WORK_PER_NODE if work_per_node is None else work_per_node)
-    found = known.at(budget_bytes, progress)
+        return chosen("auto", [plain], profile, budget_bytes, ("the step fits the budget without recomputation",))
+    work = WORK_PER_NODE if work_per_node is None else work_per_node
+    known = frontier(graph, profile, work, effort.per_solve)
+    found = known.at(budget_bytes, effort)
     if not found.order:
-        return _below(graph, profile, budget_bytes, known, progress)
+        return _below(graph, profile, budget_bytes, known, effort)
     judged = candidate(graph, profile, found.order)
-    return ends.chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
+    return chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
 
 
-def _below(graph: Graph, profile: Profile, budget_bytes: int, known: Frontier, progress: Progress | None) -> Plan:
+def _below(graph: Graph, profile: Profile, budget_bytes: int, known: Frontier, effort: Effort) -> Plan:
     """A budget below the least peak known: whoever else keeps to it, or the least budget that is known to work."""
     if (plan := _evicted(graph, profile, budget_bytes)) is not None:
         return plan
     least, smallest = known.least.limit_bytes, with_forgets(graph, known.least.order)
     with contextlib.suppress(TimeUp):  # what is known by then is an answer
         for _ in range(MOST_LESSENINGS):
-            found = _lessened(graph, profile, known, least - 1, progress)
+            found = _lessened(graph, profile, known, least - 1, effort)
             if found is None:
                 break
             least, smallest = found
     if simulate(graph, profile, smallest).peak_bytes <= budget_bytes:
-        return ends.chosen("auto", [judge(graph, profile, smallest)], profile, budget_bytes)
+        return chosen("auto", [judge(graph, profile, smallest)], profile, budget_bytes)
     return Plan("auto", Status.INFEASIBLE, None, minimum_bytes=least, smallest=smallest)
 
 
-def _lessened(
-    graph: Graph, profile: Profile, known: Frontier, limit: int, progress: Progress | None
-) -> tuple[int, Schedule] | None:
+def _lessened(graph: Graph, profile: Profile, known: Frontier, limit: int, effort: Effort) -> tuple[int, Schedule] | None:
     """A budget of at most so many bytes that works, with its schedule; None where none is found."""
-    if (point := known.at(limit, progress)).order:
+    if (point := known.at(limit, effort)).order:
         return point.limit_bytes, with_forgets(graph, point.order)
     plan = None if len(graph.nodes) > LARGE else _evicted(graph, profile, limit, most_work=EVICT_WORK)
     if plan is None or plan.schedule is None:
@@ -142,20 +142,20 @@ class Point:
 
 
 @lru_cache(maxsize=8)
-def frontier(graph: Graph, profile: Profile, work_per_node: int) -> Frontier:
+def frontier(graph: Graph, profile: Profile, work_per_node: int, per_solve: float | None) -> Frontier:
     """What is known of a graph; a second plan of the same graph finds it here."""
-    return Frontier(graph, profile, work_per_node)
+    return Frontier(graph, profile, work_per_node, Grid().timed(Effort(per_solve=per_solve)))
 
 
 class Frontier:
     """The points of a graph that were found so far."""
 
-    def __init__(self, graph: Graph, profile: Profile, work_per_node: int) -> None:
+    def __init__(self, graph: Graph, profile: Profile, work_per_node: int, grid: Grid) -> None:
         self.graph, self.profile = graph, profile
         self.board = Board(graph, profile)
         self.ledger = Ledger(self.board)
         self.points: dict[int, Point] = {}
-        self.sequences = _Sequences(graph, profile)
+        self.sequences = _Sequences(graph, profile, grid)
         self.work = min(WORK if self.sequences.worthwhile else HARD_WORK, work_per_node * len(graph.nodes))
         self.rounds = FITTED * (len(graph.nodes) // 100 + 1)
         self.plain = Point(Lives(self.board, self.board.plain).peak, self.board.plain_ns, self.board.plain, "nothing")
@@ -165,13 +165,12 @@ class Frontier:
         """Bytes of what a node reads, writes and works with, which no schedule is below."""
         return total_bytes(self.graph, {*node.reads, *node.writes}) + self.profile.workspace_bytes[node.id]
 
-    def at(self, budget_bytes: int, progress: Progress | None = None) -> Point:
+    def at(self, budget_bytes: int, effort: Effort = NO_LIMIT) -> Point:
         """The point of the largest limit within the budget; without an order if that is below the least peak known."""
         low, high = self.bottom, self.plain
         depth, depths = 0, self._depths(low, high)
         while (middle := _middle(low, high)) is not None:
-            if progress is not None:
-                progress("closing in on the budget", depth, depths)
+            effort.tell("closing in on the budget", depth, depths)
             if middle not in self.points:
                 self.points[middle] = self._between(middle, low, high, depth)
             point = self.points[middle]
@@ -211,7 +210,7 @@ class Frontier:
     @cached_property
     def least(self) -> Point:
         """The plan of the least peak that was found, whatever the budget."""
-        orders = [("everything rebuilt", order) for order in ends.least_orders(self.graph)]
+        orders = [("everything rebuilt", order) for order in none_and_all.least_orders(self.graph)]
         orders += self._segments
         orders += [("rockmate", order) for order in self.sequences.tightest()]
         orders = [(start, order) for start, order in orders if len(order) <= LONGEST * len(self.graph.nodes)]
@@ -335,7 +334,7 @@ class Frontier:
             yield "rockmate", order
         if depth < SHALLOW:
             yield from self._segments
-        if (evicting := ends.fastest(self._evictions, limit)) is not None:
+        if (evicting := fastest(self._evictions, limit)) is not None:
             yield "dtr", order_of(evicting.schedule)
         for name, run in self._quick(depth):
             found = run(self.graph, self.profile, limit)
@@ -367,8 +366,8 @@ def _middle(low: Point, high: Point) -> int | None:
 class _Sequences:
     """Rockmate's dynamic program for all budgets at once, where its options do not cost too much."""
 
-    def __init__(self, graph: Graph, profile: Profile) -> None:
-        self.graph, self.profile = graph, profile
+    def __init__(self, graph: Graph, profile: Profile, grid: Grid) -> None:
+        self.graph, self.profile, self.grid = graph, profile, grid
         self.tried: dict[int, Candidate] = {}
 
     @cached_property
@@ -380,7 +379,7 @@ class _Sequences:
 
     @cached_property
     def _solved(self) -> tuple[Chain, Table, list[int]]:
-        found = of_options(self.graph, self.profile, Grid())
+        found = of_options(self.graph, self.profile, self.grid)
         plain = candidate(self.graph, self.profile, range(len(self.graph.nodes)))
         table = found.table(plain.peak_bytes, SLOTS)
         return found, table, table.distinct()

@@ -3,7 +3,7 @@
 Rotor, segments, DTR with each heuristic, cuts, Rockmate, roundings; on graphs small enough, the whole integer program. The few
 fastest different plans are improved, because a slower plan may leave more to improve, and the search goes on from the winner.
 
-Cost model: the simulator's. Complexity: the sum of the planners', within `time_limit` seconds (if not given: `SECONDS` for each
+Cost model: the simulator's. Complexity: the sum of the planners', until the deadline (if there is none: `SECONDS` for each
 thousand nodes, one time at least and two times at most). The quick ones have `QUICK` of them together, then Rockmate and `auto`
 have until `SEARCHED`, the rounding until `ROUNDED`, the whole program until `SOLVED`. Whoever is not done by then is stopped,
 or left out, and the notes say so: on thousands of nodes even an eviction can take seconds. Ties: the earlier planner. Oracle:
@@ -18,9 +18,10 @@ from dataclasses import replace
 from functools import partial
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners import auto, checkmate, chen, dtr, ends, knapsack, mincut, rockmate, rotor
+from remat_codegen.planners import auto, checkmate, chen, dtr, knapsack, mincut, none_and_all, rockmate, rotor
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, TimeUp
+from remat_codegen.planners.base.keeping import candidate
 from remat_codegen.planners.base.result import Plan, Status, smallest_of
-from remat_codegen.planners.ends import Progress
 from remat_codegen.planners.search import hierarchy
 from remat_codegen.planners.search.improve import improve
 from remat_codegen.profile.costs import Profile
@@ -28,6 +29,7 @@ from remat_codegen.schedule.lives import Board, Limits
 from remat_codegen.schedule.order import order_of
 
 IMPROVED = 4  # how many plans are improved
+Run = Callable[..., Plan]
 QUICK, SEARCHED, ROUNDED, SOLVED = 0.2, 0.4, 0.65, 0.75  # the parts of the time after which planners are stopped
 SECONDS = 90.0  # for a graph of at most a thousand nodes
 LEAST_SECONDS = 3.0  # for the improvement of a plan
@@ -37,19 +39,16 @@ NO_TIME_FOR = "no time for"
 EXACT = 15_000  # columns up to which the whole integer program is solved
 
 
-def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float | None = None, progress: Progress | None = None
-) -> Plan:
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, effort: Effort = NO_LIMIT) -> Plan:
     """The fastest plan found within the budget."""
     started = time.monotonic()
-    time_limit = SECONDS * min(max(len(graph.nodes) / 1000, 1), 2) if time_limit is None else time_limit
+    deadline = effort.until(SECONDS * min(max(len(graph.nodes) / 1000, 1), 2))
     ran: list[tuple[Plan, str]] = []
     late: list[str] = []
     entries = _entries(graph)
     for done, (name, run, part) in enumerate(entries):
-        if progress is not None:
-            progress(f"trying {name}", done, len(entries))
-        found = _run(run, graph, profile, budget_bytes, started + part * time_limit)
+        effort.tell(f"trying {name}", done, len(entries))
+        found = _run(run, graph, profile, budget_bytes, started + part * (deadline - started))
         if found is None:
             late.append(name)
             continue
@@ -63,10 +62,10 @@ def plan(
         return Plan("best", Status.INFEASIBLE, None, 0, 0, None, *smallest_of(plans), notes)
     improved = []
     for number, (found, name) in enumerate(_different(fitting)[:IMPROVED]):
-        left = max(LEAST_SECONDS, (time_limit - (time.monotonic() - started)) / (IMPROVED - number))
-        improved.append((improve(graph, profile, budget_bytes, found, time_limit=min(left, MOST_SECONDS)), name))
+        left = max(LEAST_SECONDS, (deadline - time.monotonic()) / (IMPROVED - number))
+        improved.append((improve(graph, profile, budget_bytes, found, effort=Effort.lasting(min(left, MOST_SECONDS))), name))
     best, name = min(improved, key=lambda pair: (pair[0].time_ns, pair[0].peak_bytes))
-    best = _searched(graph, profile, budget_bytes, best, started + time_limit)
+    best = _searched(graph, profile, budget_bytes, best, deadline)
     return _named(best, name, notes, plans)
 
 
@@ -79,7 +78,7 @@ def _searched(graph: Graph, profile: Profile, budget_bytes: int, found: Plan, de
         if time.monotonic() > deadline:
             break
         order = hierarchy.improve(board, order, limits, SEARCH_STEPS, seed)
-    searched = ends.candidate(graph, profile, order)
+    searched = candidate(graph, profile, order)
     if searched.peak_bytes > budget_bytes or searched.time_ns >= found.time_ns:
         return found
     return replace(found, schedule=searched.schedule, time_ns=searched.time_ns, peak_bytes=searched.peak_bytes)
@@ -100,38 +99,24 @@ def _different(fitting: list[tuple[Plan, str]]) -> list[tuple[Plan, str]]:
     return list(seen.values())
 
 
-class _Late(Exception):
-    """A planner's time is over."""
-
-
-Run = Callable[..., Plan]
-
-
 def _run(run: Run, graph: Graph, profile: Profile, budget_bytes: int, deadline: float) -> Plan | None:
-    """A planner's plan; None where it was not done in time. A planner is stopped where it tells its progress."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    """A planner's plan; None where it was not done in time."""
+    if time.monotonic() > deadline:
         return None
-
-    def advance(what: str, done: int, total: int) -> None:
-        if time.monotonic() > deadline:
-            raise _Late
-
-    limited = run in (checkmate.plan, checkmate.approximate)
     try:
-        return run(graph, profile, budget_bytes, **({"time_limit": left} if limited else {"progress": advance}))
-    except _Late:
+        return run(graph, profile, budget_bytes, effort=Effort(deadline))
+    except TimeUp:
         return None
 
 
 def _entries(graph: Graph) -> list[tuple[str, Run, float]]:
     """The planners to run, the fast ones first, and the part of the time by which each has to be done."""
     evictions = [(f"dtr-{heuristic}", partial(dtr.plan, heuristic=heuristic)) for heuristic in dtr.HEURISTICS]
-    quick: list[tuple[str, Run]] = [("none", ends.none), *evictions, ("chen", chen.plan), ("rotor", rotor.plan)]
+    quick: list[tuple[str, Run]] = [("none", none_and_all.none), *evictions, ("chen", chen.plan), ("rotor", rotor.plan)]
     quick.append(("mincut", mincut.plan))
     quick.append(("mincut-aggressive", partial(mincut.plan, aggressive=True)))
     quick.append(("knapsack", knapsack.plan))
-    quick.append(("all", ends.all_))
+    quick.append(("all", none_and_all.all_))
     exact = [("checkmate", checkmate.plan, SOLVED)] if checkmate.columns(graph) <= EXACT else []
     return [
         *((name, run, QUICK) for name, run in quick),

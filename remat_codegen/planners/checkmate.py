@@ -31,9 +31,10 @@ from remat_codegen.planners import dtr
 from remat_codegen.planners.base import exact
 from remat_codegen.planners.base.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
 from remat_codegen.planners.base.bound import Relaxation, Relaxed, cuts_of
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort
 from remat_codegen.planners.base.judge import Candidate
+from remat_codegen.planners.base.keeping import MOST_RUNS, candidate, chosen, fastest, keeping, rebuildable, reruns
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.ends import MOST_RUNS, Progress, candidate, chosen, fastest, keeping, rebuildable, reruns
 from remat_codegen.planners.search.hierarchy import Search
 from remat_codegen.planners.search.improve import improve
 from remat_codegen.planners.search.merges import spend
@@ -43,6 +44,7 @@ from remat_codegen.schedule import order_of
 from remat_codegen.schedule.lives import Board, Limits
 from remat_codegen.schedule.order import without_dead_runs
 
+SECONDS, ROUNDING_SECONDS = 60.0, 30.0  # of `plan` and `approximate`, if there is no deadline
 MOST_COLUMNS = 60000  # about (backward nodes) x (forward data and nodes): beyond it the program is not even written down
 ALLOWANCES = (1.0, 0.9, 0.8, 0.65, 0.5)  # the parts of the budget that the relaxation is solved for
 REPAIRED, REPAIR_ROUNDS = 6, 200  # how many roundings are repaired, and rounds of splitting for each
@@ -56,13 +58,12 @@ def plan(
     profile: Profile,
     budget_bytes: int,
     *,
-    time_limit: float = 60.0,
     gap: float = 0.0,
-    progress: Progress | None = None,
+    effort: Effort = NO_LIMIT,
 ) -> Plan:
     """The fastest schedule within the budget, proved so unless the time runs out or the graph is too large."""
-    started = time.monotonic()
-    heuristic = _heuristic(graph, profile, budget_bytes, time_limit / 10)
+    deadline = effort.until(SECONDS)
+    heuristic = _heuristic(graph, profile, budget_bytes, (deadline - time.monotonic()) / 10)
     base = sum(profile.time_ns)
     if heuristic.time_ns == base and heuristic.schedule is not None:
         return replace(heuristic, planner="checkmate", status=Status.OPTIMAL)
@@ -70,10 +71,9 @@ def plan(
         note = f"{graph.loss} forward nodes are too many for the whole integer program: planned by heuristics"
         status = heuristic.status if heuristic.schedule is None else Status.TOO_LARGE
         return replace(heuristic, planner="checkmate", status=status, notes=(note,))
-    if progress is not None:
-        progress("solving the graph", 0, 1)
-    left = max(1.0, time_limit - (time.monotonic() - started))
-    found = exact.solve(graph, profile, budget_bytes, time_limit_s=left, gap=gap)
+    effort.tell("solving the graph", 0, 1)
+    seconds = effort.one_solve(_left(deadline))
+    found = exact.solve(graph, profile, budget_bytes, seconds=seconds, gap=gap)
     if found.order is None:
         proved = found.status is Status.INFEASIBLE and heuristic.schedule is None
         note = "proved that no schedule fits" if proved else NO_SCHEDULE_IN_TIME
@@ -94,27 +94,30 @@ def writable(graph: Graph) -> bool:
     return columns(graph) <= MOST_COLUMNS and all(len(p) == 1 for p in graph.producers if p[0] < graph.loss)
 
 
+def _left(deadline: float) -> float:
+    """The seconds that are left, for a program one at least."""
+    return max(1.0, deadline - time.monotonic())
+
+
 def columns(graph: Graph) -> int:
     """About how many columns the whole integer program has."""
     early = sum(p[0] < graph.loss for p in graph.producers)
     return (len(graph.nodes) - graph.loss) * (early + graph.loss)
 
 
-def _heuristic(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> Plan:
+def _heuristic(graph: Graph, profile: Profile, budget_bytes: int, seconds: float) -> Plan:
     """The best of DTR's plans, improved: what the solver has to beat."""
     plans = [dtr.plan(graph, profile, budget_bytes, heuristic=h) for h in ("dtr", "msps")]
     found = [p for p in plans if p.schedule is not None]
     if not found:
         return plans[0]
     best = min(found, key=lambda p: (p.time_ns, p.peak_bytes))
-    return improve(graph, profile, budget_bytes, best, time_limit=time_limit)
+    return improve(graph, profile, budget_bytes, best, effort=Effort.lasting(seconds))
 
 
-def approximate(
-    graph: Graph, profile: Profile, budget_bytes: int, *, time_limit: float = 30.0, progress: Progress | None = None
-) -> Plan:
+def approximate(graph: Graph, profile: Profile, budget_bytes: int, *, effort: Effort = NO_LIMIT) -> Plan:
     """The fastest rounding of the relaxation that fits the budget."""
-    started = time.monotonic()
+    deadline = effort.until(ROUNDING_SECONDS)
     plain = candidate(graph, profile, range(len(graph.nodes)))
     if plain.peak_bytes <= budget_bytes:
         return chosen("checkmate-lp", [plain], profile, budget_bytes)
@@ -123,22 +126,20 @@ def approximate(
     columns = max(1, Relaxation(graph, profile, budget_bytes).columns)
     most = max(1, min(len(graph.nodes) - graph.loss, MOST_RELAXED_COLUMNS // columns))
     programs = [(count, allowance) for count in dict.fromkeys((1, most)) for allowance in ALLOWANCES]
-    deadline = started + time_limit
     for done, (count, allowance) in enumerate(programs):
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        if progress is not None:
-            progress("rounding the relaxation", done, len(programs))
+        effort.tell("rounding the relaxation", done, len(programs))
         cuts = cuts_of(graph, profile, count)
-        solved = Relaxation(graph, profile, int(budget_bytes * allowance)).solve(cuts, left)
+        solved = Relaxation(graph, profile, int(budget_bytes * allowance)).solve(cuts, effort.one_solve(left))
         if solved is not None and solved.alive:
             orders = takewhile(lambda _: time.monotonic() < deadline, _roundings(graph, cuts, solved, fleeting))
             tried.extend(candidate(graph, profile, order) for order in orders)
     if fastest(tried, budget_bytes) is None:
         tried.extend(_repaired(graph, profile, budget_bytes, tried))
     if fastest(tried, budget_bytes) is None:
-        tried.extend(any_point(graph, profile, budget_bytes, max(1.0, deadline - time.monotonic())))
+        tried.extend(any_point(graph, profile, budget_bytes, effort.one_solve(_left(deadline))))
     tried.extend(_spent(graph, profile, budget_bytes, tried))
     return chosen("checkmate-lp", tried, profile, budget_bytes)
 
@@ -165,11 +166,11 @@ def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence
     return found
 
 
-def any_point(graph: Graph, profile: Profile, budget_bytes: int, time_limit: float) -> list[Candidate]:
+def any_point(graph: Graph, profile: Profile, budget_bytes: int, seconds: float) -> list[Candidate]:
     """The first 0-1 point of the whole program that the solver comes upon."""
     if not writable(graph):
         return []
-    found = exact.solve(graph, profile, budget_bytes, time_limit_s=time_limit, gap=ANY_GAP)
+    found = exact.solve(graph, profile, budget_bytes, seconds=seconds, gap=ANY_GAP)
     return [] if found.order is None else [candidate(graph, profile, found.order)]
 
 

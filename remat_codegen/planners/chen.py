@@ -15,24 +15,23 @@ import math
 from collections.abc import Sequence
 
 from remat_codegen.graph.ir import Graph
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, stoppable
 from remat_codegen.planners.base.judge import Candidate
+from remat_codegen.planners.base.keeping import candidate, chosen, keeping
 from remat_codegen.planners.base.result import Plan
-from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.profile.costs import Profile
 
 MOST_COUNTS = 40
 
 
-def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, segments: int | None = None, progress: Progress | None = None
-) -> Plan:
+@stoppable
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, segments: int | None = None, effort: Effort = NO_LIMIT) -> Plan:
     """The count of segments of least time that fits the budget, or `segments` of them."""
     tried: list[Candidate] = []
     for units in _units(graph):
         counts = [min(segments, len(units))] if segments is not None else _counts(len(units))
         for done, count in enumerate(counts):
-            if progress is not None:
-                progress("cutting segments", done, len(counts))
+            effort.tell("cutting segments", done, len(counts))
             tried.append(candidate(graph, profile, order_of(graph, _starts(units, count))))
         if segments is not None:
             break

@@ -31,10 +31,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners.base.deadline import check
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, check, stoppable
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.ends import Progress
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, with_forgets
 from remat_codegen.schedule.order import fixed, without_dead_runs
@@ -63,6 +62,7 @@ class OutOfMemory(Exception):
     """Nothing is left to evict, or the runtime does nothing but rematerialize."""
 
 
+@stoppable
 def plan(
     graph: Graph,
     profile: Profile,
@@ -75,7 +75,7 @@ def plan(
     seed: int = 0,
     recompute_in_forward: bool = False,
     most_work: int = MOST_WORK,
-    progress: Progress | None = None,
+    effort: Effort = NO_LIMIT,
 ) -> Plan:
     """The step as the runtime would run it within the budget."""
     if heuristic not in HEURISTICS:
@@ -84,7 +84,7 @@ def plan(
     settings = Settings(heuristic, eager, ignore_small, sampling, seed, recompute_in_forward, most_work)
     runtime = Runtime(graph, profile, budget_bytes, settings)
     try:
-        order = without_dead_runs(graph, runtime.run(progress))
+        order = without_dead_runs(graph, runtime.run(effort))
     except OutOfMemory as reason:
         return Plan(name, Status.INFEASIBLE, None, notes=(str(reason),))
     schedule = with_forgets(graph, order)
@@ -135,17 +135,17 @@ class Runtime:
         self.small = SMALL * sum(sizes) / len(sizes) if sizes and settings.ignore_small else 0.0
         self.pool: set[int] = set()  # what is resident and may be evicted, once nothing is in its way
 
-    def run(self, progress: Progress | None = None) -> tuple[int, ...]:
+    def run(self, effort: Effort = NO_LIMIT) -> tuple[int, ...]:
         """All nodes of the step; returns the order in which nodes were performed."""
         count = len(self.graph.nodes)
         most = MOST_RUNS * min(count, MOST_NODES) + MOST_RUNS // 5 * max(0, count - MOST_NODES)
         for node in self.graph.nodes:
             check()
-            self._perform(node.id, most, progress)
+            self._perform(node.id, most, effort)
             self._release(node.id)
         return tuple(self.order)
 
-    def _perform(self, node: int, most: int, progress: Progress | None) -> None:
+    def _perform(self, node: int, most: int, effort: Effort) -> None:
         """Runs a node once all it reads is there. The recursion of the paper, as a stack of locked calls."""
         stack = [node]
         self._lock(node, 1)
@@ -157,8 +157,8 @@ class Runtime:
                 self._lock(stack[-1], 1)
                 continue
             self._compute(current)
-            if progress is not None and len(self.order) % 64 == 1:
-                progress("running DTR", node, len(self.graph.nodes))
+            if len(self.order) % 64 == 1:
+                effort.tell("running DTR", node, len(self.graph.nodes))
             self._lock(current, -1)
             stack.pop()
             if len(self.order) > most or self.score.work > self.settings.most_work:

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from remat_codegen.graph.ir import Graph, total_bytes
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, stoppable
+from remat_codegen.planners.base.keeping import candidate, chosen, keeping
 from remat_codegen.planners.base.result import Plan
-from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.planners.mincut import banned, least_saved
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule.order import fixed
@@ -32,7 +33,8 @@ MOST_CHOICES, LEAST_CHOICES = 24, 4
 MOST_WORK = 30_000  # nodes times choices
 
 
-def plan(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
+@stoppable
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, effort: Effort = NO_LIMIT) -> Plan:
     """The fastest of torch's choices that fits."""
     strict = banned(graph, profile, False)
     loose = banned(graph, profile, True)
@@ -44,8 +46,7 @@ def plan(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progres
         weights = [total_bytes(graph, saved[-1].intersection(graph.nodes[i].writes)) for i in items]
         choices = keep_most([profile.time_ns[i] for i in items], weights, _count(graph))
         for done, kept in enumerate(choices):
-            if progress is not None:
-                progress("lifting bans", done, len(choices))
+            effort.tell("lifting bans", done, len(choices))
             lifted = {i for number, i in enumerate(items) if number not in kept}
             tried.append(candidate(graph, profile, keeping(graph, least_saved(graph, loose - lifted))))
     return chosen("knapsack", tried, profile, budget_bytes)

@@ -31,8 +31,9 @@ from collections.abc import Collection
 import networkx as nx
 
 from remat_codegen.graph.ir import Graph, total_bytes
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, stoppable
+from remat_codegen.planners.base.keeping import candidate, chosen, keeping
 from remat_codegen.planners.base.result import Plan
-from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule.order import fixed
 
@@ -42,9 +43,8 @@ REDUCTION = 4
 LONGEST = 100
 
 
-def plan(
-    graph: Graph, profile: Profile, budget_bytes: int, *, aggressive: bool = False, progress: Progress | None = None
-) -> Plan:
+@stoppable
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, aggressive: bool = False, effort: Effort = NO_LIMIT) -> Plan:
     """The step that saves the least, given what may be recomputed."""
     saved = least_saved(graph, banned(graph, profile, aggressive))
     found = candidate(graph, profile, keeping(graph, saved))

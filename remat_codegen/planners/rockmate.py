@@ -14,13 +14,13 @@ exact parts leave on the table (they are exact within a block only) are the work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base import exact
-from remat_codegen.planners.base.deadline import check, offer
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, check, offer, stoppable
 from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.planners.brevity.alike import repeats, treat_alike
@@ -30,8 +30,6 @@ from remat_codegen.planners.search import hierarchy
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import order_of, with_forgets, without_recomputation
 
-Progress = Callable[[str, int, int], None]
-
 SLOTS = 2000  # memory slots in the need of a step without recomputation
 MOST_IN_BLOCK = 700  # forward nodes: a chain of larger blocks is searched as a whole, as costly as one option of these
 QUICK_ROUNDS = 60  # of splitting
@@ -39,28 +37,26 @@ CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longe
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
+@stoppable
 def plan(
     graph: Graph,
     profile: Profile,
     budget_bytes: int,
     *,
     slots: int = SLOTS,
-    program_seconds: float = 10.0,
     grid: Grid | None = None,
-    progress: Progress | None = None,
+    effort: Effort = NO_LIMIT,
 ) -> Plan:
-    """The fastest schedule that Rockmate finds within the budget. `program_seconds` is for one integer program.
-
-    `progress(what, done, total)` is called as the work goes on. Same inputs, same plan, unless a program runs out of time
+    """The fastest schedule that Rockmate finds within the budget. Same inputs, same plan, unless a program runs out of time
     (TIME_LIMIT).
     """
-    grid = replace(grid or Grid(), time_limit_s=program_seconds)
+    grid = (grid or Grid()).timed(effort)
     plain = judge(graph, profile, without_recomputation(graph))
     if plain.peak_bytes <= budget_bytes:
         return _plan(Status.OPTIMAL, plain, ("the step fits the budget without recomputation",), profile)
     if is_chain(graph) and all(b.last - b.first < MOST_IN_BLOCK for b in graph.blocks):
-        return _plan_chain(graph, profile, budget_bytes, plain, slots, grid, progress)
-    return _plan_whole(graph, profile, budget_bytes, plain, grid, progress)
+        return _plan_chain(graph, profile, budget_bytes, plain, slots, grid, effort)
+    return _plan_whole(graph, profile, budget_bytes, plain, grid, effort)
 
 
 def _plan(status: Status, best: Candidate, notes: Sequence[str], profile: Profile) -> Plan:
@@ -77,9 +73,9 @@ def _fastest(candidates: Sequence[Candidate], budget_bytes: int) -> Candidate | 
 
 
 def _plan_chain(
-    graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, slots: int, grid: Grid, progress: Progress | None
+    graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, slots: int, grid: Grid, effort: Effort
 ) -> Plan:
-    chain = of_options(graph, profile, grid, progress)
+    chain = of_options(graph, profile, grid, effort)
     table = chain.table(plain.peak_bytes, slots)
     columns = table.distinct()
     if not columns:
@@ -98,8 +94,7 @@ def _plan_chain(
         if found.peak_bytes <= budget_bytes:
             offer(graph, order_of(found.schedule), found.time_ns)
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
-        if progress is not None:
-            progress("fitting the budget", len(columns) - (high - low), len(columns))
+        effort.tell("fitting the budget", len(columns) - (high - low), len(columns))
     if low < 0:  # peaks need not grow with the column: look at all of the smallest
         tried |= {m: candidate(m) for m in columns[:TIGHTEST] if m not in tried}
         if _fastest(list(tried.values()), budget_bytes) is None:
@@ -122,19 +117,16 @@ def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Ca
     return fitting is not None and board.time_of(hierarchy.spend(board, fitting, limits)) < (1 - CLEARLY) * known.time_ns
 
 
-def _plan_whole(
-    graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, grid: Grid, progress: Progress | None
-) -> Plan:
+def _plan_whole(graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, grid: Grid, effort: Effort) -> Plan:
     """A graph that is no chain: exactly if it is small, else by the search."""
-    if progress is not None:
-        progress("solving the graph", 0, 1)
+    effort.tell("solving the graph", 0, 1)
     if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers if p[0] < graph.loss):
         notes = (f"{graph.loss} forward nodes without a way to cut them, too many for an exact plan",)
         return _plan_searched(graph, profile, budget_bytes, [plain], grid, notes)
-    found = exact.plan(graph, profile, budget_bytes, time_limit_s=6 * grid.time_limit_s, gap=grid.gap)
+    found = exact.plan(graph, profile, budget_bytes, seconds=6 * grid.per_solve, gap=grid.gap)
     if found.status is Status.OPTIMAL and found.peak_bytes <= budget_bytes:
         return replace(found, planner="rockmate", notes=("one block, solved as a whole",))
-    least = exact.solve(graph, profile, None, minimise_peak=True, time_limit_s=6 * grid.time_limit_s, gap=0.0)
+    least = exact.solve(graph, profile, None, minimise_peak=True, seconds=6 * grid.per_solve, gap=0.0)
     known = [plain] if least.order is None else [plain, judge(graph, profile, with_forgets(graph, least.order))]
     if found.schedule is not None:
         known.append(Candidate(found.schedule, found.time_ns, found.peak_bytes))

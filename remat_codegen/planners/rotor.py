@@ -14,11 +14,12 @@ is one block: all or nothing.
 from __future__ import annotations
 
 from remat_codegen.graph.ir import Graph
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, stoppable
 from remat_codegen.planners.base.judge import Candidate, check, is_chain
+from remat_codegen.planners.base.keeping import candidate, chosen, keeping
 from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.chain.chain import Chain
 from remat_codegen.planners.chain.options import Family, Grid, Piece, solve_family
-from remat_codegen.planners.ends import Progress, candidate, chosen, keeping
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule.order import fixed
 
@@ -26,7 +27,8 @@ SLOTS = 2000  # memory slots in the need of a step without recomputation
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
-def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOTS, progress: Progress | None = None) -> Plan:
+@stoppable
+def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOTS, effort: Effort = NO_LIMIT) -> Plan:
     """The fastest sequence of the chain within the budget."""
     plain = candidate(graph, profile, range(len(graph.nodes)))
     if plain.peak_bytes <= budget_bytes:
@@ -47,8 +49,7 @@ def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOT
     low, high = min(len(columns), TIGHTEST) - 1, len(columns)
     while high - low > 1:
         middle = (low + high) // 2
-        if progress is not None:
-            progress("fitting the budget", len(columns) - (high - low), len(columns))
+        effort.tell("fitting the budget", len(columns) - (high - low), len(columns))
         tried[columns[middle]] = found = candidate_of(columns[middle])
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
     return chosen("rotor", list(tried.values()) or [plain], profile, budget_bytes)

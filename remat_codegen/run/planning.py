@@ -19,11 +19,11 @@ from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
 from remat_codegen.header.saved_plan import USUAL_LOSS, SavedPlan
 from remat_codegen.planners.base.bound import bound
-from remat_codegen.planners.base.limited import found_nothing_in_time, limited
 from remat_codegen.planners.base.milp import solver
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.reserve import plan_within
 from remat_codegen.planners.base.result import Plan, Status
+from remat_codegen.planners.limited import found_nothing_in_time, limited
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run.priced import Priced, measured_costs, over, priced_file, priced_model, with_costs
 from remat_codegen.run.traced import Traced
@@ -164,10 +164,10 @@ def run_planner(
     """One planner's plan within a budget, validated and simulated. `time_limit` in seconds: the best plan so far. Where the
     unmodified step fits, a planner whose own plans do not gets that one."""
     limit = found.limit(budget)
-    planner = limited(name, time_limit)
+    planner = limited(name, time_limit, lambda what, done, total: progress.update(done, total, what))
 
     def run(graph: Graph, nbytes: int) -> Plan:
-        return planner(graph, found.profile, nbytes, progress=lambda what, done, total: progress.update(done, total, what))
+        return planner(graph, found.profile, nbytes)
 
     note_solver(progress)
     started = time.perf_counter()

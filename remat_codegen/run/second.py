@@ -38,8 +38,8 @@ from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.marked.words import Vertex, build
 from remat_codegen.parts import own_modules
-from remat_codegen.planners.base.limited import limited
 from remat_codegen.planners.base.reserve import Reserve
+from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.run import functions, pipeline

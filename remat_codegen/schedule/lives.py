@@ -56,6 +56,18 @@ class Board:
                 between[node] += self.size[data] if node > writes[0] else 0
         return late, between
 
+    def beside(self, order: Sequence[int]) -> np.ndarray:
+        """What is alive while each node of an order runs beside what its earlier nodes write, and its workspace."""
+        found = [self.workspace[node] + self.late[node] for node in order]
+        following = 0
+        for position in range(len(order) - 1, self.loss, -1):
+            node = order[position]
+            if node < self.loss:
+                found[position] += following
+            else:
+                following = self.between[node]
+        return np.array(found, dtype=np.int64)
+
     def movable(self, data: int) -> bool:
         """Whether it can be dropped and rebuilt."""
         return self.producer[data] not in self.once
@@ -123,15 +135,7 @@ class Lives:
             for copy in made:
                 change[copy.start] += board.size[copy.data]
                 change[copy.end + 1] -= board.size[copy.data]
-        beside = [board.workspace[node] + board.late[node] for node in self.order]
-        following = 0
-        for position in range(len(self.order) - 1, board.loss, -1):
-            node = self.order[position]
-            if node < board.loss:
-                beside[position] += following
-            else:
-                following = board.between[node]
-        return np.cumsum(np.array(change[:-2], dtype=np.int64)) + np.array(beside, dtype=np.int64)
+        return np.cumsum(np.array(change[:-2], dtype=np.int64)) + board.beside(self.order)
 
     @property
     def peak(self) -> int:

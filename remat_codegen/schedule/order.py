@@ -27,20 +27,25 @@ def fixed(graph: Graph) -> frozenset[int]:
 
 def without_dead_runs(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
     """Drops the repeated runs of which no copy is read. First runs stay, because a step runs every node."""
-    first = {node: position for position, node in reversed(list(enumerate(order)))}
-    outputs = set(graph.outputs)
-    read_next: dict[int, bool] = {}
+    nodes, data, gradient = graph.nodes, graph.data, Kind.GRADIENT
+    first: dict[int, int] = {}
+    for position, number in enumerate(order):
+        first.setdefault(number, position)
+    wanted = [False] * len(data)
+    for output in graph.outputs:
+        wanted[output] = True
     kept: list[int] = []
-    for position in reversed(range(len(order))):
-        node = graph.nodes[order[position]]
-        if first[node.id] != position and not any(read_next.get(d, d in outputs) for d in node.writes):
+    for position in range(len(order) - 1, -1, -1):
+        number = order[position]
+        node = nodes[number]
+        if first[number] != position and not any(wanted[d] for d in node.writes):
             continue
-        kept.append(node.id)
-        for data in node.writes:
-            read_next[data] = graph.data[data].kind is Kind.GRADIENT
-        for data in node.reads:
-            read_next[data] = True
-    return tuple(reversed(kept))
+        kept.append(number)
+        for d in node.writes:
+            wanted[d] = data[d].kind is gradient
+        for d in node.reads:
+            wanted[d] = True
+    return tuple(kept[::-1])
 
 
 def saved_bytes(graph: Graph, order: Sequence[int]) -> int:

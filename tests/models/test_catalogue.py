@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import builders
@@ -45,8 +46,12 @@ def traced_once(monkeypatch):
 @pytest.fixture(autouse=True)
 def little_time(monkeypatch):
     """The planners that search are stopped early: the catalogue takes hours without that."""
-    for planner in SEARCHING:
-        monkeypatch.setitem(registry.PLANNERS, planner, partial(registry.PLANNERS[planner], time_limit=SECONDS))
+
+    def hurried(planner):
+        return lambda *given, effort: planner(*given, effort=replace(effort, deadline=time.monotonic() + SECONDS))
+
+    for name in SEARCHING:
+        monkeypatch.setitem(registry.PLANNERS, name, hurried(registry.PLANNERS[name]))
 
 
 def marked(name: str):

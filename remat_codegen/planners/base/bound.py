@@ -170,7 +170,7 @@ class Relaxation:
                 table[node] = table[node + 1]
         return table
 
-    def solve(self, cuts: Sequence[int], time_limit: float) -> Relaxed | None:
+    def solve(self, cuts: Sequence[int], seconds: float) -> Relaxed | None:
         """The relaxation with these cuts; None if time ran out."""
         base = sum(self.profile.time_ns)
         scale = SCALE / max(base, 1)
@@ -195,7 +195,7 @@ class Relaxation:
                 for node, some in later.items():
                     self._at_most(program, some, run[node], 0)
             objective.extend((y, self.profile.time_ns[i] * scale) for i, y in run.items())
-        result = program.minimise(objective, max(time_limit, 0.1), 0.0)
+        result = program.minimise(objective, max(seconds, 0.1), 0.0)
         if result.status is Status.INFEASIBLE:
             return Relaxed(math.inf)
         if result.status is not Status.OPTIMAL:

@@ -47,12 +47,12 @@ def plan(
     profile: Profile,
     budget_bytes: int,
     *,
-    time_limit_s: float = 60.0,
+    seconds: float = 60.0,
     gap: float = 0.0,
     recompute_in_forward: bool = False,
 ) -> Plan:
     """The fastest schedule within the budget, proved so unless the time runs out."""
-    found = solve(graph, profile, budget_bytes, time_limit_s=time_limit_s, gap=gap, recompute_in_forward=recompute_in_forward)
+    found = solve(graph, profile, budget_bytes, seconds=seconds, gap=gap, recompute_in_forward=recompute_in_forward)
     if found.order is None:
         notes = ("the solver found no schedule in time",) if found.status is Status.TIME_LIMIT else ()
         return Plan("checkmate", Status.INFEASIBLE, None, notes=notes)
@@ -69,7 +69,7 @@ def solve(
     saved_bytes: int | None = None,
     *,
     minimise_peak: bool = False,
-    time_limit_s: float = 60.0,
+    seconds: float = 60.0,
     gap: float = 0.0,
     recompute_in_forward: bool = False,
 ) -> Solution:
@@ -79,7 +79,7 @@ def solve(
     """
     model = _Model(graph, profile, budget_bytes, recompute_in_forward)
     model.build(saved_bytes, minimise_peak)
-    return model.solve(minimise_peak, time_limit_s, gap)
+    return model.solve(minimise_peak, seconds, gap)
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class _Model:
             touched = {*writes, *self.graph.nodes[node].reads}
             alive.extend((stage.freed[d, node], -self.size[d]) for d in sorted(touched) if (d, node) in stage.freed)
 
-    def solve(self, minimise_peak: bool, time_limit_s: float, gap: float) -> Solution:
+    def solve(self, minimise_peak: bool, seconds: float, gap: float) -> Solution:
         """Solves what was stated and reads the order off R."""
         base = sum(self.profile.time_ns)
         scale = TIME_SCALE / max(base, 1)
@@ -249,7 +249,7 @@ class _Model:
         tiny = 0.1 * scale / (len(choices) + 1)
         time = [(run, self.profile.time_ns[i] * scale + tiny) for run, i in choices]
         objective = [(self.limit, 1.0), *((r, c * 1e-9) for r, c in time)] if minimise_peak else time
-        result = self.program.minimise(objective, time_limit_s, gap)
+        result = self.program.minimise(objective, seconds, gap)
         if not result.values:
             return Solution(result.status, None)
         order: list[int] = list(range(self.first_stage))

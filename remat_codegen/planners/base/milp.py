@@ -20,7 +20,7 @@ from typing import Any
 
 import mip
 
-from remat_codegen.planners.base.deadline import check, seconds_left
+from remat_codegen.planners.base.deadline import check, seconds_left, within
 from remat_codegen.planners.base.result import Status
 
 Term = tuple[Any, float]  # a mip.Var or a number, and its coefficient
@@ -77,14 +77,14 @@ def _with_version(package: str) -> str:
 
 def _highs_works() -> bool:
     """Whether HiGHS finds the only solution of a program of one variable."""
-    with _silence():
+    with _silence(), within(None):  # what is found out here is remembered
         if not importlib.import_module("mip.highs").has_highs:  # asked first: a model that is half made complains when it goes
             return False
         try:
             program = Program("HIGHS")
             one = program.binary()
             program.equal([(one, 1)], 1)
-            found = program.minimise([(one, 1)], time_limit_s=10, gap=0)
+            found = program.minimise([(one, 1)], 10.0, gap=0)
         except Exception:  # whatever a library of another version does
             return False
     return found.status is Status.OPTIMAL and abs(found.objective - 1) <= TINY
@@ -133,18 +133,19 @@ class Program:
         never = self.model.add_var(lb=0, ub=1)
         self.model.add_constr(never >= 2)
 
-    def minimise(self, terms: Iterable[Term], time_limit_s: float, gap: float) -> Result:
-        """Solves. A solve that runs out of time with an incumbent is TIME_LIMIT; without one it is TIME_LIMIT with
-        no values."""
+    def minimise(self, terms: Iterable[Term], seconds: float, gap: float) -> Result:
+        """Solves. A solve that runs out of its seconds with an incumbent is TIME_LIMIT; without one it is TIME_LIMIT with no
+        values. Raises TimeUp where a deadline ended it before."""
         self.model.objective = mip.minimize(_sum(terms))
         self.model.max_mip_gap = gap
         self.model.max_mip_gap_abs = 1e-9
         self.model.threads = 1
         self.model.seed = 1
+        most = seconds_left(seconds)
         with _silence():
-            found = self.model.optimize(max_seconds=seconds_left(time_limit_s))
-        check()
-        return self._result(found)
+            result = self._result(self.model.optimize(max_seconds=most))
+        check(cut_short=most < seconds and result.status is Status.TIME_LIMIT)
+        return result
 
     def _result(self, found: mip.OptimizationStatus) -> Result:
         if found in (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE):

@@ -1,5 +1,5 @@
-"""All planners by name, in the order in which they are shown. Each is `plan(graph, profile, budget_bytes, *, progress=None,
-**options) -> Plan`; what options there are, and their defaults, stands in each planner's own file.
+"""All planners by name, in the order in which they are shown. Each is `plan(graph, profile, budget_bytes, *,
+effort=NO_LIMIT, **options) -> Plan`; what options there are, and their defaults, stands in each planner's own file.
 """
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from remat_codegen.planners import auto, best, checkmate, chen, dtr, ends, knapsack, mincut, rockmate, rotor
+from remat_codegen.planners import auto, best, checkmate, chen, dtr, knapsack, mincut, none_and_all, rockmate, rotor
 from remat_codegen.planners.base.result import Plan
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
-    "none": ends.none,
-    "all": ends.all_,
+    "none": none_and_all.none,
+    "all": none_and_all.all_,
     "chen": chen.plan,
     "rotor": rotor.plan,
     "checkmate": checkmate.plan,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners import rockmate
 from remat_codegen.planners.base.result import Plan, Status, smallest_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
@@ -70,24 +69,24 @@ def plan_within(
     """The plan of `run(graph, bytes)` that, with what it needs from the reserve, keeps to the limit.
 
     The unmodified step, of `plain_bytes`, needs next to nothing from it: where `run` plans that one with the whole limit, it is
-    the plan. An infeasible plan's `minimum_bytes` is with the reserve: a limit that works. Where it is `hurried`, no more is
-    planned to find out what promises most.
+    the plan. An infeasible plan's `minimum_bytes` is with the reserve: a limit that works. Of plans with fewer and
+    fewer random nodes that run again the fastest is taken; where it is `hurried`, the first that fits.
     """
     if plain_bytes + reserve.slack_bytes <= limit_bytes:
         plan = run(graph, limit_bytes)
         if plan.schedule is not None and not repeats([s.node for s in plan.schedule.steps if isinstance(s, Compute)]):
             return plan
-    variants = _variants(graph, reserve, plain_bytes)
-    if len(variants) > 1 and len(graph.nodes) <= QUICKLY_PLANNED and not hurried:
-        variants = sorted(variants, key=lambda v: _promise(v, profile, limit_bytes))
-    found, notes = [], dict[str, None]()  # of all: time may have been too short for one of them
-    for variant in variants:
+    first_fits = hurried or len(graph.nodes) > QUICKLY_PLANNED
+    found: list[Plan] = []
+    for variant in _variants(graph, reserve, plain_bytes):
         plan = run(variant.graph, limit_bytes - variant.most_bytes)
-        if plan.schedule is not None:
-            return _of_all(plan, variant, graph, reserve)
-        found += [] if plan.minimum_bytes is None else [replace(plan, minimum_bytes=plan.minimum_bytes + variant.most_bytes)]
-        notes |= dict.fromkeys(plan.notes)
+        found.append(_of_all(plan, variant, graph, reserve))
+        if first_fits and plan.schedule is not None:
+            break
+    if fitting := [p for p in found if p.schedule is not None]:
+        return min(fitting, key=lambda p: p.time_ns)
     least, smallest = smallest_of(found)
+    notes = dict.fromkeys(note for p in found for note in p.notes)  # of all: time may have been too short for one of them
     return replace(plan, minimum_bytes=least, smallest=smallest, notes=tuple(notes))
 
 
@@ -98,6 +97,9 @@ def repeats(order: Sequence[int]) -> bool:
 
 def _of_all(plan: Plan, variant: _Variant, graph: Graph, reserve: Reserve) -> Plan:
     """A variant's plan as one of the graph: what was proved of the variant, and with all states reserved, need not hold."""
+    if plan.schedule is None:
+        least = None if plan.minimum_bytes is None else plan.minimum_bytes + variant.most_bytes
+        return replace(plan, minimum_bytes=least)
     if variant == _Variant(graph, reserve.least_bytes):
         return plan
     status = Status.FEASIBLE if plan.status is Status.OPTIMAL else plan.status
@@ -128,10 +130,3 @@ def _variant(graph: Graph, reserve: Reserve, drawing: frozenset[int]) -> _Varian
     once = reserve.drawing - drawing
     nodes = tuple(replace(n, recomputable=False) if n.id in once else n for n in graph.nodes)
     return _Variant(replace(graph, nodes=nodes), replace(reserve, drawing=drawing).most_bytes)
-
-
-def _promise(variant: _Variant, profile: Profile, limit_bytes: int) -> tuple[bool, int]:
-    """Smaller for the variant that rockmate, which takes little time for a small model, does better with."""
-    plan = rockmate.plan(variant.graph, profile, limit_bytes - variant.most_bytes)
-    infeasible = plan.schedule is None
-    return infeasible, (plan.minimum_bytes or 0) + variant.most_bytes if infeasible else plan.time_ns

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from remat_codegen.graph.ir import Block, Graph
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort
 from remat_codegen.planners.base.judge import Candidate, cost
 from remat_codegen.planners.chain.options import Family, Grid, Piece, cut_out, pinned_data, solve_family
 from remat_codegen.planners.chain.rk_rotor import Backward, Link, Operation, Table
@@ -18,7 +19,6 @@ from remat_codegen.schedule import runs_once, with_forgets, without_dead_runs
 MANY_KINDS = 40  # of blocks: each is solved for fewer budgets
 MOST_KINDS = 80  # of blocks: none is solved by integer programs
 FAMILIES_SECONDS = 180.0  # for the integer programs of all kinds together, the same for each
-Progress = Callable[[str, int, int], None]
 
 
 @lru_cache(maxsize=256)
@@ -34,16 +34,15 @@ def _coarser(grid: Grid, kinds: int) -> Grid:
     return replace(grid, saved_levels=min(grid.saved_levels, 4), peak_levels=1) if kinds > MANY_KINDS else grid
 
 
-def of_options(graph: Graph, profile: Profile, grid: Grid, progress: Progress | None = None) -> Chain:
+def of_options(graph: Graph, profile: Profile, grid: Grid, effort: Effort = NO_LIMIT) -> Chain:
     """The chain whose blocks have the options that the grid asks for, solved by integer programs."""
 
     def solved(pieces: Sequence[Piece]) -> list[Family]:
-        effort = replace(_coarser(grid, len(pieces)), family_s=FAMILIES_SECONDS / len(pieces))
+        spaced = replace(_coarser(grid, len(pieces)), family_s=FAMILIES_SECONDS / len(pieces))
         families = []
         for done, piece in enumerate(pieces):
-            if progress is not None:
-                progress("solving blocks", done, len(pieces))
-            families.append(family_of(piece, effort))
+            effort.tell("solving blocks", done, len(pieces))
+            families.append(family_of(piece, spaced))
         return families
 
     return Chain(graph, profile, solved, runs_once(graph))

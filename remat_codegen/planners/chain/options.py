@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_codegen.graph.ir import Block, Data, Graph, Node
 from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.result import Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, simulate, with_forgets
@@ -29,16 +30,20 @@ SMALL_SHARE = 0.01  # what must outlive its block and is at most this part of th
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How finely a family is spaced, and when the exact solver gives way: `largest` in forward nodes, `time_limit_s`
-    for one ILP, `family_s` for all of a family. `search_work` is how much is searched beyond that, in nodes visited."""
+    """How finely a family is spaced, and when the exact solver gives way: `largest` in forward nodes, `per_solve`
+    seconds for one ILP, `family_s` for all of a family. `search_work` is how much is searched beyond that, in nodes visited."""
 
     saved_levels: int = 10
     peak_levels: int = 3
-    time_limit_s: float = 10.0
+    per_solve: float = 10.0
     family_s: float = 120.0
     gap: float = 1e-3
     largest: int = 25
     search_work: int = 400_000
+
+    def timed(self, effort: Effort) -> Grid:
+        """The same, with as long for one ILP as an effort says, if it does."""
+        return replace(self, per_solve=effort.one_solve(self.per_solve))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +284,9 @@ class _Search:
             self.timed_out = True
             return None
         self.solves += 1
-        limit, gap = self.grid.time_limit_s, self.grid.gap
+        limit, gap = self.grid.per_solve, self.grid.gap
         graph, profile = self.piece.graph, self.piece.profile
-        found = exact.solve(graph, profile, peak, saved, minimise_peak=minimise_peak, time_limit_s=limit, gap=gap)
+        found = exact.solve(graph, profile, peak, saved, minimise_peak=minimise_peak, seconds=limit, gap=gap)
         self.timed_out |= found.status is Status.TIME_LIMIT
         return found.order
 

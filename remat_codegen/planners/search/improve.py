@@ -14,7 +14,7 @@ A change is taken only if the peak stays within the budget and the time falls (`
 each step is an improvement; the result is judged by the simulator, and the plan returned as it was if it is not better.
 
 Cost model: the simulator's, as a sum over lifetimes of copies. Complexity: O(steps) for each move tried, at most `moves` of
-them and `time_limit` seconds. Deterministic unless the time limit ends it. Ties: the first found, runs in order. Oracle: never
+them until the effort's deadline. Deterministic unless that ends it. Ties: the first found, runs in order. Oracle: never
 worse (random graphs), never below `least_time` of `tests/graphs.py`.
 """
 
@@ -22,18 +22,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
-from remat_codegen.graph.ir import Graph, Kind
+from remat_codegen.graph.ir import Graph
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort
+from remat_codegen.planners.base.keeping import candidate
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.ends import Progress, candidate
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
-from remat_codegen.schedule.order import fixed
+from remat_codegen.schedule.lives import Board, Copy, Lives
+from remat_codegen.schedule.order import without_dead_runs
 
 MOVES = 20000
+SECONDS = 10.0  # if there is no deadline
 SWAPS = 12  # how many cheaper things to give up are tried for one run
 NEAR = 0.9  # the part of the budget from which on memory counts as short
 
@@ -45,8 +49,7 @@ def improve(
     plan: Plan,
     *,
     moves: int = MOVES,
-    time_limit: float = 10.0,
-    progress: Progress | None = None,
+    effort: Effort = NO_LIMIT,
 ) -> Plan:
     """The plan, or a faster one within the budget."""
     if plan.schedule is None or plan.peak_bytes > budget_bytes or plan.time_ns == sum(profile.time_ns):
@@ -55,8 +58,8 @@ def improve(
     loss = order.index(graph.loss)
     if order[: loss + 1] != tuple(range(graph.loss + 1)):
         return plan
-    search = _Search(graph, profile, budget_bytes, order, moves, time.monotonic() + time_limit)
-    search.run(progress)
+    search = _Search(graph, profile, budget_bytes, order, moves, effort.until(SECONDS))
+    search.run(effort)
     found = candidate(graph, profile, search.order)
     if (found.time_ns, found.peak_bytes) >= (plan.time_ns, plan.peak_bytes) or found.peak_bytes > budget_bytes:
         return plan
@@ -67,97 +70,36 @@ def improve(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a data node: made at a position of an order, read last at another; `reads` are the positions in between."""
-
-    data: int
-    made: int
-    reads: tuple[int, ...]
-    end: int
-
-
-class Tables:
-    """A graph and its profile as lists, for the many evaluations of a search."""
-
-    def __init__(self, graph: Graph, profile: Profile) -> None:
-        self.nbytes = [d.nbytes for d in graph.data]
-        self.gradient = [d.kind is Kind.GRADIENT for d in graph.data]
-        self.reads = [n.reads for n in graph.nodes]
-        self.writes = [n.writes for n in graph.nodes]
-        self.time_ns = profile.time_ns
-        self.workspace = np.array(profile.workspace_bytes, dtype=np.int64)
-        self.outputs = graph.outputs
-
-    def live(self, order: Sequence[int]) -> tuple[int, ...]:
-        """`without_dead_runs`, faster."""
-        first: dict[int, int] = {}
-        for position, node in enumerate(order):
-            first.setdefault(node, position)
-        wanted = [False] * len(self.nbytes)
-        for data in self.outputs:
-            wanted[data] = True
-        kept = []
-        for position in range(len(order) - 1, -1, -1):
-            node = order[position]
-            writes = self.writes[node]
-            if first[node] != position and not any(wanted[d] for d in writes):
-                continue
-            kept.append(node)
-            for data in writes:
-                wanted[data] = self.gradient[data]
-            for data in self.reads[node]:
-                wanted[data] = True
-        return tuple(reversed(kept))
-
-
 class Costs:
-    """Time and memory of an order: the memory while each position runs, as `simulate` counts it."""
+    """Time and memory of an order, as `Lives` counts them; its copies are made only where they are asked for."""
 
-    def __init__(self, tables: Tables, order: Sequence[int]) -> None:
-        self.tables, self.order = tables, order
-        count = len(order)
-        nbytes, gradient, all_reads, all_writes = tables.nbytes, tables.gradient, tables.reads, tables.writes
-        made = [-1] * len(nbytes)
-        end = [0] * len(nbytes)  # the last position that touches the present copy
-        delta = [0] * (count + 1)
-        for position, number in enumerate(order):
-            for data in all_reads[number]:
+    def __init__(self, board: Board, order: Sequence[int]) -> None:
+        self.board, self.order = board, order
+        size, reads, writes = board.size, board.reads, board.writes
+        start = [-1] * len(size)
+        end = [0] * len(size)  # the last position that touches the present copy
+        change = [0] * (len(order) + 1)
+        for position, node in enumerate(order):
+            for data in reads[node]:
                 end[data] = position
-            for data in all_writes[number]:
-                if made[data] < 0:
-                    made[data] = position
-                    delta[position] += nbytes[data]
-                elif not gradient[data]:
-                    delta[end[data] + 1] -= nbytes[data]
-                    made[data] = position
-                    delta[position] += nbytes[data]
-                end[data] = position
-        for data in tables.outputs:
-            end[data] = count - 1
-        for data, position in enumerate(made):
+            for data in writes[node]:
+                if start[data] >= 0:
+                    change[end[data] + 1] -= size[data]
+                start[data] = end[data] = position
+                change[position] += size[data]
+        for data in board.outputs:
+            end[data] = len(order) - 1
+        for data, position in enumerate(start):
             if position >= 0:
-                delta[end[data] + 1] -= nbytes[data]
-        self.memory = np.cumsum(np.array(delta[:count], dtype=np.int64)) + tables.workspace[list(order)]
-        self.peak = int(self.memory.max()) if count else 0
-        self.time = sum(map(tables.time_ns.__getitem__, order))
-        self._copies: list[list[Copy]] | None = None
+                change[end[data] + 1] -= size[data]
+        self.memory = np.cumsum(np.array(change[:-1], dtype=np.int64)) + board.beside(order)
+        self.peak = int(self.memory.max(initial=0))
+        self.time = board.time_of(order)
 
+    @cached_property
     def copies(self) -> list[list[Copy]]:
         """The copies of each data node, in order."""
-        if self._copies is None:
-            self._copies = self._find_copies()
-        return self._copies
-
-    def _find_copies(self) -> list[list[Copy]]:
-        made: list[list[tuple[int, list[int]]]] = [[] for _ in self.tables.nbytes]
-        for position, number in enumerate(self.order):
-            for data in self.tables.reads[number]:
-                made[data][-1][1].append(position)
-            for data in self.tables.writes[number]:
-                if not (made[data] and self.tables.gradient[data]):
-                    made[data].append((position, []))
-        return [[Copy(d, p, tuple(r), r[-1] if r else p) for p, r in found] for d, found in enumerate(made)]
+        return Lives(self.board, self.order).copies
 
 
 class _Search:
@@ -168,13 +110,11 @@ class _Search:
     ) -> None:
         self.graph, self.profile, self.budget = graph, profile, budget_bytes
         self.moves, self.deadline = moves, deadline
-        self.once = fixed(graph)
-        self.makers = [p[0] for p in graph.producers]
-        self.tables = Tables(graph, profile)
-        self.order = self.tables.live(order)
-        self.costs = Costs(self.tables, self.order)
+        self.board = Board(graph, profile)
+        self.order = without_dead_runs(graph, order)
+        self.costs = Costs(self.board, self.order)
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self, effort: Effort) -> None:
         """Rounds of all kinds of moves until one changes nothing."""
         rounds = 0
         while not self._spent():
@@ -184,8 +124,7 @@ class _Search:
             self._late()
             self._drops()
             rounds += 1
-            if progress is not None:
-                progress("improving", rounds, rounds + 1)
+            effort.tell("improving", rounds, rounds + 1)
             if self.costs.time >= before:
                 return
 
@@ -194,8 +133,8 @@ class _Search:
 
     def _try(self, order: Sequence[int]) -> tuple[tuple[int, ...], Costs]:
         self.moves -= 1
-        live = self.tables.live(order)
-        return live, Costs(self.tables, live)
+        live = without_dead_runs(self.graph, order)
+        return live, Costs(self.board, live)
 
     def _take_if_faster(self, order: Sequence[int]) -> bool:
         live, costs = self._try(order)
@@ -265,14 +204,14 @@ class _Search:
         node = self.graph.nodes[self.order[position]]
         found = []
         for data in node.writes:
-            before = [c for c in self._copies(data) if c.made < position]
-            here = [c for c in self._copies(data) if c.made == position]
-            if before and here and here[0].reads:
+            before = [c for c in self._copies(data) if c.start < position]
+            here = [c for c in self._copies(data) if c.start == position]
+            if before and here and here[0].readers:
                 found.append((before[-1].end + 1, self.graph.data[data].nbytes))
         return [(begin, nbytes) for begin, nbytes in found if begin < position]
 
     def _copies(self, data: int) -> list[Copy]:
-        return self.costs.copies()[data]
+        return self.costs.copies[data]
 
     def _late(self) -> None:
         """Moves repeated runs towards their first readers, where memory near the budget falls."""
@@ -283,8 +222,8 @@ class _Search:
                     return
                 position = self._positions(node)[nth]
                 nth += 1
-                copies = [c for d in self.graph.nodes[node].writes for c in self._copies(d) if c.made == position]
-                reads = [r for c in copies for r in c.reads]
+                copies = [c for d in self.graph.nodes[node].writes for c in self._copies(d) if c.start == position]
+                reads = [r for c in copies for r in c.readers]
                 target = min(reads, default=position) - 1
                 if target <= position:
                     continue
@@ -323,14 +262,14 @@ class _Search:
         first, last = int(over[0]), int(over[-1])
         need = costs.peak - self.budget
         found: list[tuple[int, int, int]] = []
-        for copy in (c for copies in costs.copies() for c in copies):
-            maker = self.makers[copy.data]
-            if maker in self.once or self.graph.data[copy.data].nbytes < need or self.profile.time_ns[maker] >= won:
+        for copy in (c for copies in costs.copies for c in copies):
+            maker = self.board.producer[copy.data]
+            if maker in self.board.once or self.graph.data[copy.data].nbytes < need or self.profile.time_ns[maker] >= won:
                 continue
-            following = next((r for r in copy.reads if r > last), None)
+            following = next((r for r in copy.readers if r > last), None)
             if following is None or following <= order.index(self.graph.loss):
                 continue
-            if copy.made < first and not any(first <= r <= last for r in copy.reads):
+            if copy.start < first and not any(first <= r <= last for r in copy.readers):
                 found.append((self.profile.time_ns[maker], following, maker))
         for _, following, maker in sorted(set(found))[:SWAPS]:
             yield (*order[:following], maker, *order[following:])

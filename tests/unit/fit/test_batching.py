@@ -14,6 +14,7 @@ from remat_codegen.fit import batching
 from remat_codegen.fit.batching import QUICK_SHARE, Trials, largest_size
 from remat_codegen.fit.drafts import Least, draft_of, least_bytes, measured, quick_excess
 from remat_codegen.planners.base import registry
+from remat_codegen.planners.base.deadline import stoppable
 from remat_codegen.show.report import Progress
 
 BUDGET = 1000  # bytes
@@ -168,9 +169,10 @@ def test_what_quick_planners_find_is_found_when_time_is_short(found, monkeypatch
     assert least_bytes(found, Progress(None)).nbytes <= least < found.plain_bytes
     assert quick_excess(found, found.plain_bytes, 60.0) < 0 == quick_excess(found, least, 60.0)
 
-    def for_ever(graph, profile, budget_bytes, *, progress=None):
+    @stoppable
+    def for_ever(graph, profile, budget_bytes, *, effort):
         while True:
-            progress("", 0, 1)
+            effort.tell("", 0, 1)
 
     monkeypatch.setitem(registry.PLANNERS, DEFAULT_PLANNER, for_ever)
     hurried = replace(found, request=replace(found.request, time_limit=3.0))

@@ -119,8 +119,8 @@ def test_infeasible_programs(solver):
 def test_a_stopped_solver_hands_over_its_incumbent(monkeypatch):
     graph, profile = random_graph(11, 5)
 
-    def stopped(self, terms, time_limit_s, gap, original=milp.Program.minimise):
-        result = original(self, terms, time_limit_s, gap)
+    def stopped(self, terms, seconds, gap, original=milp.Program.minimise):
+        result = original(self, terms, seconds, gap)
         return milp.Result(Status.TIME_LIMIT, result.objective, 0.0, 1.0, result.values)
 
     monkeypatch.setattr(milp.Program, "minimise", stopped)

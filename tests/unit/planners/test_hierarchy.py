@@ -98,7 +98,7 @@ def test_small_graphs_come_close_to_the_optimum(seed):
     graph, profile = random_graph(seed, 11, seed % 2 == 1)
     search, whole = Search(graph, profile), plain(graph, profile).peak_bytes
     for budget in list(budgets(search.least[1], whole, 4))[1:]:
-        best = exact.solve(graph, profile, budget, time_limit_s=20)
+        best = exact.solve(graph, profile, budget, seconds=20)
         found = search.best(Limits(budget), 100)
         assert best.status is Status.OPTIMAL
         assert best.bound_ns <= search.board.time_of(found) <= 1.05 * best.bound_ns

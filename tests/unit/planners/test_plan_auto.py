@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_codegen.planners import auto, checkmate, chen, dtr
+from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
+from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.search import moves
 from remat_codegen.planners.search.ledger import Ledger
 from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
@@ -129,14 +131,14 @@ def test_more_budget_is_never_slower(name):
 def test_more_budget_is_never_slower_down_to_the_least_peak(seed):
     """Where nothing fits a middle but the plan of the least peak, or not even that."""
     graph, profile = graphs.random_graph(seed, 8 + seed)
-    known = auto.Frontier(graph, profile, auto.WORK_PER_NODE)
+    known = auto.Frontier(graph, profile, auto.WORK_PER_NODE, Grid())
     budgets = range(known.bottom.limit_bytes, known.plain.limit_bytes + 1, max(1, known.plain.limit_bytes // 60))
     points = [known.at(budget) for budget in budgets]
     times = [p.time_ns for p in points if p.order]
     assert times == sorted(times, reverse=True)
     found = [bool(p.order) for p in points]
     assert found == sorted(found) and all(found[i] for i, b in enumerate(budgets) if b >= known.least.limit_bytes)
-    again = auto.Frontier(graph, profile, auto.WORK_PER_NODE)
+    again = auto.Frontier(graph, profile, auto.WORK_PER_NODE, Grid())
     assert [again.at(budget) for budget in reversed(budgets)] == points[::-1]
 
 
@@ -183,6 +185,8 @@ def test_close_to_the_proven_optimum(seed, most):
     ):
         for part in (6, 8):
             budget = need(graph, profile) * part // 10
-            optimum, mine = checkmate.plan(graph, profile, budget, time_limit=60.0), auto.plan(graph, profile, budget)
+            optimum, mine = checkmate.plan(graph, profile, budget, effort=Effort.lasting(60.0)), auto.plan(
+                graph, profile, budget
+            )
             if optimum.status is Status.OPTIMAL and mine.schedule is not None:
                 assert mine.time_ns <= optimum.time_ns * most

@@ -7,8 +7,10 @@ import time
 import graphs
 import pytest
 
-from remat_codegen.planners import best, checkmate, chen, dtr, ends, knapsack, mincut, rockmate, rotor
+from remat_codegen.graph.ir import Kind
+from remat_codegen.planners import best, checkmate, chen, dtr, knapsack, mincut, none_and_all, rockmate, rotor
 from remat_codegen.planners.base import exact
+from remat_codegen.planners.base.deadline import Effort, stoppable
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Status
@@ -16,15 +18,36 @@ from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.chain.rk_rotor import Table
 from remat_codegen.planners.search import improve
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
+from remat_codegen.schedule.lives import Board, Lives
 from remat_codegen.schedule.order import fixed, without_dead_runs
 
-QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"time_limit": 10.0}, "rockmate": {"grid": Grid(4, 2)}}
+QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"effort": Effort(per_solve=10.0)}, "rockmate": {"grid": Grid(4, 2)}}
 SLOW = {"best"}
 
 
 def need(graph, profile):
     """The peak without recomputation."""
     return simulate(graph, profile, without_recomputation(graph)).peak_bytes
+
+
+def plainly_without_dead_runs(graph, order):
+    """One after the other, the repeated runs of which nothing is read before it is written again."""
+    order = list(order)
+    for position in reversed(range(len(order))):
+        node = graph.nodes[order[position]]
+        if order[position] in order[:position] and not any(is_read(graph, d, order[position + 1 :]) for d in node.writes):
+            del order[position]
+    return tuple(order)
+
+
+def is_read(graph, data, order):
+    """Whether a data node is read in an order before a run that writes it anew; a gradient is added to, which reads it."""
+    for node in (graph.nodes[i] for i in order):
+        if data in node.reads or (data in node.writes and graph.data[data].kind is Kind.GRADIENT):
+            return True
+        if data in node.writes:
+            return False
+    return data in graph.outputs
 
 
 def check(graph, profile, budget, plan):
@@ -70,7 +93,7 @@ def test_best_is_never_worse_than_any():
     for graph, profile in (graphs.random_graph(3, 7), graphs.chain_graph([1, 2, 1])):
         most = need(graph, profile)
         for budget in graphs.budgets(most * 6 // 10, most, 3):
-            best = PLANNERS["best"](graph, profile, budget, time_limit=20.0)
+            best = PLANNERS["best"](graph, profile, budget, effort=Effort.lasting(20.0))
             check(graph, profile, budget, best)
             others = [PLANNERS[n](graph, profile, budget, **QUICK.get(n, {})) for n in PLANNERS if n != "best"]
             times = [p.time_ns for p in others if p.schedule is not None]
@@ -80,9 +103,9 @@ def test_best_is_never_worse_than_any():
 def test_the_ends():
     graph, profile = graphs.chain_graph([1, 2])
     most = need(graph, profile)
-    assert ends.none(graph, profile, most).status is Status.OPTIMAL
-    assert ends.none(graph, profile, most - 1).minimum_bytes == most
-    rebuilt = ends.all_(graph, profile, most)
+    assert none_and_all.none(graph, profile, most).status is Status.OPTIMAL
+    assert none_and_all.none(graph, profile, most - 1).minimum_bytes == most
+    rebuilt = none_and_all.all_(graph, profile, most)
     assert rebuilt.schedule is not None and rebuilt.peak_bytes < most
 
 
@@ -198,21 +221,22 @@ def test_improvement_never_hurts(seed):
     for budget in graphs.budgets(most // 2, most, 4):
         for name in ("all", "chen", "dtr", "dtr-size", "checkmate-lp"):
             before = PLANNERS[name](graph, profile, budget)
-            after = improve.improve(graph, profile, budget, before, time_limit=5.0)
+            after = improve.improve(graph, profile, budget, before, effort=Effort.lasting(5.0))
             check(graph, profile, budget, after)
             if before.schedule is None:
                 assert after is before
                 continue
             assert after.schedule is not None and after.time_ns <= before.time_ns
             order = [s.node for s in before.schedule.steps if isinstance(s, Compute)]
-            costs = improve.Costs(improve.Tables(graph, profile), order)
+            costs = improve.Costs(Board(graph, profile), order)
             assert (costs.peak, costs.time) == (before.peak_bytes, before.time_ns)
+            assert costs.memory.tolist() == Lives(costs.board, order).during.tolist()
             twice = [
                 *order[: graph.loss + 1],
                 *(i for i in range(graph.loss) if i not in fixed(graph)),
                 *order[graph.loss + 1 :],
             ]
-            assert improve.Tables(graph, profile).live(twice) == without_dead_runs(graph, twice)
+            assert without_dead_runs(graph, twice) == plainly_without_dead_runs(graph, twice)
             if graph.loss <= 5:
                 assert after.time_ns >= graphs.least_time(graph, profile, budget)
 
@@ -220,7 +244,7 @@ def test_improvement_never_hurts(seed):
 def test_checkmate_proves_and_falls_back():
     graph, profile = graphs.random_graph(5, 6)
     budget = need(graph, profile) * 8 // 10
-    plan = checkmate.plan(graph, profile, budget, time_limit=20.0)
+    plan = checkmate.plan(graph, profile, budget, effort=Effort.lasting(20.0))
     solved = exact.solve(graph, profile, budget)
     if solved.order is None:
         assert plan.schedule is None
@@ -228,7 +252,7 @@ def test_checkmate_proves_and_falls_back():
         assert plan.status is Status.OPTIMAL and plan.time_ns == sum(profile.time_ns[i] for i in solved.order)
     deep, costs = graphs.chain_graph([1] * 60)
     assert not checkmate.writable(deep)
-    fallen = checkmate.plan(deep, costs, need(deep, costs) // 2, time_limit=5.0)
+    fallen = checkmate.plan(deep, costs, need(deep, costs) // 2, effort=Effort.lasting(5.0))
     assert fallen.planner == "checkmate" and fallen.status is Status.TOO_LARGE and "too many" in fallen.notes[0]
 
 
@@ -246,7 +270,7 @@ def test_best_is_near_the_proven_optimum(seed):
         graph, profile = make()
         assert len(graph.nodes) <= 40
         for budget in (need(graph, profile) * share // 10 for share in (5, 8)):
-            optimum = checkmate.plan(graph, profile, budget, time_limit=60.0)
+            optimum = checkmate.plan(graph, profile, budget, effort=Effort.lasting(60.0))
             best, rounded = PLANNERS["best"](graph, profile, budget), checkmate.approximate(graph, profile, budget)
             check(graph, profile, budget, best)
             check(graph, profile, budget, rounded)
@@ -261,19 +285,21 @@ def test_best_stops_a_planner_whose_time_is_over(monkeypatch):
     graph, profile = graphs.random_graph(5, 12)
     budget = need(graph, profile) * 8 // 10
     clock = iter(range(10**6))
-    monkeypatch.setattr(best, "EXACT", 0)  # what is solved exactly needs no others
+    for solved_exactly in ("EXACT", "SEARCHED"):  # which needs no others
+        monkeypatch.setattr(best, solved_exactly, 0)
     monkeypatch.setattr(best.time, "monotonic", lambda: float(next(clock)))
-    found = best.plan(graph, profile, budget, time_limit=30.0)
+    found = best.plan(graph, profile, budget, effort=Effort.lasting(200.0))
     check(graph, profile, budget, found)
     late = next(n for n in found.notes if n.startswith("no time for"))
     assert "dtr-dtr" not in late and "all" in late
 
 
 def test_best_stops_in_the_middle_of_a_planner():
-    def endless(graph, profile, budget_bytes, *, progress):
+    @stoppable
+    def endless(graph, profile, budget_bytes, *, effort):
         while True:
-            progress("going on", 0, 1)
+            effort.tell("going on", 0, 1)
 
     graph, profile = graphs.random_graph(5, 4)
     assert best._run(endless, graph, profile, 1, time.monotonic() + 0.01) is None
-    assert best._run(ends.none, graph, profile, 10**6, time.monotonic() - 1) is None
+    assert best._run(none_and_all.none, graph, profile, 10**6, time.monotonic() - 1) is None

@@ -7,6 +7,7 @@ import pytest
 
 from remat_codegen.graph.ir import total_bytes
 from remat_codegen.planners.base.bound import bound
+from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Status
@@ -14,12 +15,13 @@ from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import simulate, validate, without_recomputation
 
-QUICK = {
-    "auto": {"work_per_node": 20},
-    "checkmate": {"time_limit": 5.0},
-    "checkmate-lp": {"time_limit": 5.0},
-    "rockmate": {"grid": Grid(2, 1), "program_seconds": 2.0},
-}
+SLOW = ("checkmate", "checkmate-lp", "rockmate")
+
+
+def quick(name):
+    """Options with which a planner takes a few seconds."""
+    options = {"auto": {"work_per_node": 20}, "rockmate": {"grid": Grid(2, 1), "effort": Effort(per_solve=2.0)}}
+    return options.get(name, {"effort": Effort.lasting(5.0)} if name in SLOW else {})
 
 
 def costs(graph):
@@ -38,9 +40,9 @@ def test_every_planner(model):
         budget = int(most * share)
         least = bound(graph, profile, budget, columns=5000).time_ns
         for name, plan in PLANNERS.items():
-            if name == "best" or (name in QUICK and name != "auto" and share < 0.8):
+            if name == "best" or (name in SLOW and share < 0.8):
                 continue
-            found = plan(graph, profile, budget, **QUICK.get(name, {}))
+            found = plan(graph, profile, budget, **quick(name))
             if found.schedule is None:
                 assert found.status is Status.INFEASIBLE
                 continue

@@ -8,7 +8,7 @@ from graphs import Op, training_graph
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
-from remat_codegen.planners import checkmate, rockmate
+from remat_codegen.planners import checkmate, dtr, rockmate
 from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES, Reserve, plan_within
 from remat_codegen.planners.base.result import Status
 from remat_codegen.run import pipeline
@@ -53,6 +53,23 @@ def test_large_random_results_are_planned_once():
     reserve, calls = Reserve(7, frozenset(range(1, 7))), []
     plan_within(lambda g, b: calls.append((g, b)) or rockmate.plan(g, profile, b), graph, profile, 6 * 10**8, 10**9, reserve)
     assert calls == [(graph, 6 * 10**8 - reserve.most_bytes)]
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_the_planner_that_was_asked_for_says_how_many_draw_again(hurried):
+    """Its fastest plan is taken, the first where time is short; it alone is asked."""
+    graph, profile = dropping_chain(12_000)
+    plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
+    plans = []
+
+    def run(variant, nbytes):
+        plans.append(dtr.plan(variant, profile, nbytes))
+        return plans[-1]
+
+    found = plan_within(run, graph, profile, plain - 9000, plain, Reserve(10, frozenset(range(1, 7))), hurried)
+    times = [p.time_ns for p in plans if p.schedule is not None]
+    assert found.time_ns == min(times) and found.planner == "dtr"
+    assert len(times) == 1 if hurried else len(set(times)) > 1
 
 
 @pytest.mark.parametrize("nbytes", [100, 4000, 6000, 12_000, 40_000])

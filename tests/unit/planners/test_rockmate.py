@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remat_codegen.planners import rockmate
 from remat_codegen.planners.base import exact, milp
+from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.brevity import alike
@@ -120,8 +121,8 @@ def test_an_infeasible_budget_is_answered_with_the_minimum():
 
 
 def test_the_time_limit_is_told(monkeypatch):
-    def stopped(self, terms, time_limit_s, gap, original=milp.Program.minimise):
-        result = original(self, terms, time_limit_s, gap)
+    def stopped(self, terms, seconds, gap, original=milp.Program.minimise):
+        result = original(self, terms, seconds, gap)
         return milp.Result(Status.TIME_LIMIT, result.objective, 0.0, 1.0, result.values)
 
     family_of.cache_clear()
@@ -172,7 +173,9 @@ def test_progress_is_reported():
     family_of.cache_clear()
     graph, profile = chain_graph([1, 2, 3])
     seen = []
-    rockmate.plan(graph, profile, plain(graph, profile).peak_bytes - 1, grid=COARSE, progress=lambda *a: seen.append(a))
+    rockmate.plan(
+        graph, profile, plain(graph, profile).peak_bytes - 1, grid=COARSE, effort=Effort(progress=lambda *a: seen.append(a))
+    )
     assert seen[0] == ("solving blocks", 0, 3)
     assert all(done <= total for _, done, total in seen)
 

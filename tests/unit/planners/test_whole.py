@@ -14,7 +14,7 @@ MANY = 160
 
 def least_peak(graph, profile):
     """The least peak that the integer program knows; proved to be the least where it is OPTIMAL."""
-    found = exact.solve(graph, profile, None, minimise_peak=True, time_limit_s=20)
+    found = exact.solve(graph, profile, None, minimise_peak=True, seconds=20)
     return simulate(graph, profile, with_forgets(graph, found.order)).peak_bytes, found.status
 
 

@@ -24,6 +24,7 @@ from remat_codegen.header.command import command_in
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.planners.base import registry
 from remat_codegen.planners.base.bound import bound
+from remat_codegen.planners.base.deadline import stoppable
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
 from remat_codegen.run import lifecycle, making, pipeline, second
@@ -110,10 +111,11 @@ def test_searches_for_numbers_end_after_the_first_that_they_need():
     assert largest_size(lambda n: n - 50.0, 4, 16, lambda: True) == (4, ((4, True),))
 
 
-def for_ever(graph, profile, budget_bytes, *, progress=None):
+@stoppable
+def for_ever(graph, profile, budget_bytes, *, effort):
     """A planner that finds nothing as long as it is given time."""
     while True:
-        progress("", 0, 1)
+        effort.tell("", 0, 1)
 
 
 @pytest.fixture

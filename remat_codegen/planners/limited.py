@@ -1,6 +1,6 @@
 """A planner within a time limit, in seconds: its own plan if it is done by then, else the best plan so far.
 
-Planners that take a `time_limit` keep to it by themselves. Others are stopped where they check the time (`deadline`). What is
+Some planners have an answer of their own by then. Others are stopped where they check the time (`base/deadline`). What is
 known then is what they have offered, and what quick planners, which run first, make of the budget: segments (`chen`), DTR for
 a part of the time, and within it what Rockmate's search begins with, where the planner is one that searches.
 """
@@ -8,41 +8,35 @@ a part of the time, and within it what Rockmate's search begins with, where the 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import chen, dtr, rockmate
-from remat_codegen.planners.base.deadline import TimeUp, Watch, check, within
+from remat_codegen.planners.base.deadline import Effort, Order, Progress, TimeUp, Watch, within
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.result import Plan, Status, smallest_of
 from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.checkmate import NO_SCHEDULE_IN_TIME
-from remat_codegen.planners.ends import Progress
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import with_forgets
 
 QUICK_PART = 0.2  # of the time, for quick planners
+LEAST_SECONDS = 0.1  # for one who is late
+ANSWERING = ("checkmate", "checkmate-lp", "best")  # planners that have an answer of their own when the time is over
 SEARCHING = ("rockmate", "auto")  # planners that take longer than the search's beginning
 STOPPED = "stopped after"  # how the notes of a plan begin that was cut short
 NOTHING_FOUND = "the time limit ended before a plan was found"
 OUT_OF_TIME = (NOTHING_FOUND, NO_SCHEDULE_IN_TIME, NO_TIME_FOR)  # how notes begin that say so
 
 
-def limited(name: str, seconds: float | None) -> Callable[..., Plan]:
+def limited(name: str, seconds: float | None, progress: Progress | None = None) -> Callable[[Graph, Profile, int], Plan]:
     """The planner of that name, with so many seconds from now on, however often it is called. None: as many as it likes."""
-    planner = PLANNERS[name]
-    if seconds is None:
-        return planner
-    until = time.monotonic() + seconds
-    if "time_limit" in inspect.signature(planner).parameters:
-        return lambda *given, **options: planner(*given, **options, time_limit=max(0.1, until - time.monotonic()))
-    return partial(_limited, name, planner, seconds, until)
+    effort = Effort.lasting(seconds, progress)
+    return partial(PLANNERS[name], effort=effort) if seconds is None else partial(_limited, name, effort, seconds)
 
 
 def found_nothing_in_time(plan: Plan) -> bool:
@@ -50,33 +44,16 @@ def found_nothing_in_time(plan: Plan) -> bool:
     return plan.schedule is None and any(note.startswith(OUT_OF_TIME) for note in plan.notes)
 
 
-def _limited(
-    name: str,
-    planner: Callable[..., Plan],
-    seconds: float,
-    until: float,
-    graph: Graph,
-    profile: Profile,
-    budget_bytes: int,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Plan:
-    """The planner's plan, or the best that is known when the time is over."""
-
-    def advance(what: str, done: int, total: int) -> None:
-        check()
-        if progress is not None:
-            progress(what, done, total)
-
-    watch = Watch(graph, until)
-    # Even if it is late: something has to be found.
+def _limited(name: str, effort: Effort, seconds: float, graph: Graph, profile: Profile, budget_bytes: int) -> Plan:
+    """The planner's plan, or the best that is known when the time is over. Even if it is late, something has to be found."""
+    if name in ANSWERING:
+        until = max(effort.until(0.0), time.monotonic() + LEAST_SECONDS)
+        return PLANNERS[name](graph, profile, budget_bytes, effort=replace(effort, deadline=until))
     quick = quick_plans(graph, profile, budget_bytes, QUICK_PART * seconds, searching=name in SEARCHING)
     try:
-        with within(watch):
-            return planner(graph, profile, budget_bytes, progress=advance, **options)
-    except TimeUp:
-        return _best(name, watch, graph, profile, budget_bytes, quick, seconds)
+        return PLANNERS[name](graph, profile, budget_bytes, effort=effort)
+    except TimeUp as late:
+        return _best(name, late.best, graph, profile, budget_bytes, quick, seconds)
 
 
 def quick_plans(graph: Graph, profile: Profile, budget_bytes: int, seconds: float, searching: bool = True) -> list[Plan]:
@@ -84,7 +61,7 @@ def quick_plans(graph: Graph, profile: Profile, budget_bytes: int, seconds: floa
     quick = [chen.plan(graph, profile, budget_bytes)]
     with within(Watch(graph, time.monotonic() + seconds)), contextlib.suppress(TimeUp):
         for heuristic in ("dtr", "msps"):
-            quick.append(dtr.plan(graph, profile, budget_bytes, heuristic=heuristic, progress=lambda *_: check()))
+            quick.append(dtr.plan(graph, profile, budget_bytes, heuristic=heuristic))
         if searching:
             quick.append(rockmate.squeezed(graph, profile, budget_bytes))
     return quick
@@ -101,13 +78,13 @@ def quickest(graph: Graph, profile: Profile, budget_bytes: int, seconds: float) 
 
 
 def _best(
-    name: str, watch: Watch, graph: Graph, profile: Profile, budget_bytes: int, quick: list[Plan], seconds: float
+    name: str, offered: Order | None, graph: Graph, profile: Profile, budget_bytes: int, quick: list[Plan], seconds: float
 ) -> Plan:
     """The fastest of what was offered and what quick planners found."""
     found = [replace(p, notes=(f"from {p.planner}",)) for p in quick if p.schedule is not None]
     known = [*quick]
-    if watch.best is not None:
-        own = judge(graph, profile, with_forgets(graph, watch.best))
+    if offered is not None:
+        own = judge(graph, profile, with_forgets(graph, offered))
         known.append(Plan(name, Status.INFEASIBLE, None, minimum_bytes=own.peak_bytes, smallest=own.schedule))
         if own.peak_bytes <= budget_bytes:
             found.append(Plan(name, Status.TIME_LIMIT, own.schedule, own.time_ns, own.peak_bytes))

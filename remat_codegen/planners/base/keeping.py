@@ -1,13 +1,8 @@
-"""The two ends of the trade, `none` and `all`, and what planners that choose *what to keep* have in common.
+"""What planners that choose *what to keep* have in common: a set of kept data becomes an order, candidates become a plan.
 
-`none` keeps everything: the step as PyTorch runs it. `all` keeps as little as possible over the loss and rebuilds each data
-node just in time, for each backward node anew where holding it would raise the peak.
-
-Cost model: the simulator's. A set of kept data becomes an order by `keeping`: forward, loss, and before each backward node
-the nodes that rebuild what it reads, in the graph's order. What is rebuilt is then held for its later readers, or rebuilt
-again for each of them where it is `fleeting`. Complexity: O(backward nodes x rebuilt nodes). Ties: the first candidate, in the
-order tried, of the least time, then of the least peak. Oracle: `least_time` of `tests/graphs.py`, and by hand: `none` costs
-the sum of all times, `all` keeps nothing that can be rebuilt.
+`keeping`: forward, loss, and before each backward node the nodes that rebuild what it reads, in the graph's order. What is
+rebuilt is then held for its later readers, or rebuilt again for each of them where it is `fleeting`. Complexity: O(backward
+nodes x rebuilt nodes). Ties: the first candidate, in the order tried, of the least time, then of the least peak.
 
 No planner here computes anything again before the loss, because a generated file's forward pass is plain PyTorch, each
 operation once. Little is lost: the forward pass holds less than the backward pass, unless what later forward nodes read is
@@ -18,7 +13,7 @@ that rule (`recompute_in_forward`); on the models of benchmarks/results/compare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from remat_codegen.graph.ir import Graph, Node
 from remat_codegen.planners.base.judge import Candidate, judge
@@ -28,31 +23,6 @@ from remat_codegen.schedule import with_forgets
 from remat_codegen.schedule.order import fixed, without_dead_runs
 
 MOST_RUNS = 60_000  # an order for looking at, not one that anybody would run
-Progress = Callable[[str, int, int], None]
-
-
-def none(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
-    """The step without recomputation; OPTIMAL if it fits, because nothing can be faster."""
-    plain = candidate(graph, profile, range(len(graph.nodes)))
-    return chosen("none", [plain], profile, budget_bytes, status=Status.OPTIMAL)
-
-
-def all_(graph: Graph, profile: Profile, budget_bytes: int, *, progress: Progress | None = None) -> Plan:
-    """Recomputes as much as possible: whatever the budget, the order of least peak among the ways to rebuild everything."""
-    tried = [candidate(graph, profile, order) for order in least_orders(graph, progress)]
-    return chosen("all", [min(tried, key=lambda c: (c.peak_bytes, c.time_ns))], profile, budget_bytes)
-
-
-def least_orders(graph: Graph, progress: Progress | None = None) -> Iterator[tuple[int, ...]]:
-    """Orders that keep nothing that can be rebuilt: held after the first rebuilding, or fleeting, or only block inputs kept."""
-    nothing: frozenset[int] = frozenset()
-    rebuilt = frozenset(rebuildable(graph))
-    inputs = frozenset(b.input for b in graph.blocks if b.input is not None)
-    ways = dict.fromkeys([(nothing, nothing), (nothing, rebuilt), (inputs, nothing), (inputs, rebuilt - inputs)])
-    for done, (kept, fleeting) in enumerate(ways):
-        if progress is not None:
-            progress("rebuilding everything", done, len(ways))
-        yield keeping(graph, kept, fleeting)
 
 
 def rebuildable(graph: Graph) -> tuple[int, ...]:
