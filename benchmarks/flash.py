@@ -26,20 +26,20 @@ class FlashAttention(CausalSelfAttention):
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, width)))
 
 
-def _model(layers: int, width: int, heads: int) -> GPT2:
-    model = GPT2(layers=layers, width=width, heads=heads, context=1024)
-    for module in model.modules():
+def model(layers: int, width: int, heads: int) -> GPT2:
+    made = GPT2(layers=layers, width=width, heads=heads, context=1024)
+    for module in made.modules():
         if type(module) is CausalSelfAttention:
             module.__class__ = FlashAttention
             del module.mask
-    return model
+    return made
 
 
 def large() -> GPT2:
     """774 million parameters."""
-    return _model(36, 1280, 20)
+    return model(36, 1280, 20)
 
 
 def medium() -> GPT2:
     """355 million parameters."""
-    return _model(24, 1024, 16)
+    return model(24, 1024, 16)
