@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -63,9 +64,13 @@ class Written:
 
 class Library:
     """What can be marked in the classes of a model's modules whose own file the generated one does not carry. `carried` are the
-    files that it does, with the names that it takes from them: a factory may use more classes than the model's needs."""
+    files that it does, with the names that it takes from them: a factory may use more classes than the model's needs. `own` is
+    the file that was named, which is loaded under more than one name."""
 
-    def __init__(self, model: torch.nn.Module, carried: Mapping[str, frozenset[str]] | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, carried: Mapping[str, frozenset[str]] | None = None, own: Path | None = None
+    ) -> None:
+        self.own = str(own)
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.carried = dict(carried or {})
         self.known: dict[tuple[Function, type], Owner | None] = {}
@@ -84,12 +89,13 @@ class Library:
             return None  # a word itself, as nn.Linear is
         key = text.function, type(module)
         if key not in self.known:
-            self.known[key] = _owner(*key)
+            self.known[key] = _owner(*key, self.own)
         return self.known[key]
 
 
-def _owner(function: Function, kind: type) -> Owner | None:
-    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it."""
+def _owner(function: Function, kind: type, own: str) -> Owner | None:
+    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it, or
+    in the file `own`, if that is in no package."""
     place, _, name = function.name.rpartition(".")
     found = getattr(kind, name, None)
     owner = next((c for c in kind.__mro__ if vars(c).get(name) is found), None)
@@ -104,7 +110,7 @@ def _owner(function: Function, kind: type) -> Owner | None:
     method = method_in(text_of(function.file), place, name)
     if method is None or min([method.lineno, *(d.lineno for d in method.decorator_list)]) != function.line:
         return None
-    if not _is_importable(owner, function.file) or needs(function.file, place, name) is None:
+    if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
 
@@ -124,8 +130,8 @@ def _wrapped_in(function: Any) -> types.FunctionType | None:
     return inner if isinstance(inner, types.FunctionType) else None
 
 
-def _is_importable(kind: type, file: str) -> bool:
-    """Whether a class is found by its name, in any process."""
+def _is_importable(kind: type, file: str, own: str) -> bool:
+    """Whether a class is found by its name, in any process that has the model: a file beside the one that was named, too."""
     module = sys.modules.get(kind.__module__)
     found: object = module
     for part in kind.__qualname__.split("."):
@@ -134,7 +140,8 @@ def _is_importable(kind: type, file: str) -> bool:
         return False
     before = kind.__module__.rpartition(".")[0]
     if not before:
-        return False  # a file of its own is loaded more than once, by us and by others: its classes are then others
+        known = getattr(module, "__spec__", None)
+        return file != own and known is not None and (known.name, known.origin) == (kind.__module__, file)
     places = getattr(sys.modules.get(before), "__path__", None)
     spec = None if places is None else PathFinder.find_spec(kind.__module__, places)
     return spec is not None and spec.origin == file

@@ -262,7 +262,7 @@ def found_of(traced: Traced) -> Found:
     sources = carried_sources(traced)
     carried = {file: carry(source, traced.target.class_name, None) for file, source in sources.items()}
     names = {file: found.names for file, found in carried.items() if found is not None}
-    return Found(traced.model, build(traced.model.trace), sources, Library(traced.target.module, names))
+    return Found(traced.model, build(traced.model.trace), sources, Library(traced.target.module, names, traced.target.path))
 
 
 def library_file(module: str) -> str:

@@ -95,11 +95,13 @@ def verification(
     where `load` gives inputs of another `batch` than the largest, the one that the file takes for these. What the file's own
     code says of its budget and of autocast is not asked where the header tells.
     """
+    comparing.check_there(file)
+    target = load()  # first: what the file imports may lie beside its model
     generated = comparing.load_generated(file, budget_bytes)
     text = file.read_text(encoding="utf-8")
     table = None if budget_bytes is None else comparing.table_taken(generated)
     plan, casts = plan_taken(plan_in(text), table, batch), _casts(text, generated, device)
-    trial = _Trial(generated, _on_host(load(), device), load, device, seed, casts, plan, table, batch)
+    trial = _Trial(generated, _on_host(target, device), load, device, seed, casts, plan, table, batch)
     planned, budget = _planned_peak_bytes(trial), budget_bytes or _budget(text, generated)
     try:
         alone = _what_is_missing(trial)

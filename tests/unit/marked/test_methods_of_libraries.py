@@ -6,8 +6,11 @@ import copy
 import importlib
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import fixed
 import pytest
 import torch
 from emitted import load
@@ -21,6 +24,7 @@ from remat_codegen.marked.rows import rows_of
 from remat_codegen.run import explain, lifecycle, second
 from remat_codegen.show.report import Progress
 
+QUIET = Progress(None)
 LAYERS = """
 import functools
 import math
@@ -302,3 +306,83 @@ def test_methods_of_pytorchs_own_layers(write_file, tmp_path):
     made = load(text, tmp_path).Net()  # of the file's own class
     made.load_state_dict(target.module.state_dict())
     assert all(map(torch.equal, _step(target.module, *target.args), _step(made, *target.args)))
+
+
+BESIDE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SCALE = 0.5
+
+
+def gate(x):
+    return torch.sigmoid(x) * x
+
+
+class Layer(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(gate(self.up(x)) * SCALE).tanh())
+"""
+MODEL_BESIDE = """
+import torch
+from torch import nn
+
+from layers_beside import Layer
+
+
+class Net(nn.Module):
+    def __init__(self, layers=4):
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def example_inputs():
+    return torch.randn(512, 64)
+"""
+TRAINING = """
+import torch
+from model_beside import Net
+from net_remat import rematerialize
+
+models, x = [Net(), rematerialize(Net())], torch.randn(512, 64)
+models[1].load_state_dict(models[0].state_dict())
+for model in models:
+    model(x).sum().backward()
+assert all(torch.equal(p.grad, q.grad) for p, q in zip(*(model.parameters() for model in models)))
+"""
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """A folder with a model whose layers stand in another file there, and its generated file."""
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    for name, text in {"layers_beside": BESIDE, "model_beside": MODEL_BESIDE, "training": TRAINING}.items():
+        (folder / f"{name}.py").write_text(text)
+    fixed.fix(monkeypatch)
+    before = set(sys.modules)
+    report = second.generate(Request(f"{folder}/model_beside.py:Net", "50%", folder / "net_remat.py", verify=True), QUIET)
+    assert report.verify.ok, report.verify.failures()
+    yield folder
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_layers_in_a_file_beside_the_model_are_marked(beside):
+    """Whoever can import the model can import these; the command was not run in their folder."""
+    text = (beside / "net_remat.py").read_text()
+    assert "class Layer:" in text and "kept.part(" in text and "from layers_beside import" in text
+    assert lifecycle.check(beside / "net_remat.py", QUIET).ok
+
+
+def test_a_script_trains_with_them(beside):
+    done = subprocess.run([sys.executable, "training.py"], cwd=beside, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
