@@ -64,12 +64,12 @@ def called(forward, *args, bound=None, **kwargs):
         ),
         pytest.param(lambda x: x, (Pair(T, 1),), {}, [("x.low", "x.low", "tensor"), ("x.high", "x.high", 1)], id="by field"),
         pytest.param(
-            lambda *xs: x, (T, T), {}, [("xs[0]", "xs[0]", "tensor"), ("xs[1]", "xs[1]", "tensor")], id="any number of them"
+            lambda *xs: xs, (T, T), {}, [("xs[0]", "xs[0]", "tensor"), ("xs[1]", "xs[1]", "tensor")], id="any number of them"
         ),
         pytest.param(
-            lambda a, *xs: x, (T, T), {}, [("a", "a", "tensor"), ("xs[0]", "xs[0]", "tensor")], id="those after the named"
+            lambda a, *xs: xs, (T, T), {}, [("a", "a", "tensor"), ("xs[0]", "xs[0]", "tensor")], id="those after the named"
         ),
-        pytest.param(lambda **xs: x, (), {"a": T}, [("xs['a']", "xs['a']", "tensor")], id="any names"),
+        pytest.param(lambda **xs: xs, (), {"a": T}, [("xs['a']", "xs['a']", "tensor")], id="any names"),
         pytest.param(lambda x, n: x, (T, 3), {}, [("x", "x", "tensor"), ("n", "n", 3)], id="a number with its value"),
         pytest.param(lambda x, n=3: x, (T,), {}, [("x", "x", "tensor"), ("n", "n", 3)], id="a default that was not given"),
         pytest.param(lambda x, n=3: x, (T, 4), {}, [("x", "x", "tensor"), ("n", "n", 4)], id="not the default where one was"),

@@ -16,7 +16,7 @@ from remat_codegen.trace import Origin
 
 
 class Net(nn.Module):
-    """A module that is called as most are, but for its second layer, which is frozen, and its dropout, which is not in training."""
+    """A module with a layer that is frozen, and one that is not in training."""
 
     def __init__(self):
         super().__init__()

@@ -120,7 +120,13 @@ def test_names_that_stand_for_what_they_were_assigned(written, body, found):
     assert {name: ast.unparse(s.value) for name, s in function.assigned.items()} == found
 
 
-CLASS = "class A:\n  def __init__(self):\n    self.heads = self.size = 1\n  def change(self):\n    self.size = 2\n  def f(self, x):\n"
+CLASS = """class A:
+  def __init__(self):
+    self.heads = self.size = 1
+  def change(self):
+    self.size = 2
+  def f(self, x):
+"""
 
 
 @pytest.mark.parametrize(
