@@ -147,6 +147,16 @@ def test_what_another_rebuild_takes_again_is_read(model):
     assert takes == [("again", "read"), ("backward", "take")]
 
 
+def test_what_autograd_holds_is_emptied_where_something_puts_it_back(model):
+    graph, order = model.graph, []
+    for node in graph.nodes:
+        order += [1, node.id] if node.forward in (10, 2) else [node.id]
+    plumbing = plumbing_of(model, with_forgets(graph, order))
+    needs, copies = Needs(plumbing, plumbing.program.segments[1]), plumbing.program.copies[WIDE]
+    assert [plumbing.program.wanted_by_autograd(c) for c in copies] == [True, False, True]
+    assert [needs.must_empty(WIDE, c) for c in copies] == [True, False, False], "neither what nobody read nor the last"
+
+
 def test_what_a_later_block_forgets_of_another_is_left_to_the_caller(written):
     plumbing, functions = written(MUL)
     assert functions["forward", 2].forgets == ((1, "mul"),)
@@ -261,6 +271,7 @@ def test_a_view_of_what_was_made_looks_at_no_state(state):
         pytest.param([DROP, MASK], 3, True, True, id="a node whose mask is rebuilt"),
         pytest.param([TANH], 4, True, True, id="a node that saves its own result, which is rebuilt"),
         pytest.param([WIDE], 1, False, True, id="not a node whose result only others save"),
+        pytest.param([WIDE], 2, False, False, id="nor one that saves what another makes"),
     ],
 )
 def test_whether_what_autograd_saves_of_a_node_has_to_be_found_again(written, dropped, node, grouped, again):

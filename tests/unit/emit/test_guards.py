@@ -78,6 +78,17 @@ def test_modes_that_modules_have_to_be_in(guards, module, mode):
     assert guards._modes().get(module) is mode
 
 
+def test_a_module_whose_mode_forward_asks_for_has_to_stay_in_it(guards, model):
+    trace = replace(model.trace, modes=frozenset({"", "one", "other", "norm"}), evaluating=frozenset({"other"}))
+    found = replace(guards, model=replace(model, trace=trace))._modes()
+    assert {path: found.get(path) for path in ("", "one", "other", "norm")} == {
+        "": None,
+        "one": True,
+        "other": False,
+        "norm": None,
+    }
+
+
 def test_a_layout_is_checked_where_images_are_read(guards):
     assert guards._layouts() == "{'image': image}, ()"
 

@@ -10,7 +10,7 @@ from emitted import model_of
 from torch import nn
 
 from remat_codegen.emit.names import wishes
-from remat_codegen.emit.scope import Scope, common_path, has_training_flag, module_expression
+from remat_codegen.emit.scope import Scope, _ranges, common_path, has_training_flag, module_expression
 from remat_codegen.graph.ir import Block
 from remat_codegen.trace import Operation, Ref, Source
 
@@ -167,6 +167,13 @@ def test_a_block_is_called_after_the_submodule_that_does_most_of_its_work(scopes
 def test_modules_outside_of_a_block_s_own_are_not_spelled(scopes):
     assert scopes[1]._module_inside("h.0.mlp") == "m.mlp" and scopes[1]._module_inside("h.0") == "m"
     assert scopes[1]._module_inside("h.01") is None and scopes[1]._module_inside("") is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([3], "3"), ([1, 2, 3], "1-3"), ([1, 3], "1-3"), ([1, 4, 5], "1, 4-5"), ([], "")]
+)
+def test_a_line_between_two_does_not_part_them(numbers, text):
+    assert _ranges(numbers) == text
 
 
 def test_lines_that_are_near_each_other_are_said_together(scopes):

@@ -155,6 +155,13 @@ def test_keepers_are_reruns_in_other_segments_of_a_block():
     assert found.block_at(position) == 0
 
 
+def test_a_rerun_in_the_segment_that_made_a_copy_is_no_keeper():
+    found = program((0, 1, 2, 3, 4, 5, 6, 0, 1, 7, 8))
+    first, second = found.copies[0]
+    assert found.keepers(0, first, 0) == [] == found.keepers(0, second, 0)
+    assert any(r in found.again for r in second.readers)
+
+
 @pytest.mark.parametrize(
     ("order", "segment", "parts"),
     [

@@ -60,6 +60,9 @@ class Shared:
         ),
         pytest.param({FIRST_BACK: FIRST[:-1]}, {1: "backward"}, id="its own, where the first one would compute more"),
         pytest.param({SECOND_BACK: FIRST[-1:]}, {1: "again"}, id="its own, where it needs what the first one keeps"),
+        pytest.param(
+            {THIRD_BACK: FIRST[-1:], SECOND_BACK: FIRST}, {1: "again"}, id="its own, where the first one keeps something"
+        ),
         pytest.param({SECOND_BACK: SECOND, 25: (7,)}, {2: "backward"}, id="its own, where the way back computes once more"),
         pytest.param({24: SECOND}, {2: "backward"}, id="its own, where it is in the midst of the way back"),
         pytest.param(

@@ -84,6 +84,9 @@ def test_objects_that_a_statement_changes_itself(text, found):
             {"T"},
             id="what a metaclass does, of a class's class, too",
         ),
+        pytest.param(
+            "class B: pass\nclass A(B): pass\nclass B(A): pass\n", set(), id="classes that are made of each other end"
+        ),
         pytest.param("def f(a): a.x = 1\nf(torch)\n", {"<parameter>"}, id="that it sets something in what it is given"),
         pytest.param("T = {}\ndef f(): T['a'] = 1\n", set(), id="nothing, where it is only defined"),
         pytest.param("def f():\n    a = {}\n    a['x'] = 1\nf()\n", set(), id="nothing of local names"),

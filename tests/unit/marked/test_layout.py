@@ -71,8 +71,8 @@ def out(text, *changed):
             id="the head of a block, and not what is in it",
         ),
         pytest.param(
-            "if a:\n    pass\nelif function(first, second_one):\n    pass\n",
-            "if a:\n    pass\nelif function(\n    first, second_one\n):\n    pass\n",
+            "if a:\n    pass\nelif function(first, second_on):\n    pass\n",
+            "if a:\n    pass\nelif function(\n    first, second_on\n):\n    pass\n",
             id="the head of another branch",
         ),
         pytest.param(
@@ -90,6 +90,11 @@ def out(text, *changed):
 def test_statements_that_are_too_wide_are_laid_out(text, found):
     assert out(text) == found
     assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(text))
+
+
+def test_a_text_of_several_lines_keeps_its_indent():
+    text = 'if x:\n    result = function("""long t\n      text""", second)\n'
+    assert out(text) == text
 
 
 def test_only_statements_that_were_changed_are():

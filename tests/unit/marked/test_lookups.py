@@ -67,11 +67,25 @@ class ByClass(Child):
         return x.asinh()
 
 
+class Aliased(Child):
+    def another(self, x):
+        return x.atan()
+
+    forward = another
+
+
+class Wrapped(Child):
+    @around
+    def forward(self, x):
+        return x.erfc()
+
+
 class Model(Base):
     def __init__(self):
         super().__init__()
         self.child, self.named, self.called, self.same = Child(), Named(), ByClass(), Child()
         self.layers = nn.ModuleList([Child(), Child()])
+        self.aliased, self.wrapped = Aliased(), Wrapped()
 
     def forward(self, x):
         x = self.plain(x).relu()
@@ -93,6 +107,7 @@ class Model(Base):
         x = given(lambda y: self.inside(y), x)
         x = self.child(x)
         x = ByClass.forward(self.called, x)
+        x = self.wrapped(self.aliased(x))
         x = self.child.of_child(x)
         x = self.layers[0].of_item(x)
         for layer in self.layers:
@@ -168,6 +183,8 @@ def function(name):
         pytest.param("Model.handed", "", {Way.MODULE}, id="handed to a function, whoever called that says"),
         pytest.param("Model.inside", "", {Way.MODULE}, id="in a function without a name it is, on self"),
         pytest.param("Child.forward", "child", {Way.MODULE}, id="a module that is called looks up its forward on itself"),
+        pytest.param("Wrapped.forward", "wrapped", {Way.MODULE}, id="also with a decorator around it"),
+        pytest.param("Aliased.another", "aliased", {Way.OTHER}, id="not under another name, which the class has"),
         pytest.param("ByClass.forward", "called", {Way.OTHER}, id="a forward of a class is the class's"),
         pytest.param("Child.of_child", "child", {Way.MODULE}, id="on an attribute of self it is that module's"),
         pytest.param("Child.of_item", "layers.0", {Way.MODULE}, id="on an element of a list of self it is"),

@@ -272,8 +272,11 @@ def bounds(reader, model):
     return model.trace.operations[op].args[1:]
 
 
-def test_of_operations_that_read_the_same_each_has_its_turn(anywhere, model):
-    assert [bounds(anywhere, model), bounds(anywhere, model)] == [(0.5, 1.0), (1.0, 2.0)]
+@pytest.mark.parametrize("backward", [False, True])
+def test_of_operations_that_read_the_same_each_has_its_turn(anywhere, known, backward):
+    anywhere.machine.backward, anywhere.env["kept"] = backward, Block(1)
+    found = [anywhere.apply("cosh", (anywhere.env["high"],)) for _ in range(2)]
+    assert found == [Tensor(known["warm"]), Tensor(known["cold"])]
 
 
 @pytest.mark.parametrize(("block", "found"), [(0, (0.5, 1.0)), (1, (1.0, 2.0))])

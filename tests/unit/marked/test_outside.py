@@ -32,6 +32,7 @@ def outside(text, *asked, made=None):
         pytest.param("f(g(x), h(y))", ["h(y)", "g(x)"], ["g(x)", "h(y)"], id="in the order in which it is evaluated"),
         pytest.param("f(x.pop())", [], ["x.pop()"], id="what changes something, though nobody asks"),
         pytest.param("f(next(x))", [], ["next(x)"], id="what uses something up"),
+        pytest.param("f(torch.rand(2), x.pop())", [], ["x.pop()"], id="also before random numbers, which it does not see"),
         pytest.param("f(math.pop())", [], [], id="not what a library has under such a name"),
         pytest.param(
             "f(g(h(x)))", ["g(h(x))", "h(x)"], "what should be outside is not in it", id="not what is in what is outside"
