@@ -153,7 +153,7 @@ def test_what_autograd_holds_is_emptied_where_something_puts_it_back(model):
         order += [1, node.id] if node.forward in (10, 2) else [node.id]
     plumbing = plumbing_of(model, with_forgets(graph, order))
     needs, copies = Needs(plumbing, plumbing.program.segments[1]), plumbing.program.copies[WIDE]
-    assert [plumbing.program.wanted_by_autograd(c) for c in copies] == [True, False, True]
+    assert [plumbing.program.wanted_by_autograd(c) for c in copies] == [False, False, True]
     assert [needs.must_empty(WIDE, c) for c in copies] == [True, False, False], "neither what nobody read nor the last"
 
 
