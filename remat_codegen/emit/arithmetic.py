@@ -68,12 +68,12 @@ class Arithmetic:
         """
         try:
             value = self.value(expression)
+            if value is None or repr(value) != repr(number):  # 2 is not 2.0, and 0.0 is not -0.0
+                return None
+            written = _Rewriter(self).visit(_copy(expression))
+            text = ast.unparse(written)
         except RecursionError:  # as long as that, it is nothing to be read
             return None
-        if value is None or repr(value) != repr(number):  # 2 is not 2.0, and 0.0 is not -0.0
-            return None
-        written = _Rewriter(self).visit(_copy(expression))
-        text = ast.unparse(written)
         if operand and isinstance(written, (ast.BinOp, ast.UnaryOp)):
             text = f"({text})"
         return text if len(text) <= LONGEST else None

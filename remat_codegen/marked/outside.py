@@ -106,7 +106,7 @@ def _is_sometimes(node: ast.AST, child: ast.AST, index: int) -> bool:
     if isinstance(node, ast.comprehension):
         return True  # its first iterable runs once; for all that is known here
     if isinstance(node, ast.Compare):
-        return index > 2 + len(node.ops)
+        return index > 1 + len(node.ops)  # behind what is first, the operators, and what that is compared with
     return isinstance(node, ast.Lambda) or (isinstance(node, (ast.IfExp, ast.BoolOp)) and index > 0)
 
 
