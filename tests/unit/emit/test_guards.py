@@ -79,7 +79,8 @@ def test_modes_that_modules_have_to_be_in(guards, module, mode):
 
 
 def test_a_module_whose_mode_forward_asks_for_has_to_stay_in_it(guards, model):
-    trace = replace(model.trace, modes=frozenset({"", "one", "other", "norm"}), evaluating=frozenset({"other"}))
+    asked = replace(model.trace.modules, modes=frozenset({"", "one", "other", "norm"}), evaluating=frozenset({"other"}))
+    trace = replace(model.trace, modules=asked)
     found = replace(guards, model=replace(model, trace=trace))._modes()
     assert {path: found.get(path) for path in ("", "one", "other", "norm")} == {
         "": None,
@@ -103,7 +104,8 @@ def test_the_layout_that_was_traced_has_to_be_the_one(guards, model):
 
 def test_types_of_parameters_are_checked_only_where_forward_mentions_types(guards, model):
     def said(*dtypes):
-        return replace(guards, model=replace(model, trace=replace(model.trace, dtypes=frozenset(dtypes))))._dtypes()
+        modules = replace(model.trace.modules, dtypes=frozenset(dtypes))
+        return replace(guards, model=replace(model, trace=replace(model.trace, modules=modules)))._dtypes()
 
     assert said() == "" and said(torch.float32, torch.bfloat16) == "{torch.bfloat16, torch.float32}"
 
@@ -238,8 +240,8 @@ def test_what_an_operation_runs_under(model, operation, under):
 
 def test_what_autograd_would_save_for_nobody_is_not_saved(model):
     (operation,) = [op for op in model.trace.operations if op.base == "relu"]
-    unsaved = tuple(i == operation.id for i in range(len(model.trace.operations)))
-    assert modes(model.trace, replace(model.record, unsaved=unsaved), operation) == [NOTHING_SAVED]
+    rows = tuple(replace(row, unsaved=i == operation.id) for i, row in enumerate(model.record.operations))
+    assert modes(model.trace, replace(model.record, operations=rows), operation) == [NOTHING_SAVED]
 
 
 def test_where_the_whole_model_is_cast_what_was_not_is_not(model):
@@ -251,7 +253,7 @@ def test_where_the_whole_model_is_cast_what_was_not_is_not(model):
 
 
 def test_a_node_names_the_generator_that_it_draws_from(model):
-    drawing = [b for b in model.bodies if any(model.record.random[op] for op in b.operations)]
+    drawing = [b for b in model.bodies if any(model.record.operations[op].random for op in b.operations)]
     others = [b for b in model.bodies if b not in drawing]
     assert {tuple(generators(model.trace, model.record, b)) for b in drawing} == {("torch.default_generator",)}
     assert {tuple(generators(model.trace, model.record, b)) for b in others} == {()}
@@ -259,6 +261,6 @@ def test_a_node_names_the_generator_that_it_draws_from(model):
 
 def test_a_generator_of_a_gpu_is_that_of_the_step_s_device(model):
     variables = tuple(replace(v, device="cuda:0") for v in model.trace.variables)
-    (body,) = [b for b in model.bodies if any(model.record.random[op] for op in b.operations)][:1]
+    (body,) = [b for b in model.bodies if any(model.record.operations[op].random for op in b.operations)][:1]
     found = generators(replace(model.trace, variables=variables), model.record, body)
     assert found == ["torch.cuda.default_generators[device.index]"]
