@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,7 @@ class _Renderer:
         text = self._module(written, given).text()
         if any(_COOKIE.match(line) for line in text.split("\n", 2)[:2]):
             text = f"# -*- coding: utf-8 -*-\n{text}"
-        formatted = black.format_str(text, mode=MODE)
-        return formatted.replace('\n"""', '\n# fmt: off\n"""', 1)  # a project's own settings would fold its lines
+        return _formatted(text).replace('\n"""', '\n# fmt: off\n"""', 1)  # a project's own settings would fold its lines
 
     def _parameters(self) -> str | None:
         """The parameter list of the new forward; None where it takes whatever the original takes."""
@@ -300,6 +300,11 @@ class _Renderer:
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
+
+
+@lru_cache(maxsize=8)  # `check` and `update` write again what is there
+def _formatted(text: str) -> str:
+    return black.format_str(text, mode=MODE)
 
 
 def _uses_step(written: Written) -> bool:

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -198,8 +198,10 @@ def imports_of(helpers: str, lines: Sequence[str]) -> list[list[str]]:
     return [[part for line in section for part in within(line, WIDTH)] for section in sections([*_of_helpers(helpers), *lines])]
 
 
-def _of_helpers(helpers: str) -> list[str]:
-    return [line for line in _own_imports() if line.removeprefix("import ") in names_in(helpers) | {"torch"}]
+@lru_cache(maxsize=16)
+def _of_helpers(helpers: str) -> tuple[str, ...]:
+    used = names_in(helpers) | {"torch"}
+    return tuple(line for line in _own_imports() if line.removeprefix("import ") in used)
 
 
 def _library(given: Given, carried: usersource.Carried | None, helpers: str) -> tuple[Written, ...]:

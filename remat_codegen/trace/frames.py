@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -28,10 +28,12 @@ HELD = "remat_codegen_held"  # its own number, and those of the nodes whose resu
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"))  # of PyTorch: what is written as models are
+_TRACES = tuple(os.path.join(_TORCH, part, "") for part in ("fx", "_dynamo", "_export", "_library", "utils"))
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_HOLDERS = torch.nn.Module, type, ModuleType, torch.fx.Node, torch.fx.Graph  # of what a forward pass makes
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
+_EMPTY = frozenset({int, float, bool, complex, str, bytes, type(None), type, FrameType, CodeType, FunctionType, ModuleType})
 
 
 def calls_of(node: torch.fx.Node) -> tuple[Call, ...]:
@@ -129,6 +131,8 @@ class _Observer:
         nobody reads any longer is not free as long as a variable has it."""
         found: dict[int, None] = {}
         for frame in _frames_within(self.root):
+            if _is_tracing(frame.f_code.co_filename):
+                continue
             for tensor in _tensors_in(list(frame.f_locals.values()), _DEPTH + 2, objects=True):
                 node = made_by(tensor, self.tracer)
                 if node is not None and HELD in node.meta:
@@ -208,6 +212,12 @@ def _is_words(path: str) -> bool:
     return not is_library(path)
 
 
+@cache
+def _is_tracing(path: str) -> bool:
+    """Whether a file's frames are there only while a model is traced: what they hold, nobody does in a step."""
+    return path.startswith(_TRACES)
+
+
 def _function(code: CodeType) -> Function:  # not cached: code of two files is equal where their text is
     return Function(code.co_filename, code.co_qualname, code.co_firstlineno)
 
@@ -251,7 +261,8 @@ def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Itera
         yield value
     elif depth > 0:
         for item in itertools.islice(_contents(value, objects), _WIDTH):
-            yield from _tensors_in(item, depth - 1, objects)
+            if type(item) not in _EMPTY:  # most are, and asking them one by one takes a quarter of a trace's time
+                yield from _tensors_in(item, depth - 1, objects)
 
 
 def _contents(value: Any, objects: bool) -> Iterable[Any]:
