@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import BudgetError  # noqa: E402
-from remat_codegen.fit.choosing import room  # noqa: E402
+from remat_codegen.fit import choosing  # noqa: E402
 from remat_codegen.fit.drafts import Measured, draft_of, measured  # noqa: E402
 from remat_codegen.fit.standing import standing  # noqa: E402
 from remat_codegen.profile.devices import DEVICES, Device  # noqa: E402
@@ -42,7 +42,6 @@ from remat_codegen.run.traced import target_of  # noqa: E402
 from remat_codegen.show.report import Progress  # noqa: E402
 
 GB = 10**9
-NOT_OURS = GB  # of each GPU's memory
 NEAR = 0.9  # of what another GPU needed: with less room one is not asked
 TARGET = Path(__file__).parent / "known_models.py"
 
@@ -93,7 +92,7 @@ def gpus() -> list[Device]:
 
 def usable(gpu: Device) -> int:
     """What a training has of a GPU's memory."""
-    return gpu.memory_bytes - NOT_OURS
+    return gpu.memory_bytes - choosing.CUDAS_BYTES
 
 
 # ---------------------------------------------------------------------------------------------- one model
@@ -142,7 +141,7 @@ def ask(row: Row, gpu: Device, planning: bool, target: Path = TARGET) -> dict[st
     """What a GPU's memory leaves for the step, what that takes there, and, if it is asked for and has to be, a plan."""
     started = time.process_time()
     found = measured(requested(row, gpu, target), Progress(None))
-    left = room(found.traced, usable(gpu), row.optimizer, "cuda").left_bytes
+    left = choosing.room(found.traced, usable(gpu), row.optimizer, "cuda").left_bytes
     cell: dict[str, Any] = {"left_bytes": left, "plain_bytes": found.plain_bytes}
     if found.plain_bytes > left and planning:
         cell |= planned(found, left)

@@ -26,6 +26,7 @@ from remat_codegen.run.second import LITTLE_FELT
 from remat_codegen.run.traced import Traced
 from remat_codegen.show.report import Chosen, Item, Progress, Report, percent
 
+CUDAS_BYTES = 10**9  # of a GPU's memory: its context, and what a driver keeps: of a T4's 16 GB it shows 14.56 GiB
 MOST_PLANS = 12  # of one search for a budget
 LEAST_PLANS = 4  # the same where the time is up
 MORE_TIME = "raise --time-limit for a better answer"
@@ -82,13 +83,13 @@ def generate(request: Request, question: Question, progress: Progress) -> Report
 
 
 def total_of(fit: str, device: str, gpu: Device | None = None) -> tuple[int, str | None]:
-    """The bytes that `--fit` says, and the device where they are what it has free; of a `gpu` that is not there, all that it is
-    sold with, in decimal gigabytes. Raises BudgetError.
+    """The bytes that `--fit` says, and the device where they are what it has free; of a `gpu` that is not there, what
+    it is sold with, in decimal gigabytes, but for `CUDAS_BYTES`. Raises BudgetError.
 
     To be asked before a model is loaded: then what this process holds by then is what the one that trains will hold, too.
     """
     if fit == FREE and gpu is not None:
-        return gpu.memory_bytes, None
+        return gpu.memory_bytes - CUDAS_BYTES, None
     if fit == FREE:
         return free_bytes(device), device
     budget = parse_budget(fit)

@@ -99,8 +99,9 @@ def _also_inputs(wanting: Sequence[torch.Tensor]) -> str:
 
 def _cuda_items(pieces: Sequence[int]) -> tuple[Item, ...]:
     rounded = sum(allocated_bytes(n, "cuda") - n for n in pieces)
+    blocks = [Item("blocks of the allocator", rounded, "what they are larger than is asked for")] if rounded else []
     return (
-        Item("blocks of the allocator", rounded, "what they are larger than is asked for"),
+        *blocks,
         Item("segments of the allocator", SEGMENTS_BYTES, "begun and not full"),
         Item("cuBLAS's workspaces", THREADS * CUBLAS_BYTES, "of the forward pass and of the backward pass"),
     )

@@ -95,7 +95,7 @@ def test_gpus_are_asked_until_one_fits(bench: ModuleType, monkeypatch: pytest.Mo
     memory = {"t4": 60, "l4": 400, "v100": 700, "h100": 2000, "b200": 4000}
     made = [replace(DEVICES[key], memory_bytes=mib * MIB) for key, mib in memory.items()]
     monkeypatch.setattr(bench, "gpus", lambda: made)
-    monkeypatch.setattr(bench, "NOT_OURS", 0)
+    monkeypatch.setattr(bench.choosing, "CUDAS_BYTES", 0)
     found: dict[str, Any] = {}
     saved: list[int] = []
     bench.run(row, found, lambda: saved.append(len(found["gpus"])), target)

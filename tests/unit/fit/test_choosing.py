@@ -17,9 +17,10 @@ from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError
 from remat_codegen.fit import standing as standing_module
 from remat_codegen.fit.batching import largest_size
-from remat_codegen.fit.choosing import smallest_good
+from remat_codegen.fit.choosing import smallest_good, total_of
 from remat_codegen.fit.standing import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
 from remat_codegen.header.plan_line import header_of
+from remat_codegen.profile.devices import DEVICES
 from remat_codegen.run import lifecycle, second
 from remat_codegen.show.report import Progress
 
@@ -327,6 +328,10 @@ def test_a_new_plan_says_that_the_budget_is_an_older_ones(folder):
     file = Path("net_remat.py")
     file.write_text(re.sub(r"--budget \d+", "--budget 60%", file.read_text(), count=1))
     assert lifecycle.update(file, QUIET).planned and "Budget:" not in header()
+
+
+def test_a_gigabyte_of_a_gpu_that_is_not_there_is_cudas():
+    assert total_of("device", "cuda", DEVICES["t4"]) == (15 * 10**9, None)
 
 
 def test_where_the_loss_takes_most(folder):
