@@ -23,7 +23,6 @@ from remat_codegen.planners.base import exact
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, check, offer, stoppable
 from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.planners.brevity.alike import repeats, treat_alike
 from remat_codegen.planners.chain.chain import family_of, of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.search import hierarchy
@@ -33,7 +32,8 @@ from remat_codegen.schedule import order_of, with_forgets, without_recomputation
 SLOTS = 2000  # memory slots in the need of a step without recomputation
 MOST_IN_BLOCK = 700  # forward nodes: a chain of larger blocks is searched as a whole, as costly as one option of these
 QUICK_ROUNDS = 60  # of splitting
-CLEARLY = 0.01  # the share of a step's time for which equal blocks are no longer treated alike
+CLEARLY = 0.01  # the share of a step's time for which a search goes on from the program's plan
+REPETITIONS = 4  # of each kind of blocks, from which on that takes long and gains little
 TIGHTEST = 12  # how many of the smallest memories are always tried
 
 
@@ -102,12 +102,14 @@ def _plan_chain(
     status = Status.TIME_LIMIT if chain.timed_out else Status.FEASIBLE
     fastest = _fastest(list(tried.values()), budget_bytes)
     small = not chain.coarse and all(b.last - b.first < grid.largest for b in graph.blocks)
-    if fastest is not None and small and (repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
-        slots = next(m for m, c in tried.items() if c is fastest)
-        # a search would gain little, and treat equal blocks differently
-        alike = treat_alike(chain, table.operations(slots), fastest, budget_bytes)
-        return _plan(status, judge(graph, profile, alike.schedule), notes, profile)
+    if fastest is not None and small and (_repeats(graph) or not _quickly_beaten(graph, profile, budget_bytes, fastest)):
+        return _plan(status, judge(graph, profile, fastest.schedule), notes, profile)
     return _plan_searched(graph, profile, budget_bytes, list(tried.values()), grid, notes, status)
+
+
+def _repeats(graph: Graph) -> bool:
+    """Whether most blocks are repetitions: then planning must not take longer for more of them."""
+    return REPETITIONS * len({b.kind for b in graph.blocks}) <= len(graph.blocks)
 
 
 def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Candidate) -> bool:

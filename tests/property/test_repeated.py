@@ -15,11 +15,7 @@ from emitted import emit, load, model_of, reads_back
 from torch import nn
 from torch.nn import functional as F
 
-from remat_codegen.planners.base.judge import is_chain, judge
 from remat_codegen.planners.base.registry import PLANNERS
-from remat_codegen.planners.brevity.periodic import periodic
-from remat_codegen.planners.chain.chain import of_options
-from remat_codegen.planners.chain.options import Grid
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, validate, without_recomputation
@@ -32,7 +28,7 @@ WIDTH, ROWS = 32, 64
 SLACK = 4096  # bytes: seeds of the backward pass, single numbers
 STATE = 5056  # bytes of a generator's state
 COSTS = Cache("cpu", enabled=False)  # shared by all cases, in memory
-NAMES = ("periodic", "periodic", "rockmate", "rockmate", "rotor", "chen", "dtr")
+NAMES = ("rockmate", "rockmate", "rotor", "rotor", "chen", "dtr", "auto")
 
 
 class Attention(nn.Module):
@@ -100,10 +96,6 @@ class Repeated(nn.Module):
 
 def planned(name, graph, profile, budget):
     """A schedule within a budget, or within the least that a planner needs; None without one."""
-    if name == "periodic":
-        chain = of_options(graph, profile, Grid()) if is_chain(graph) else None
-        found = None if chain is None else periodic(chain, budget, math.inf, 0)
-        return None if found is None else judge(graph, profile, found[1].schedule).schedule
     plan = PLANNERS[name](graph, profile, budget)
     if plan.schedule is None and plan.minimum_bytes is not None:
         plan = PLANNERS[name](graph, profile, plan.minimum_bytes)

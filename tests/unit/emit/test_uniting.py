@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,7 @@ from emitted import droppable, emit, load, model_of, rebuilding
 from torch import nn
 
 from remat_codegen.emit import program
-from remat_codegen.planners.brevity.periodic import periodic
-from remat_codegen.planners.chain.chain import of_options
-from remat_codegen.planners.chain.options import Grid
+from remat_codegen.planners import rotor
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import Measured
 from remat_codegen.schedule import simulate, validate, without_recomputation
@@ -54,8 +51,7 @@ def planned():
     profile = Measured("cpu", Cache("cpu", enabled=False)).of(model)
     profile = replace(profile, time_ns=(1000,) * len(profile.time_ns))
     plain = simulate(model.graph, profile, without_recomputation(model.graph)).peak_bytes
-    chain = of_options(model.graph, profile, Grid())
-    _, found = periodic(chain, plain * 35 // 100, math.inf, 0)
+    found = rotor.plan(model.graph, profile, plain * 40 // 100)
     validate(model.graph, found.schedule)
     return module, args, model, found.schedule, found.peak_bytes
 

@@ -1,9 +1,5 @@
 """Rockmate's promises: within the budget, faster with more of it, and a minimum that can be had."""
 
-import math
-import random
-from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,11 +12,9 @@ from remat_codegen.planners.base import exact, milp
 from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
-from remat_codegen.planners.brevity import alike
 from remat_codegen.planners.chain.chain import family_of
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
-from remat_codegen.schedule.order import order_of
 
 COARSE = Grid(saved_levels=4, peak_levels=2, search_work=4_000)
 
@@ -184,31 +178,3 @@ def test_recomputation_before_the_loss_is_refused():
     graph, _ = chain_graph([1, 2])
     with pytest.raises(ValueError, match="before the loss"):
         restrict(graph, with_forgets(graph, [0, 0, *range(1, len(graph.nodes))]))
-
-
-def noisy(profile, seed):
-    """The costs of another measurement: each differs by a tenth or so, and those of equal nodes stay equal."""
-    drawn, factors = random.Random(seed), {}
-    times = (1000 * t * factors.setdefault(t, math.exp(drawn.gauss(0, 0.1))) for t in profile.time_ns)
-    return replace(profile, time_ns=tuple(map(round, times)))
-
-
-def ways(graph, schedule):
-    """For each kind of blocks, in how many ways they run."""
-    runs = Counter(order_of(schedule))
-    found = {}
-    for b in graph.blocks:
-        found.setdefault(b.kind, set()).add(tuple(runs[n] for n in range(b.first, b.last + 1)))
-    return [len(w) for w in found.values()]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_noise_in_the_costs_does_not_make_repeated_blocks_differ(seed, monkeypatch):
-    graph, profile = chain_graph([0, 1] * 12)
-    budget = plain(graph, profile).peak_bytes * 6 // 10
-    regular = rockmate.plan(graph, noisy(profile, seed), budget, grid=COARSE)
-    assert ways(graph, regular.schedule) == [1] * 4
-    monkeypatch.setattr(alike, "REGULAR", 0.0)
-    fastest = rockmate.plan(graph, noisy(profile, seed), budget, grid=COARSE)
-    assert max(ways(graph, fastest.schedule)) > 1
-    assert fastest.time_ns < regular.time_ns < fastest.time_ns * 1.02

@@ -1,1 +1,0 @@
-"""Plans that read shorter: equal blocks in equal ways."""
