@@ -58,7 +58,7 @@ class Compared:
         plan, overhead = outcome.plan, outcome.overhead(self.found.plain_ns)
         return {
             "status": str(plan.status),
-            "overhead": None if overhead is None else round(overhead, 6),
+            "overhead": overhead,
             "peak_bytes": plan.peak_bytes if outcome.fits else None,
             "minimum_bytes": plan.minimum_bytes,
             "seconds": round(outcome.seconds, 3),

@@ -34,6 +34,7 @@ from remat_codegen.trace import Trace
 MOST_NAMES = 3  # of attributes in a note
 PLANNING = 0.6  # of a limited time's rest: what is left of it is the bound's and the table's
 STEADY = 0.01  # of the step's time; what an update may cost over the best plan so that it changes little
+DIGITS = 4  # of overheads and bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Outcome:
 
     def overhead(self, plain_ns: int) -> float | None:
         """The extra time of the plan over the plain step (0.12 for 12 %); None where nothing fits."""
-        return over(self.plan.time_ns, plain_ns) if self.fits else None
+        return round(over(self.plan.time_ns, plain_ns), DIGITS) if self.fits else None
 
 
 def _size(found: Priced) -> dict[str, Any]:
@@ -253,8 +254,8 @@ def saved_plan(found: Priced, outcome: Outcome) -> SavedPlan:
         budget_bytes=outcome.budget_bytes,
         planned_peak_bytes=plan.peak_bytes + found.reserve.states_bytes(order),
         unmodified_peak_bytes=found.plain_bytes,
-        overhead=round(over(plan.time_ns, found.plain_ns), 4),
-        bound=round(over(outcome.bound_ns, found.plain_ns), 4) if proved and outcome.bound_ns is not None else None,
+        overhead=outcome.overhead(found.plain_ns) or 0.0,
+        bound=lower_bound(found, outcome.bound_ns) if proved else None,
         device=found.profile.device.partition(":")[0],
         order=order,
         notes=plan.notes if found.traced is None else (*plan.notes, *unseen(found.traced)),
@@ -289,22 +290,22 @@ def _not_counted(trace: Trace) -> tuple[str, ...]:
 
 def lower_bound(found: Priced, bound_ns: int | None) -> float | None:
     """A bound as an overhead (0.12 for 12 %); None where none is known."""
-    return None if bound_ns is None else round(over(bound_ns, found.plain_ns), 6)
+    return None if bound_ns is None else round(over(bound_ns, found.plain_ns), DIGITS)
 
 
 def outcome_json(found: Priced, outcome: Outcome) -> dict[str, Any]:
-    """The object that `plan --json` prints."""
-    plan, overhead = outcome.plan, outcome.overhead(found.plain_ns)
+    """The object that `plan --json` prints: the figures of a header, where the plan fits."""
+    plan, said = outcome.plan, saved_plan(found, outcome) if outcome.fits else None
     return _size(found) | {
         "planner": outcome.planner,
         "status": str(plan.status),
         "budget_bytes": outcome.budget_bytes,
-        "peak_bytes": plan.peak_bytes if outcome.fits else None,
+        "peak_bytes": None if said is None else said.planned_peak_bytes,
         "unmodified_peak_bytes": found.plain_bytes,
         "time_ns": plan.time_ns if outcome.fits else None,
         "unmodified_time_ns": found.plain_ns,
         "time_scale": found.scale,
-        "overhead": None if overhead is None else round(overhead, 6),
+        "overhead": None if said is None else said.overhead,
         "bound": lower_bound(found, outcome.bound_ns),
         "minimum_bytes": plan.minimum_bytes,
         "seconds": round(outcome.seconds, 3),

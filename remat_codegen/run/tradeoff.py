@@ -62,7 +62,7 @@ def _point(found: Priced, nbytes: int, planners: Sequence[str], progress: Progre
 
 
 def _overhead(found: Priced, outcome: Outcome) -> float:
-    return round(outcome.overhead(found.plain_ns) or 0.0, 6)
+    return outcome.overhead(found.plain_ns) or 0.0
 
 
 def _best(smaller: Sequence[Point], point: Point, files: Sequence[Point]) -> Point:

@@ -65,7 +65,7 @@ def test_plan_with_every_planner(graph_file, planner):
     assert fits == (found["peak_bytes"] is not None) == (found["time_ns"] is not None)
     if fits:
         assert found["peak_bytes"] <= found["budget_bytes"] == found["unmodified_peak_bytes"] * 7 // 10
-        assert found["overhead"] == pytest.approx(found["time_ns"] / found["unmodified_time_ns"] - 1, abs=1e-5)
+        assert found["overhead"] == pytest.approx(found["time_ns"] / found["unmodified_time_ns"] - 1, abs=1e-4)
         assert 0 < found["bound"] <= found["overhead"]
     else:
         assert "finds no plan within" in result.stderr and result.stderr.count("\n") == 1
