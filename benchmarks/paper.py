@@ -39,7 +39,7 @@ from remat_codegen.planners.base.bound import bound  # noqa: E402
 from remat_codegen.planners.base.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
-from remat_codegen.profile.roofline import estimate  # noqa: E402
+from roofline import estimate  # noqa: E402
 from remat_codegen.run.priced import priced_model  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
 from remat_codegen.show.report import Progress  # noqa: E402

@@ -1,4 +1,4 @@
-"""Costs of a traced model's nodes on a device that is not there, by a roofline (Williams, Waterman, Patterson 2009).
+"""Costs of a traced model's nodes on a V100 that is not there, for paper.py alone, by a roofline (Williams et al., 2009).
 
 A kernel takes the time of its floating-point operations or of its bytes, whichever is longer, and at least what starting one
 takes. Products and convolutions are counted; everything else moves its arguments and results through memory once, and going
