@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "examples"), str(ROOT / "tests")]
 RESULTS = Path(__file__).parent / "results"
 
+from roofline import estimate  # noqa: E402
+
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.graph.ir import Graph, Kind  # noqa: E402
 from remat_codegen.graph.record import record  # noqa: E402
@@ -39,7 +41,6 @@ from remat_codegen.planners.base.bound import bound  # noqa: E402
 from remat_codegen.planners.base.registry import PLANNERS  # noqa: E402
 from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
-from roofline import estimate  # noqa: E402
 from remat_codegen.run.priced import priced_model  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
 from remat_codegen.show.report import Progress  # noqa: E402
