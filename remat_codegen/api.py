@@ -32,7 +32,7 @@ from remat_codegen.readback.tables import shown
 from remat_codegen.run import comparison, making
 from remat_codegen.run.comparison import Compared
 from remat_codegen.run.making import Made, imported
-from remat_codegen.run.planning import lower_bound
+from remat_codegen.run.planning import lower_bound, peak_of
 from remat_codegen.run.priced import priced
 from remat_codegen.run.traced import Traced, trace_loaded
 from remat_codegen.show import picture
@@ -462,6 +462,6 @@ def _rows(compared: Compared) -> Iterator[ComparedPlan]:
     for name, outcomes in compared.outcomes.items():
         for outcome, bound in zip(outcomes, bounds, strict=True):
             plan = outcome.plan
-            peak = plan.peak_bytes if outcome.fits else None
+            peak = peak_of(found, outcome)
             figures = outcome.overhead(found.plain_ns), bound, peak, plan.minimum_bytes, round(outcome.seconds, 3)
             yield ComparedPlan(name, outcome.budget, outcome.budget_bytes, str(plan.status), *figures)

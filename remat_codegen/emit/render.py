@@ -146,7 +146,7 @@ class _Renderer:
     # ------------------------------------------------------------------ the parts
 
     def _module(self, written: Written, given: dict[int, str]) -> Module:
-        """The file: where helpers have names of the user's, those give way."""
+        """The file: where helpers have names of the user's, those give way. What is guarded is literals, without names."""
         passes, functions = self._passes(written, given), "\n\n\n".join(self._function(named) for named in written.functions)
         guarded = self.guards.guarded(given)
         forward, schedule = self._forward(written, guarded).text(), passes.text()
@@ -207,7 +207,7 @@ class _Renderer:
             uncached=rematerializes and bool(self.trace.autocast) and not self.model.record.shared_cast_bytes,
             inputs=[a.expression for a in self._used()],
             assigned=[a.expression for a in self.state],
-            decisions=self.trace.decisions,
+            decisions=list(self.trace.decisions),
             names=names,
         )
 
@@ -215,7 +215,7 @@ class _Renderer:
         """The helpers that the new forward and all other code call."""
         called, own = Uses.of("\n\n".join(code)), Uses.of(forward)
         names = called.names | (own.names - {a.name for a in self.arguments})
-        return "\n\n".join(needed_helpers(Uses(names, called.attributes | own.attributes)))
+        return "\n\n".join(needed_helpers(Uses(names, called.attributes | own.attributes | {"forward"})))
 
     def _function(self, named: Named) -> str:
         function = named.function

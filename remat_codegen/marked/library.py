@@ -1,5 +1,6 @@
-"""Methods of classes that stay where they are: of libraries, and of PyTorch's own modules. Where a plan cuts within one, its
-text is written into the file, with marks, and the names that it needs are imported from where its class stands."""
+"""Methods of classes that stay where they are: of libraries, of files beside the model's, and of PyTorch's own modules. Where a
+plan cuts within one, its text is written into the file, with marks, and the names that it needs are imported from where its class
+stands."""
 
 from __future__ import annotations
 
@@ -94,8 +95,8 @@ class Library:
 
 
 def _owner(function: Function, kind: type, own: str) -> Owner | None:
-    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it, or
-    in the file `own`, if that is in no package."""
+    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it, and
+    for classes of the file that was named, `own`, unless that belongs to a package."""
     place, _, name = function.name.rpartition(".")
     found = getattr(kind, name, None)
     owner = next((c for c in kind.__mro__ if vars(c).get(name) is found), None)
@@ -324,8 +325,11 @@ def _lines_of(text: str, method: ast.FunctionDef) -> str:
 
 @lru_cache(maxsize=64)
 def about(module: str) -> str:
-    """Where a module comes from: its name, and the package's, with version and licence."""
-    top = module.partition(".")[0]
+    """Where a module comes from: its name, and the package's, with version and licence; of a file of the user's just the name,
+    which may be that of a package, too."""
+    top, dot, _ = module.partition(".")
+    if not dot:
+        return module
     for package in dict.fromkeys(metadata.packages_distributions().get(top, ())):
         told = metadata.metadata(package)
         licences = [told[key] for key in LICENSES if told[key] and "\n" not in told[key]]

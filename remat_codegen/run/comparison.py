@@ -10,7 +10,7 @@ from remat_codegen.advice.aswritten import schedule_of
 from remat_codegen.ask.budget import Budget, format_bytes
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.planners.base.result import Plan, Status
-from remat_codegen.run.planning import Outcome, lower_bound, run_planner
+from remat_codegen.run.planning import Outcome, lower_bound, peak_of, run_planner
 from remat_codegen.run.priced import Priced
 from remat_codegen.schedule import simulate
 from remat_codegen.show.report import AS_WRITTEN, Progress
@@ -59,7 +59,7 @@ class Compared:
         return {
             "status": str(plan.status),
             "overhead": overhead,
-            "peak_bytes": plan.peak_bytes if outcome.fits else None,
+            "peak_bytes": peak_of(self.found, outcome),
             "minimum_bytes": plan.minimum_bytes,
             "seconds": round(outcome.seconds, 3),
         }

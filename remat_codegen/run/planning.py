@@ -240,11 +240,17 @@ def plan_file(
     return found, outcome
 
 
+def peak_of(found: Priced, outcome: Outcome) -> int | None:
+    """The peak of a plan with the generators' states that a file holds; None where nothing fits."""
+    plan = outcome.plan
+    return None if plan.schedule is None else plan.peak_bytes + found.reserve.states_bytes(order_of(plan.schedule))
+
+
 def saved_plan(found: Priced, outcome: Outcome) -> SavedPlan:
     """The plan of an outcome that fits, as it is saved and as a generated file's header says it."""
     plan, model = outcome.plan, None if found.traced is None else found.traced.model
-    assert plan.schedule is not None
-    order = order_of(plan.schedule)
+    peak_bytes = peak_of(found, outcome)
+    assert plan.schedule is not None and peak_bytes is not None
     proved = outcome.bound_ns is not None and outcome.bound_ns > found.plain_ns
     return SavedPlan(
         graph=found.graph.digest(),
@@ -252,12 +258,12 @@ def saved_plan(found: Priced, outcome: Outcome) -> SavedPlan:
         status=str(plan.status),
         budget=outcome.budget,
         budget_bytes=outcome.budget_bytes,
-        planned_peak_bytes=plan.peak_bytes + found.reserve.states_bytes(order),
+        planned_peak_bytes=peak_bytes,
         unmodified_peak_bytes=found.plain_bytes,
         overhead=outcome.overhead(found.plain_ns) or 0.0,
         bound=lower_bound(found, outcome.bound_ns) if proved else None,
         device=found.profile.device.partition(":")[0],
-        order=order,
+        order=order_of(plan.schedule),
         notes=plan.notes if found.traced is None else (*plan.notes, *unseen(found.traced)),
         as_written_peak_bytes=None if found.as_written is None else found.as_written.peak_bytes,
         as_written_overhead=None if found.as_written is None else found.as_written.overhead,
@@ -294,18 +300,18 @@ def lower_bound(found: Priced, bound_ns: int | None) -> float | None:
 
 
 def outcome_json(found: Priced, outcome: Outcome) -> dict[str, Any]:
-    """The object that `plan --json` prints: the figures of a header, where the plan fits."""
-    plan, said = outcome.plan, saved_plan(found, outcome) if outcome.fits else None
+    """The object that `plan --json` prints."""
+    plan = outcome.plan
     return _size(found) | {
         "planner": outcome.planner,
         "status": str(plan.status),
         "budget_bytes": outcome.budget_bytes,
-        "peak_bytes": None if said is None else said.planned_peak_bytes,
+        "peak_bytes": peak_of(found, outcome),
         "unmodified_peak_bytes": found.plain_bytes,
         "time_ns": plan.time_ns if outcome.fits else None,
         "unmodified_time_ns": found.plain_ns,
         "time_scale": found.scale,
-        "overhead": None if said is None else said.overhead,
+        "overhead": outcome.overhead(found.plain_ns),
         "bound": lower_bound(found, outcome.bound_ns),
         "minimum_bytes": plan.minimum_bytes,
         "seconds": round(outcome.seconds, 3),

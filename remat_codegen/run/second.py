@@ -45,7 +45,7 @@ from remat_codegen.readback.values import Problem
 from remat_codegen.run import functions, pipeline
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.pipeline import facts_of, finished, own_source, portable
-from remat_codegen.run.planning import make_plan, unseen
+from remat_codegen.run.planning import DIGITS, make_plan, unseen
 from remat_codegen.run.priced import measured_costs, reserve_of
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Compute, Schedule, alive_before, simulate
@@ -359,7 +359,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
     return replace(
         plan,
         planned_peak_bytes=timeline.peak_bytes + states_bytes(traced, brought),
-        overhead=round(timeline.time_ns / max(1, plain) - 1, 4),
+        overhead=round(timeline.time_ns / max(1, plain) - 1, DIGITS),
         order=order,
         notes=tuple(note for note in plan.notes if note not in of_functions),
     )

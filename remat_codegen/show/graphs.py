@@ -10,7 +10,7 @@ from rich.text import Text
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.planners.base.result import Status
 from remat_codegen.run.comparison import Compared, budget_text
-from remat_codegen.run.planning import Outcome, lower_bound
+from remat_codegen.run.planning import Outcome, lower_bound, peak_of
 from remat_codegen.run.priced import Priced
 from remat_codegen.show.report import percent, two_columns
 
@@ -31,14 +31,14 @@ def _size(nodes: int, data: int) -> str:
 
 def plan_table(found: Priced, outcome: Outcome) -> Table:
     """What a planner made of a graph."""
-    plan, overhead = outcome.plan, outcome.overhead(found.plain_ns)
+    plan, overhead, peak = outcome.plan, outcome.overhead(found.plain_ns), peak_of(found, outcome)
     least = lower_bound(found, outcome.bound_ns)
     table = two_columns()
     table.add_row("graph", _size(len(found.graph.nodes), len(found.graph.data)))
     table.add_row("budget", format_bytes(outcome.budget_bytes))
-    if overhead is not None:
-        share = f" ({percent(plan.peak_bytes / found.plain_bytes)})" if found.plain_bytes else ""
-        table.add_row("peak", f"{format_bytes(plan.peak_bytes)} of {format_bytes(found.plain_bytes)}{share}")
+    if overhead is not None and peak is not None:
+        share = f" ({percent(peak / found.plain_bytes)})" if found.plain_bytes else ""
+        table.add_row("peak", f"{format_bytes(peak)} of {format_bytes(found.plain_bytes)}{share}")
         table.add_row("step", f"{step_time(found, plan.time_ns)} instead of {step_time(found, found.plain_ns)}")
         table.add_row("overhead", percent(overhead))
     table.add_row("lower bound", "no plan fits" if least is None else percent(least))

@@ -9,7 +9,7 @@ from typing import Any
 
 from remat_codegen.errors import OutputError
 from remat_codegen.run.comparison import Compared
-from remat_codegen.run.planning import lower_bound
+from remat_codegen.run.planning import lower_bound, peak_of
 
 SUFFIXES = (".svg", ".png")
 MARKERS = "osD^v<>pPX*hd8"
@@ -48,7 +48,7 @@ def _figure(compared: Compared, measured: list[dict[str, Any]]) -> Any:
     drawn: list[float] = []
     for number, (name, outcomes) in enumerate(compared.outcomes.items()):
         style = {"color": colours[number % len(colours)], "marker": MARKERS[number % len(MARKERS)]}
-        points = sorted((o.plan.peak_bytes, o.overhead(found.plain_ns)) for o in outcomes if o.fits)
+        points = sorted((peak_of(found, o) or 0, o.overhead(found.plain_ns)) for o in outcomes if o.fits)
         shares = [100 * peak / max(found.plain_bytes, 1) for peak, _ in points]
         drawn.extend(100 * (overhead or 0.0) for _, overhead in points)
         axes.plot(shares, [100 * (o or 0.0) for _, o in points], label=name, markersize=4, linewidth=1, **style)

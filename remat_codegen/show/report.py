@@ -169,7 +169,7 @@ class OtherPlan:
         """The object that `--json` prints; `batch` is there only where that is what plans differ in."""
         sizes = {"budget_bytes": self.budget_bytes, "planned_peak_bytes": self.peak_bytes}
         sizes |= {} if self.batch is None else {"batch": self.batch}
-        return sizes | {"overhead": round(self.overhead, 6), "bound": None if self.bound is None else round(self.bound, 6)}
+        return sizes | {"overhead": self.overhead, "bound": self.bound}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +211,8 @@ class Report:
             "budget_bytes": self.budget_bytes,
             "planned_peak_bytes": self.planned_peak_bytes,
             "unmodified_peak_bytes": self.unmodified_peak_bytes,
-            "overhead": round(self.overhead, 6),
-            "bound": None if self.bound is None else round(self.bound, 6),
+            "overhead": self.overhead,
+            "bound": self.bound,
             "blocks": self.blocks,
             "kinds": self.kinds,
             "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()},

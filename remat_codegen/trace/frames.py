@@ -28,7 +28,10 @@ HELD = "remat_codegen_held"  # its own number, and those of the nodes whose resu
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"))  # of PyTorch: what is written as models are
-_TRACES = tuple(os.path.join(_TORCH, part, "") for part in ("fx", "_dynamo", "_export", "_library", "utils"))
+_TRACES = (  # what is on the stack only while a model is traced
+    *(os.path.join(_TORCH, part, "") for part in ("fx", "_export", "_library")),
+    os.path.join(_TORCH, "utils", "_stats.py"),
+)
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_HOLDERS = torch.nn.Module, type, ModuleType, torch.fx.Node, torch.fx.Graph  # of what a forward pass makes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from emitted import droppable, emit, load, model_of, rebuilding
@@ -162,7 +164,10 @@ PADDED[:, 5:] = False
 def generated(module, args, tmp_path):
     model = model_of(module, args, {})
     schedule = rebuilding(model.graph, set(droppable(model.graph)))
-    file = load(emit(module, args, {}, model, schedule, None), tmp_path, type(module).__name__.lower())
+    text = emit(module, args, {}, model, schedule, None)
+    called = re.search(r"\n    check_decisions\(\s*decided(\[\d+:\])?,\s*\[\s*\(", text)
+    assert called or not model.trace.decisions, "a list, as in files that are there"
+    file = load(text, tmp_path, type(module).__name__.lower())
     assert compare(module, file.rematerialize, args, {}).identical
     return model.trace.decisions, file.rematerialize(module)
 
