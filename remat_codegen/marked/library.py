@@ -1,6 +1,6 @@
 """Methods of classes that stay where they are: of libraries, of files beside the model's, and of PyTorch's own modules. Where a
-plan cuts within one, its text is written into the file, with marks, and the names that it needs are imported from where its class
-stands."""
+plan cuts within one, its text is written into the file, with marks, and the names that it needs are imported from where its
+class stands."""
 
 from __future__ import annotations
 

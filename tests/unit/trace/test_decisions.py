@@ -165,7 +165,7 @@ def generated(module, args, tmp_path):
     model = model_of(module, args, {})
     schedule = rebuilding(model.graph, set(droppable(model.graph)))
     text = emit(module, args, {}, model, schedule, None)
-    called = re.search(r"\n    check_decisions\(\s*decided(\[\d+:\])?,\s*\[\s*\(", text)
+    called = re.search(r"\n +check_decisions\(\s*decided(\[\d+:\])?,\s*\[\s*\(", text)
     assert called or not model.trace.decisions, "a list, as in files that are there"
     file = load(text, tmp_path, type(module).__name__.lower())
     assert compare(module, file.rematerialize, args, {}).identical
