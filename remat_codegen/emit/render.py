@@ -24,6 +24,7 @@ from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.guards import Guards
 from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
+from remat_codegen.emit.layout import MIB
 from remat_codegen.emit.lines import COLUMNS, uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.outside import OPERATIONS_OF_TORCH
@@ -44,7 +45,6 @@ MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUM
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
 LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
 PACKED_LINE = 96  # characters
-MIB = 2**20
 THEIRS = "_of_the_user"  # marks a name of theirs while helpers of the same name give way
 ARGUMENTS = ("m", "kept", "step", DEVICE)  # of block functions
 

@@ -26,7 +26,7 @@ from remat_codegen.run.second import LITTLE_FELT
 from remat_codegen.run.traced import Traced
 from remat_codegen.show.report import Chosen, Item, Progress, Report, percent
 
-CUDAS_BYTES = 10**9  # of a GPU's memory: its context, and what a driver keeps: of a T4's 16 GB it shows 14.56 GiB
+CUDAS_BYTES = 10**9  # of a GPU's memory: context and driver; a T4 of 16 GB has 14.56 GiB, its out-of-memory messages say
 MOST_PLANS = 12  # of one search for a budget
 LEAST_PLANS = 4  # the same where the time is up
 MORE_TIME = "raise --time-limit for a better answer"
