@@ -1,4 +1,4 @@
-"""What all tests share: `--update-golden`, two threads, a seed, and small models."""
+"""What all tests share: `--update-golden`, one thread, a seed, and small models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update-golden would make every golden test pass; it is refused where CI is set")
     if config.getoption("--update-golden") and others():
         raise pytest.UsageError(f"--update-golden would write what other versions do not: {others()} (constraints.txt)")
-    torch.set_num_threads(2)  # outputs and measured costs depend on it
+    torch.set_num_threads(1)  # outputs depend on it, and workers have a core each
 
 
 @pytest.fixture

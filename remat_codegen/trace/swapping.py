@@ -21,7 +21,8 @@ def swapped(others: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator
     found = {id(function): (function, other) for function, other in others.items()}
     homes = {"torch", *(function.__module__ for function in others)}
     modules = [m for name, m in sys.modules.items() if isinstance(m, ModuleType) and _is_searched(name, homes)]
-    held = [(vars(m), name, *found[id(value)]) for m in modules for name, value in vars(m).items() if id(value) in found]
+    holders = [m for m in modules if not found.keys().isdisjoint(map(id, vars(m).values()))]
+    held = [(vars(m), name, *found[id(value)]) for m in holders for name, value in vars(m).items() if id(value) in found]
     for names, name, _, other in held:
         names[name] = other
     try:
