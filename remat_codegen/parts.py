@@ -794,7 +794,10 @@ class Part:
             with torch.enable_grad():
                 value = value.clone() if readers() else value.detach()
                 return NoLeaf.apply(value, torch.empty(0, requires_grad=held.needs_grad))
-        return value.detach().requires_grad_(held.needs_grad)
+        value = value.detach().requires_grad_(held.needs_grad)
+        if NESTED and self.inners and not replay.silent:  # parts within get the place, for this may be there for one reader
+            self.step.lend(value, place, replay)
+        return value
 
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
@@ -1068,9 +1071,9 @@ class Step:
         if self.part is None and not self.lent and getattr((_hooks() or [None])[0], "__self__", None) is self:
             C._autograd._pop_saved_tensors_default_hooks()
 
-    def lend(self, tensor, place):
+    def lend(self, tensor, place, replay=None):
         """From now on, who saves this tensor or a view of it gets the place, until the tensor's memory is gone."""
-        lent = (self.replay or self).lent if NESTED else self.lent
+        lent = (replay or self.replay or self).lent if NESTED else self.lent
         storage, this = tensor.untyped_storage(), weakref.ref(self)
         key = storage._cdata
 

@@ -8,8 +8,8 @@ import torch
 from emitted import model_of
 from torch import nn
 
+from remat_codegen.emit.linkage import Linkage
 from remat_codegen.emit.names import wishes
-from remat_codegen.emit.plumbing import Plumbing
 from remat_codegen.emit.segments import divide
 from remat_codegen.graph.simplify import Model
 from remat_codegen.schedule import Schedule, validate
@@ -48,7 +48,7 @@ def layered() -> Model:
     return found
 
 
-def plumbing_of(model: Model, schedule: Schedule) -> Plumbing:
+def linkage_of(model: Model, schedule: Schedule) -> Linkage:
     """What the functions of a schedule agree on; nothing is waited for yet."""
     validate(model.graph, schedule)
-    return Plumbing.of(divide(model.graph, schedule), model, wishes(model.trace), lambda kind, path, text: kind.__name__)
+    return Linkage.of(divide(model.graph, schedule), model, wishes(model.trace), lambda kind, path, text: kind.__name__)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from remat_codegen.emit.about import note
 from remat_codegen.emit.lines import Line, drop, tidy, uses
+from remat_codegen.emit.linkage import Linkage, changed_argument
 from remat_codegen.emit.needs import Needs
-from remat_codegen.emit.plumbing import Plumbing, changed_argument
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.emit.spell import DEVICE, spell
@@ -54,21 +54,21 @@ class Function:
         return self.role, self.lines, self.argument_names, self.uses_kept
 
 
-def write_function(plumbing: Plumbing, segment: Segment) -> Function:
+def write_function(linkage: Linkage, segment: Segment) -> Function:
     """The function of a segment. A backward segment in which nothing happens has no lines."""
-    return _Writer(plumbing, segment).write()
+    return _Writer(linkage, segment).write()
 
 
 _ORDER = [Origin.INPUT, Origin.CONSTANT, Origin.RESULT, Origin.SIZE]  # of a function's arguments
 
 
 class _Writer:
-    def __init__(self, plumbing: Plumbing, segment: Segment) -> None:
-        self.plumbing, self.segment = plumbing, segment
-        self.program, self.model = plumbing.program, plumbing.model
+    def __init__(self, linkage: Linkage, segment: Segment) -> None:
+        self.linkage, self.segment = linkage, segment
+        self.program, self.model = linkage.program, linkage.model
         self.trace, self.record = self.model.trace, self.model.record
-        self.scope = plumbing.scopes[segment.block]
-        self.needs = Needs(plumbing, segment)
+        self.scope = linkage.scopes[segment.block]
+        self.needs = Needs(linkage, segment)
         self.lines: list[Line] = []
         self.shapes = self.scope.shape_names(again=segment.role is not Role.FORWARD)
         self.depth = 0
@@ -132,7 +132,7 @@ class _Writer:
             data = self.model.data_of[variable]
             if data is None:
                 continue
-            if self.plumbing.keepers(variable, data, self.program.copies[data][0], self.segment.block):
+            if self.linkage.keepers(variable, data, self.program.copies[data][0], self.segment.block):
                 self.keeps.append(variable)
         return found
 
@@ -160,7 +160,7 @@ class _Writer:
         for data in body.values:
             copy = self.program.copy_made(data, position)
             if self.program.keepers(data, copy, self.segment.block):
-                self._keep(self.plumbing.owner_of[data])
+                self._keep(self.linkage.owner_of[data])
 
     def _drop_inner(self, body: Body) -> None:
         """A node's own intermediate results end with it, as the profile says."""
@@ -193,7 +193,7 @@ class _Writer:
     def _node_name(self, node: Node) -> str:
         body = self.model.bodies[node.id]
         variables = [v for op in body.operations for v in self.trace.operations[op].made]
-        owner = [self.plumbing.owner_of[d] for d in body.values]
+        owner = [self.linkage.owner_of[d] for d in body.values]
         return self.scope.name((owner or variables)[0])
 
     def _statement(self, position: int, operation: Operation) -> None:
@@ -203,12 +203,12 @@ class _Writer:
 
     def _write_call(self, operation: Operation, again: bool) -> None:
         training = f"{self.scope.module(operation.module_path)}.training" if has_training_flag(operation) else None
-        way = self.plumbing.proof.way(operation)
+        way = self.linkage.proof.way(operation)
         operation = self.shapes.spelled(operation, self._is_at_hand)
         path = operation.module_path
 
         def named(kind: type) -> str:
-            return self.plumbing.class_expression(kind, path, self.scope.module(path))
+            return self.linkage.class_expression(kind, path, self.scope.module(path))
 
         text = spell(operation, self.scope.expression, training, again, way, named)
         for variable in operation.made:
@@ -252,12 +252,12 @@ class _Writer:
         """After an operation: its stop, and the slots of what it allocated."""
         results = self.trace.operations[op].results
         for backward_node in () if again else self.needs.stops_of(node):
-            variable = self.plumbing.stop_variable(backward_node)
-            if variable is not None and op == self.plumbing.last_operation(backward_node):
+            variable = self.linkage.stop_variable(backward_node)
+            if variable is not None and op == self.linkage.last_operation(backward_node):
                 name = self.scope.name(variable)
                 self._line(f"kept.stop({name!r}, {name})")
         for data in self.model.bodies[node.id].values:
-            variable = self.plumbing.owner_of[data]
+            variable = self.linkage.owner_of[data]
             if variable not in results or data not in self.program.slots:
                 continue
             name = self.scope.name(variable)
@@ -274,7 +274,7 @@ class _Writer:
         if origin is not Origin.RESULT or variable in self.local:
             return self.scope.expression(variable)
         data = self.model.data_of[variable]
-        base = variable in self.scope.outside() or (data is not None and variable == self.plumbing.owner_of[data])
+        base = variable in self.scope.outside() or (data is not None and variable == self.linkage.owner_of[data])
         if base and data is not None:
             self._take(variable, data, position)
         else:
@@ -283,7 +283,7 @@ class _Writer:
 
     def _look_again(self, variable: int, position: int) -> None:
         """A view is taken once more; what an in-place operation returned is what it changed."""
-        operation = self.plumbing.maker[variable]
+        operation = self.linkage.maker[variable]
         changed = changed_argument(operation) if self.record.operations[operation.id].mutated else None
         if changed is None:
             self._statement(position, operation)
@@ -305,7 +305,7 @@ class _Writer:
         copy = self.program.copy_at(data, position)
         later = [
             r
-            for r in self.plumbing.keepers(variable, data, copy, self.segment.block)
+            for r in self.linkage.keepers(variable, data, copy, self.segment.block)
             if r not in self.segment.positions and r > position
         ]
         name = self.scope.name(variable)
@@ -327,8 +327,8 @@ class _Writer:
         kind = self.program.graph.data[data].kind
         if kind is Kind.GRADIENT:
             return
-        copy = next(c for c in self.program.copies[data] if c.forgotten == position)
-        if (data, copy.created) in self.program.unread:
+        copy = next(c for c in self.program.copies[data] if c.end == position)
+        if (data, copy.start) in self.program.unread:
             return
         if self.needs.must_empty(data, copy):
             self._empty(position, data, kind)
@@ -338,17 +338,17 @@ class _Writer:
     def _empty(self, position: int, data: int, kind: Kind) -> None:
         producer = self.program.producer[data]
         home = self.program.block_of[producer]
-        names = self.plumbing.scopes[home].name
+        names = self.linkage.scopes[home].name
         name = self._node_name(self.program.graph.nodes[producer]) if home == self.segment.block else None
         if kind is Kind.VALUE:
-            text = f"forget({names(self.plumbing.owner_of[data])!r})"
+            text = f"forget({names(self.linkage.owner_of[data])!r})"
         else:
             text = f"forget_saved({name!r})"
         self._wait(position)
         if home == self.segment.block:
             self._line(f"kept.{text}")
         elif self.segment.role is Role.FORWARD and kind is Kind.VALUE and position > self.last_compute:
-            self.forgets.append((home, names(self.plumbing.owner_of[data])))
+            self.forgets.append((home, names(self.linkage.owner_of[data])))
         else:
             self._line(f"kept.before({self.segment.block - home}).{text}")
 
@@ -368,10 +368,10 @@ class _Writer:
         if self.waited:
             return
         self.waited, self.waiting = True, None
-        node = self.plumbing.waiting_point(position)
+        node = self.linkage.waiting_point(position)
         if node is None:
             return
-        block, name = self.plumbing.stop_name(node)
+        block, name = self.linkage.stop_name(node)
         where = "kept" if block == self.segment.block else f"kept.before({self.segment.block - block})"
         self.waiting = len(self.lines), 0
         self._line(f"yield {where}.stops[{name!r}]")

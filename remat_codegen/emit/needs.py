@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from remat_codegen.emit.plumbing import Plumbing
-from remat_codegen.emit.segments import Copy, Role, Segment
+from remat_codegen.emit.linkage import Linkage
+from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.graph.ir import Kind, Node
 from remat_codegen.graph.simplify import Body, is_view
+from remat_codegen.schedule import Copy
 from remat_codegen.trace import Origin, refs
 
 
 class Needs:
     """Questions about one segment and its nodes."""
 
-    def __init__(self, plumbing: Plumbing, segment: Segment) -> None:
-        self.plumbing, self.segment = plumbing, segment
-        self.program, self.model = plumbing.program, plumbing.model
+    def __init__(self, linkage: Linkage, segment: Segment) -> None:
+        self.linkage, self.segment = linkage, segment
+        self.program, self.model = linkage.program, linkage.model
         self.trace, self.record = self.model.trace, self.model.record
-        self.scope = plumbing.scopes[segment.block]
+        self.scope = linkage.scopes[segment.block]
         self.last_compute = max((p for p in segment.positions if self.program.node_at(p)), default=-1)
 
     def freed_inside(self, variable: int) -> bool:
@@ -25,22 +26,22 @@ class Needs:
         if data is None:
             return False
         first = self.program.copies[data][0]
-        return first.forgotten < self.last_compute and self.program.segment_of[first.forgotten] is self.segment
+        return first.end < self.last_compute and self.program.segment_of[first.end] is self.segment
 
     def returned(self) -> list[int]:
         """What later blocks read of what this segment computes."""
         if self.segment.role is Role.BACKWARD:
             return []
-        later = self.plumbing.scopes[self.segment.block + 1 :]
+        later = self.linkage.scopes[self.segment.block + 1 :]
         if self.segment.role is Role.FORWARD:
             wanted = [*(v for scope in later for v in scope.outside()), *refs(self.trace.outputs)]
             return list(dict.fromkeys(v for v in wanted if self.scope.own(v)))
         found: dict[int, None] = {}
         for data, created in self._made():
-            found |= {self.plumbing.owner_of[data]: None} if (data, created) in self.program.unread else {}
+            found |= {self.linkage.owner_of[data]: None} if (data, created) in self.program.unread else {}
             for scope in later:
                 if self._read_again(data, created, scope.block):
-                    found.update(dict.fromkeys(self.plumbing.outside_of(data, scope.block)))
+                    found.update(dict.fromkeys(self.linkage.outside_of(data, scope.block)))
         return list(found)
 
     def only_looks(self, op: int) -> bool:
@@ -55,7 +56,7 @@ class Needs:
             return False
         looked_at = self.trace.variables[read[0]]
         if looked_at.origin is Origin.RESULT:
-            return self.looks_at_state(self.plumbing.maker[read[0]].id)
+            return self.looks_at_state(self.linkage.maker[read[0]].id)
         return looked_at.origin is Origin.BUFFER
 
     def allocated_in(self, variable: int, body: Body) -> bool:
@@ -68,7 +69,7 @@ class Needs:
             return True
         body = self.model.bodies[node.id]
         slots = set(body.values) & self.program.slots
-        data_of = self.plumbing.data_of_storage
+        data_of = self.linkage.data_of_storage
         return any(data_of.get(s) in slots for op in body.operations for s in self.record.operations[op].saved)
 
     def puts_back(self, data: int, position: int) -> bool:
@@ -87,7 +88,7 @@ class Needs:
 
     def stops_of(self, node: Node) -> list[int]:
         """The backward nodes before which the backward program stops at this node, ascending."""
-        return [n for n in sorted(self.plumbing.stops) if self.program.graph.nodes[n].forward == node.id]
+        return [n for n in sorted(self.linkage.stops) if self.program.graph.nodes[n].forward == node.id]
 
     def must_empty(self, data: int, copy: Copy) -> bool:
         """Whether forgetting a copy has to empty what autograd holds of it: something puts it back later."""

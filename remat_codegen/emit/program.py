@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from remat_codegen.emit.about import about
 from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.lines import uses
+from remat_codegen.emit.linkage import FunctionExpression, Linkage
 from remat_codegen.emit.loops import compress, mark, number
 from remat_codegen.emit.names import Namer
-from remat_codegen.emit.plumbing import FunctionExpression, Plumbing
 from remat_codegen.emit.reruns import run_again
 from remat_codegen.emit.scope import Scope, module_expression
 from remat_codegen.emit.segments import Program, Role, Segment
@@ -54,17 +54,17 @@ def write_program(
 ) -> Written:
     """Writes every segment. `given` names the model's inputs and constants, `namer` owns the module's names, `class_expression`
     says how to reach a class of the user's."""
-    plumbing = Plumbing.of(program, model, wishes, class_expression)
-    backwards = [(s, write_function(plumbing, s)) for s in program.segments if _is_late(s, program)]
-    backwards = share_rebuilds(plumbing, backwards)
-    _plan_waits(plumbing, backwards)
-    forwards = unite(plumbing, [(s, write_function(plumbing, s)) for s in program.segments if s.role is Role.FORWARD])
-    backwards = run_again(plumbing, forwards, backwards)
-    names = _Library(plumbing, namer)
+    linkage = Linkage.of(program, model, wishes, class_expression)
+    backwards = [(s, write_function(linkage, s)) for s in program.segments if _is_late(s, program)]
+    backwards = share_rebuilds(linkage, backwards)
+    _plan_waits(linkage, backwards)
+    forwards = unite(linkage, [(s, write_function(linkage, s)) for s in program.segments if s.role is Role.FORWARD])
+    backwards = run_again(linkage, forwards, backwards)
+    names = _Library(linkage, namer)
     pairs = sorted([*forwards, *backwards], key=lambda p: (p[0].block, list(Role).index(p[0].role)))
     for segment, function in pairs:
         names.add(segment, function)
-    main = _Main(plumbing, names, given)
+    main = _Main(linkage, names, given)
     forward = main.forward(forwards)
     backward = main.backward(backwards)
     return Written(tuple(names.ordered()), tuple(forward), tuple(backward), main.names, program.alive_at_loss())
@@ -74,18 +74,18 @@ def _is_late(segment: Segment, program: Program) -> bool:
     return segment.role is not Role.FORWARD and segment.block < len(program.graph.blocks)
 
 
-def _plan_waits(plumbing: Plumbing, backwards: Sequence[tuple[Segment, Function]]) -> None:
+def _plan_waits(linkage: Linkage, backwards: Sequence[tuple[Segment, Function]]) -> None:
     """A rebuild of its own waits in the main program."""
     for segment, _ in backwards:
         if segment.role is Role.REBUILD:
-            plumbing.waiting_point(segment.positions[0])
+            linkage.waiting_point(segment.positions[0])
 
 
 class _Library:
     """The functions by text: equal ones are written once."""
 
-    def __init__(self, plumbing: Plumbing, namer: Namer) -> None:
-        self.plumbing, self.namer = plumbing, namer
+    def __init__(self, linkage: Linkage, namer: Namer) -> None:
+        self.linkage, self.namer = linkage, namer
         self.by_text: dict[object, Named] = {}
         self.of_segment: dict[int, Named] = {}
         self.uses: dict[str, list[Segment]] = {}
@@ -94,7 +94,7 @@ class _Library:
         if not function.lines:
             return
         if function.text not in self.by_text:
-            title = self.plumbing.scopes[segment.block].title()
+            title = self.linkage.scopes[segment.block].title()
             name = self.namer.fresh(f"{title}_{segment.role}")
             self.by_text[function.text] = Named(name, function, segment.block)
         self.of_segment[id(segment)] = self.by_text[function.text]
@@ -106,27 +106,27 @@ class _Library:
     def _about(self, named: Named) -> str:
         segments = self.uses[named.name]
         rerun = next((s for s in segments if s.role is not named.function.role), None)
-        return about(self.plumbing.program, segments[0], [self.plumbing.scopes[s.block] for s in segments], rerun)
+        return about(self.linkage.program, segments[0], [self.linkage.scopes[s.block] for s in segments], rerun)
 
 
 class _Main:
     """Writes run_forward and run_backward."""
 
-    def __init__(self, plumbing: Plumbing, library: _Library, given: dict[int, str]) -> None:
-        self.plumbing, self.library = plumbing, library
-        self.model = plumbing.model
+    def __init__(self, linkage: Linkage, library: _Library, given: dict[int, str]) -> None:
+        self.linkage, self.library = linkage, library
+        self.model = linkage.model
         self.names = dict(given)
         self.namer = Namer()
         self.namer.taken.update(given.values())
         self.last_reader = self._last_readers()
 
     def _last_readers(self) -> dict[int, int]:
-        last = {v: s.block for s in self.plumbing.scopes for v in s.outside()}
-        return last | {v: len(self.plumbing.scopes) for v in refs(self.model.trace.outputs)}
+        last = {v: s.block for s in self.linkage.scopes for v in s.outside()}
+        return last | {v: len(self.linkage.scopes) for v in refs(self.model.trace.outputs)}
 
     def _call(self, segment: Segment, function: Function) -> str:
         named = self.library.of_segment[id(segment)]
-        scope = self.plumbing.scopes[segment.block]
+        scope = self.linkage.scopes[segment.block]
         arguments = [mark(self._module(scope))]
         if function.uses_kept:
             arguments.append(f"step[{number(segment.block)}]")
@@ -137,7 +137,7 @@ class _Main:
 
     def _call_again(self, segment: Segment, function: Function, given: int | None) -> str:
         """A second run of a first function, with what the first run was given; `given` was just made again."""
-        named, scope = self.library.of_segment[id(segment)], self.plumbing.scopes[segment.block]
+        named, scope = self.library.of_segment[id(segment)], self.linkage.scopes[segment.block]
         kept, takes = f"step[{number(segment.block)}]", dict(function.takes)
         taken = {v: f"{kept}.{verb}({scope.name(v)!r})" for v, verb in takes.items() if v != given}
         arguments = [DEVICE] if function.uses_device else []
@@ -152,7 +152,7 @@ class _Main:
         for segment, function in pairs:
             for variable in function.handed:
                 if variable in function.keeps:
-                    lines.append(self._keep(self.plumbing.scopes[segment.block], variable, self.names[variable]))
+                    lines.append(self._keep(self.linkage.scopes[segment.block], variable, self.names[variable]))
                 self._hand(lines, segment, variable)
             call = self._call(segment, function)
             dying = [v for v in function.arguments if self._dies(v, segment.block)]
@@ -183,7 +183,7 @@ class _Main:
         return targets
 
     def _wishes(self, function: Function) -> list[str]:
-        scopes = self.plumbing.scopes
+        scopes = self.linkage.scopes
         home = {v: next(s for s in scopes if s.own(v)) for v in function.returns}
         return [home[v].name(v) for v in function.returns]
 
@@ -194,7 +194,7 @@ class _Main:
     def _hand(self, lines: list[str], segment: Segment, variable: int) -> None:
         """Gives an argument away, so that the function can free it."""
         name = self.names[variable]
-        inside = self.plumbing.scopes[segment.block].name(variable)
+        inside = self.linkage.scopes[segment.block].name(variable)
         hand = f"step[{number(segment.block)}].hand({inside!r}, "
         if lines and lines[-1].startswith(f"{name} = "):
             call = lines[-1].removeprefix(f"{name} = ")
@@ -212,9 +212,9 @@ class _Main:
             if segment.role is Role.BACKWARD:
                 lines.append(f"yield from {self._call(segment, function)}")
                 continue
-            node = self.plumbing.waiting_point(segment.positions[0])
+            node = self.linkage.waiting_point(segment.positions[0])
             if node is not None and node != waited:
-                block, name = self.plumbing.stop_name(node)
+                block, name = self.linkage.stop_name(node)
                 lines.append(f"yield step[{number(block)}].stops[{name!r}]")
             waited = node
             before, given = given, self._given_on(segment, function, following)
@@ -231,13 +231,13 @@ class _Main:
             return None
         (variable,), (then, takes) = function.returns, following
         at_once = dict(takes.takes).get(variable) == "take" and self._keepers(segment, function) == [(then.block, variable)]
-        waits = self.plumbing.waiting_point(then.positions[0]) != self.plumbing.waiting_point(segment.positions[0])
+        waits = self.linkage.waiting_point(then.positions[0]) != self.linkage.waiting_point(segment.positions[0])
         return variable if at_once and then.role is Role.REBUILD and not waits else None
 
     def _keepers(self, segment: Segment, function: Function) -> list[tuple[int, int]]:
         """The blocks that run again with what a rebuild returns, and which variable that is."""
-        later = range(segment.block + 1, len(self.plumbing.scopes))
-        found = [(block, v) for v in function.returns for block in later if v in self.plumbing.scopes[block].outside()]
+        later = range(segment.block + 1, len(self.linkage.scopes))
+        found = [(block, v) for v in function.returns for block in later if v in self.linkage.scopes[block].outside()]
         return [(block, v) for block, v in found if self._keeps(segment, v, block)]
 
     def _rebuild(self, segment: Segment, function: Function, call: str) -> list[str]:
@@ -247,14 +247,14 @@ class _Main:
             return [call]
         if len(keeps) == 1 == len(function.returns):
             block, variable = keeps[0]
-            return [self._keep(self.plumbing.scopes[block], variable, call)]
+            return [self._keep(self.linkage.scopes[block], variable, call)]
         local = {v: f"again_{i}" for i, v in enumerate(function.returns)}
         lines = [f"{', '.join(local.values())} = {call}"]
-        lines += [self._keep(self.plumbing.scopes[block], v, local[v]) for block, v in keeps]
+        lines += [self._keep(self.linkage.scopes[block], v, local[v]) for block, v in keeps]
         return [*lines, f"del {', '.join(local.values())}"]
 
     def _keeps(self, segment: Segment, variable: int, block: int) -> bool:
         data = self.model.data_of[variable]
-        copies = () if data is None else self.plumbing.program.copies[data]  # none of what is a view of a parameter
-        made = [c for c in copies if c.created in segment.positions]
-        return data is not None and any(self.plumbing.keepers(variable, data, c, block) for c in made)
+        copies = () if data is None else self.linkage.program.copies[data]  # none of what is a view of a parameter
+        made = [c for c in copies if c.start in segment.positions]
+        return data is not None and any(self.linkage.keepers(variable, data, c, block) for c in made)

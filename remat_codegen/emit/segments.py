@@ -3,7 +3,7 @@
     Program = forward segments, backward segments
     Segment = a block's steps in one stretch: its first forward, its way back with what is rebuilt in between, or a
     rebuild of its own
-    Copy    = one life of a data node: where created, where forgotten, who reads it
+    Copy    = of a data node: where it is made, where forgotten, who reads it
 
 Only what the schedule forgets and rebuilds gets a name at run time. Everything else is plain PyTorch.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from remat_codegen.graph.ir import Graph, Kind, Node, Phase
-from remat_codegen.schedule import Compute, Forget, Schedule
+from remat_codegen.schedule import Compute, Copy, Forget, Schedule, copies_of
 
 
 class Role(StrEnum):
@@ -33,15 +33,6 @@ class Segment:
     role: Role
     block: int
     positions: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Copy:
-    """One life of a data node, from the step that creates it to the one that forgets it (positions in the schedule)."""
-
-    created: int
-    forgotten: int
-    readers: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -77,11 +68,11 @@ class Program:
         """The copy of a data node that a step at `position` reads or forgets."""
         if data in self.graph.outputs:
             return self.copies[data][0]
-        return next(c for c in reversed(self.copies[data]) if c.created < position)
+        return next(c for c in reversed(self.copies[data]) if c.start < position)
 
     def copy_made(self, data: int, position: int) -> Copy:
         """The copy of a data node that the step at `position` creates."""
-        return next(c for c in self.copies[data] if c.created == position)
+        return next(c for c in self.copies[data] if c.start == position)
 
     def divided(self, segment: Segment) -> list[Segment] | None:
         """A way back as a rebuild of its own and the rest; None where it does not begin with one."""
@@ -107,14 +98,14 @@ class Program:
         return sum(
             self.graph.data[d].nbytes
             for d, lives in self.copies.items()
-            if self.graph.data[d].kind is not Kind.GRADIENT and any(c.created < self.loss_at < c.forgotten for c in lives)
+            if self.graph.data[d].kind is not Kind.GRADIENT and any(c.start < self.loss_at < c.end for c in lives)
         )
 
     def kept_bytes(self, segment: Segment) -> tuple[int, int]:
         """Of what a first forward makes: bytes alive at the loss, and bytes that are forgotten and made once more."""
         kept = forgotten = 0
         for data, copy in self._made_in(segment):
-            if copy.forgotten > self.loss_at:
+            if copy.end > self.loss_at:
                 kept += self.graph.data[data].nbytes
             elif len(self.copies[data]) > 1:
                 forgotten += self.graph.data[data].nbytes
@@ -140,11 +131,11 @@ class Program:
 
     def comes_back(self, data: int, copy: Copy) -> bool:
         """Whether autograd will read a later copy of a data node, so that this one has to be emptied when it is forgotten."""
-        return any(c.created > copy.created and self.wanted_by_autograd(c) for c in self.copies[data])
+        return any(c.start > copy.start and self.wanted_by_autograd(c) for c in self.copies[data])
 
     def keepers(self, data: int, copy: Copy, block: int) -> list[int]:
         """The steps of other segments, all of `block`, that run again and read this copy."""
-        home = self.segment_of[copy.created]
+        home = self.segment_of[copy.start]
         own = [r for r in copy.readers if r in self.again and self.block_at(r) == block]
         return [r for r in own if self.segment_of[r] is not home]
 
@@ -157,7 +148,7 @@ def divide(graph: Graph, schedule: Schedule) -> Program:
     segments = _segments(graph, schedule, block_of, again, next_back)
     producer = [writers[0] for writers in graph.producers]
     loss_at = schedule.steps.index(Compute(graph.loss))
-    program = Program(graph, schedule, block_of, segments, _copies(graph, schedule), again, next_back, producer, loss_at)
+    program = Program(graph, schedule, block_of, segments, copies_of(graph, schedule), again, next_back, producer, loss_at)
     program.segment_of = {p: s for s in segments for p in s.positions}
     for data, lives in program.copies.items():
         if any(program.wanted_by_autograd(c) for c in lives[1:]):
@@ -177,25 +168,6 @@ def _again(schedule: Schedule) -> set[int]:
                 found.add(position)
             seen.add(step.node)
     return found
-
-
-def _copies(graph: Graph, schedule: Schedule) -> dict[int, list[Copy]]:
-    """The lives of each data node. An output has one, to the end: what another run makes of it is dropped at once."""
-    copies: dict[int, list[Copy]] = {}
-    outputs = set(graph.outputs)
-    end = len(schedule.steps)
-    for position, step in enumerate(schedule.steps):
-        if isinstance(step, Forget):
-            copies[step.data][-1].forgotten = position
-            continue
-        node = graph.nodes[step.node]
-        for data in node.reads:
-            copies[data][0 if data in outputs else -1].readers.append(position)
-        for data in node.writes:
-            if graph.data[data].kind is not Kind.GRADIENT or data not in copies:
-                dropped = data in outputs and data in copies
-                copies.setdefault(data, []).append(Copy(position, position if dropped else end))
-    return copies
 
 
 def _next_back(graph: Graph, schedule: Schedule) -> list[int | None]:

@@ -17,7 +17,7 @@ from remat_codegen.ask.batch import Batch, batch_sizes, parse_batch, size_of
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, RematError
-from remat_codegen.fit.drafts import Draft, Least, Measure, Measured, draft_of, least_bytes, measured, quick_excess
+from remat_codegen.fit.drafts import Costed, Draft, Least, Measure, draft_of, least_bytes, measured, quick_excess
 from remat_codegen.run.traced import Traced
 from remat_codegen.show.report import Progress
 
@@ -44,16 +44,16 @@ class Trials:
     budget_of: Callable[[Traced], int]
     measure: Measure = measured
     start: int = 0
-    first: Measured | None = None
+    first: Costed | None = None
     least: dict[int, int] = field(default_factory=dict)
     best: Draft | None = None
     cut_short: bool = False
     hints: dict[int, Excess] = field(default_factory=dict)
     quickly: bool = False
     settled: bool = False
-    _kept: dict[int, Measured] = field(default_factory=dict)
+    _kept: dict[int, Costed] = field(default_factory=dict)
 
-    def begin(self, first: Measured) -> int:
+    def begin(self, first: Costed) -> int:
         """The batch size of the model as it was asked for. Raises TargetError where it cannot be told."""
         target = first.traced.target
         given = parse_batch(self.request.batch).places if self.request.batch else ""
@@ -116,7 +116,7 @@ class Trials:
             return None
         return self._excess(size, found, progress) if self.request.time_limit is None else self._hurried(size, found, progress)
 
-    def _taken(self, size: int, progress: Progress) -> Measured | None:
+    def _taken(self, size: int, progress: Progress) -> Costed | None:
         """The model at a batch size; None where it does not take that, or there is not the memory."""
         try:
             return self._at(size, progress)
@@ -124,7 +124,7 @@ class Trials:
             progress.note(f"batch {size}: {next(iter(str(error).splitlines()), 'out of memory')}")
             return None
 
-    def _hurried(self, size: int, found: Measured, progress: Progress) -> float:
+    def _hurried(self, size: int, found: Costed, progress: Progress) -> float:
         """The excess where time is limited: the plan first, and the smallest one only where that was not cut short."""
         budget, excess = self.budget_of(found.traced), math.inf
         least: Least | None = None
@@ -150,7 +150,7 @@ class Trials:
         least = least_bytes(draft.measured, progress)
         return least if least.sure else None
 
-    def _excess(self, size: int, found: Measured, progress: Progress) -> float:
+    def _excess(self, size: int, found: Costed, progress: Progress) -> float:
         """The excess where there is time for all: the smallest plan first."""
         least, budget = least_bytes(found, progress), self.budget_of(found.traced)
         excess, in_time = float(least.nbytes - budget), least.sure
@@ -173,7 +173,7 @@ class Trials:
             self.cut_short = self.cut_short or not fits
             progress.note(f"batch {size}: {'fits' if fits else 'no plan was found before the time was up'}")
 
-    def _at(self, size: int, progress: Progress) -> Measured:
+    def _at(self, size: int, progress: Progress) -> Costed:
         if size == self.start and self.first is not None:
             return self.first
         if size in self._kept:

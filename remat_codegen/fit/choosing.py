@@ -19,7 +19,7 @@ from remat_codegen.ask.request import FREE, Question, Request
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable
 from remat_codegen.fit.batching import Trials, Tried
-from remat_codegen.fit.drafts import Draft, Measure, Measured, draft_of, least_bytes, measured, write
+from remat_codegen.fit.drafts import Costed, Draft, Measure, draft_of, least_bytes, measured, write
 from remat_codegen.fit.standing import free_bytes, standing, sum_in_words
 from remat_codegen.profile.devices import Device
 from remat_codegen.run.second import LITTLE_FELT
@@ -114,7 +114,7 @@ def fitting(request: Request, question: Question, progress: Progress) -> tuple[D
     return fit(found, there, progress), chosen_of(there)
 
 
-def fit(found: Measured, there: Room, progress: Progress, measure: Measure = measured) -> Draft:
+def fit(found: Costed, there: Room, progress: Progress, measure: Measure = measured) -> Draft:
     """The draft of a model for the room that there is. Raises BudgetError, with what would fit, where nothing does.
 
     `measure` traces and measures a request's model, at the batch size that the request says.
@@ -135,7 +135,7 @@ def chosen_of(there: Room, **more: object) -> Chosen:
     return replace(Chosen(there.items, there.total_bytes, there.optimizer), **more)  # type: ignore[arg-type]
 
 
-def _does_not_fit(found: Measured, there: Room, error: BudgetError, progress: Progress, measure: Measure) -> BudgetError:
+def _does_not_fit(found: Costed, there: Room, error: BudgetError, progress: Progress, measure: Measure) -> BudgetError:
     """Says what is missing, and what would fit: a smaller batch, an optimizer that keeps less."""
     total, beside = format_bytes(there.total_bytes), sum_in_words(there.items)
     left = f"leave {format_bytes(there.left_bytes)}" if there.left_bytes > 0 else "leave nothing"
@@ -154,7 +154,7 @@ def _needed(there: Room, least: int) -> int:
     return there.total_bytes - there.left_bytes + least
 
 
-def _other_optimizer(found: Measured, there: Room, least: int) -> str:
+def _other_optimizer(found: Costed, there: Room, least: int) -> str:
     """The optimizer that keeps the most of those with which the model fits; empty where it fits with none."""
     for name in smaller_than(there.optimizer):
         if room(found.traced, there.total_bytes, name, found.request.device).left_bytes >= least:
@@ -162,7 +162,7 @@ def _other_optimizer(found: Measured, there: Room, least: int) -> str:
     return ""
 
 
-def _smaller_batch(found: Measured, there: Room, progress: Progress, measure: Measure) -> str:
+def _smaller_batch(found: Costed, there: Room, progress: Progress, measure: Measure) -> str:
     """The largest batch that fits, below the one that does not; empty where there is none, or the batch cannot be told."""
     device = found.request.device
     trials = Trials(found.request, "", lambda t: room(t, there.total_bytes, there.optimizer, device).left_bytes, measure)
@@ -191,7 +191,7 @@ def _note_optimizers_step(there: Room, draft: Draft, progress: Progress) -> None
 # ---------------------------------------------------------------------------------------------- --max-overhead
 
 
-def least_budget(found: Measured, max_overhead: str, progress: Progress) -> tuple[Draft, Chosen]:
+def least_budget(found: Costed, max_overhead: str, progress: Progress) -> tuple[Draft, Chosen]:
     """The smallest budget found whose plan takes at most so much more time, and its draft. Raises BudgetError.
 
     What a plan does not count of that, Python's time for parts on a CPU, counts here."""

@@ -26,7 +26,7 @@ from remat_codegen.show.report import Progress, Report
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Costed:
     """A traced model with its costs. `home` is the module that its class is in: another one each time a file is loaded."""
 
     request: Request
@@ -46,7 +46,7 @@ class Draft:
     """A file that could be written: a planner's plan, and the plan as the file takes it, which in the second edition is that of
     its table, `brought`. Where there is none though it was looked for, `why` says why."""
 
-    measured: Measured
+    measured: Costed
     made: SavedPlan
     plan: SavedPlan
     brought: second.Brought | None = None
@@ -68,17 +68,17 @@ class Draft:
         return replace(self, made=replace(self.made, answer=answer), plan=replace(self.plan, answer=answer))
 
 
-def measured(request: Request, progress: Progress) -> Measured:
+def measured(request: Request, progress: Progress) -> Costed:
     """The request's model, traced and measured. Raises RematError."""
     traced = trace_target(request, progress)
     home = sys.modules.get(type(traced.target.module).__module__)
-    return Measured(request, traced, measured_costs(request, traced, progress), home)
+    return Costed(request, traced, measured_costs(request, traced, progress), home)
 
 
-Measure = Callable[[Request, Progress], Measured]
+Measure = Callable[[Request, Progress], Costed]
 
 
-def draft_of(found: Measured, budget_bytes: int, progress: Progress) -> Draft:
+def draft_of(found: Costed, budget_bytes: int, progress: Progress) -> Draft:
     """What would be written for a budget. Raises BudgetError where nothing fits."""
     request = replace(found.request, budget=str(budget_bytes))
     made = make_plan(request, found.traced, progress, profile=found.profile)
@@ -123,7 +123,7 @@ class Least:
     sure: bool = True
 
 
-def least_bytes(found: Measured, progress: Progress) -> Least:
+def least_bytes(found: Costed, progress: Progress) -> Least:
     """The smallest budget that the planner says it has a plan for."""
     with progress.stage("smallest"):
         try:
@@ -133,7 +133,7 @@ def least_bytes(found: Measured, progress: Progress) -> Least:
     return Least(1)
 
 
-def quick_excess(found: Measured, budget_bytes: int, seconds: float) -> float:
+def quick_excess(found: Costed, budget_bytes: int, seconds: float) -> float:
     """By how many bytes the smallest plan that quick planners find is above a budget: 0 at most where one of theirs fits. They
     have about so many seconds."""
     graph, profile, reserve = found.traced.graph, found.profile, reserve_of(found.traced)

@@ -22,7 +22,7 @@ from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V,
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.marked.layers import Layers
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute, Pricing, Schedule
+from remat_codegen.schedule import Compute, Pricing, Schedule, alive_before
 
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
@@ -245,7 +245,7 @@ class Chooser(Generic[V]):
     def first(self, schedule: Schedule, nesting: bool = False, vertices: float = math.inf) -> Rows[V]:
         """For each node that a schedule runs again, the smallest part there is for it, of so many vertices at most."""
         runs = Counter(s.node for s in schedule.steps if isinstance(s, Compute))
-        kept = _alive_at_loss(self.graph, schedule)
+        kept = alive_before(self.graph, schedule, schedule.steps.index(Compute(self.graph.loss)) + 1)
         chosen: dict[Candidate[V], None] = {}
         for node in self.graph.forward_nodes:
             ways = self.candidates.around(node.id, vertices) if runs[node.id] > 1 else []
@@ -348,18 +348,6 @@ def _first_readers(graph: Graph, schedule: Schedule, node: int) -> set[int]:
             if reads:
                 readers.add(step.node)
     return readers
-
-
-def _alive_at_loss(graph: Graph, schedule: Schedule) -> set[int]:
-    alive: set[int] = set()
-    for step in schedule.steps:
-        if isinstance(step, Compute):
-            alive.update(graph.nodes[step.node].writes)
-            if step.node == graph.loss:
-                return alive
-        else:
-            alive.discard(step.data)
-    return alive
 
 
 def _by_key(rows: Rows[V]) -> list[list[Row[V]]]:

@@ -14,7 +14,7 @@ from remat_codegen.page.data import (
     BlockRow,
     Curve,
     Figures,
-    Measured,
+    MeasuredStep,
     NodeRow,
     OtherPlan,
     Outside,
@@ -65,7 +65,7 @@ class Given:
     batch: int | None = None
 
 
-def build(given: Given, tradeoff: Tradeoff | None = None, measured: Measured | None = None) -> Page:
+def build(given: Given, tradeoff: Tradeoff | None = None, measured: MeasuredStep | None = None) -> Page:
     """The page."""
     graph, costs = given.model.graph, given.costs
     planned = curve_of(graph, costs, given.schedule, given.states_bytes)

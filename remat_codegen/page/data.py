@@ -31,7 +31,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredStep:
     """What a step of the file was seen to hold, with times brought to those of the plan, forward and backward pass each."""
 
     peak_bytes: int
@@ -220,7 +220,7 @@ class Page:
     generator: str
     figures: Figures
     others: tuple[OtherPlan, ...]
-    measured: Measured | None
+    measured: MeasuredStep | None
     outside: Outside
     planned: Curve
     unmodified: Curve

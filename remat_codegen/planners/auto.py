@@ -45,7 +45,7 @@ from remat_codegen.planners.search.segments import starting_orders
 from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, simulate, with_forgets
-from remat_codegen.schedule.lives import Board, Limits, Lives, Order
+from remat_codegen.schedule.lives import Limits, Lives, Order, Problem
 from remat_codegen.schedule.order import order_of
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan
@@ -152,13 +152,13 @@ class Frontier:
 
     def __init__(self, graph: Graph, profile: Profile, work_per_node: int, grid: Grid) -> None:
         self.graph, self.profile = graph, profile
-        self.board = Board(graph, profile)
-        self.ledger = Ledger(self.board)
+        self.problem = Problem(graph, profile)
+        self.ledger = Ledger(self.problem)
         self.points: dict[int, Point] = {}
         self.sequences = _Sequences(graph, profile, grid)
         self.work = min(WORK if self.sequences.worthwhile else HARD_WORK, work_per_node * len(graph.nodes))
         self.rounds = FITTED * (len(graph.nodes) // 100 + 1)
-        self.plain = Point(Lives(self.board, self.board.plain).peak, self.board.plain_ns, self.board.plain, "nothing")
+        self.plain = Point(Lives(self.problem, self.problem.plain).peak, self.problem.plain_ns, self.problem.plain, "nothing")
         self.bottom = _nothing(max(self._need(n) for n in graph.nodes) - 1)
 
     def _need(self, node: Node) -> int:
@@ -190,7 +190,7 @@ class Frontier:
     @cached_property
     def _segments(self) -> list[tuple[str, Order]]:
         """The plain step, and segments of the forward pass in growing numbers, those of Chen's among them."""
-        return [("nothing" if order == self.board.plain else "segments", order) for order in starting_orders(self.board)]
+        return [("nothing" if order == self.problem.plain else "segments", order) for order in starting_orders(self.problem)]
 
     @cached_property
     def _evictions(self) -> list[Candidate]:
@@ -215,25 +215,25 @@ class Frontier:
         orders += [("rockmate", order) for order in self.sequences.tightest()]
         orders = [(start, order) for start, order in orders if len(order) <= LONGEST * len(self.graph.nodes)]
         lowest = self._lowered(orders)
-        orders = [lowest, *(("dtr", order) for order in self._least_evictions(Lives(self.board, lowest[1]).peak))]
-        ranked = sorted((Lives(self.board, order).peak, i) for i, (_, order) in enumerate(orders))
+        orders = [lowest, *(("dtr", order) for order in self._least_evictions(Lives(self.problem, lowest[1]).peak))]
+        ranked = sorted((Lives(self.problem, order).peak, i) for i, (_, order) in enumerate(orders))
         found = [self._lowest(*orders[i]) for _, i in ranked[:LOWERED]]
         return min(found, key=lambda point: (point.limit_bytes, point.time_ns))
 
     def _lowered(self, orders: list[tuple[str, Order]]) -> tuple[str, Order]:
         """The order of least peak that splits lead to, from whichever start goes on the furthest."""
-        peaks = [Lives(self.board, order).peak for _, order in orders]
+        peaks = [Lives(self.problem, order).peak for _, order in orders]
         starts = [orders[i] for _, i in sorted(zip(peaks, range(len(orders)), strict=True))[:LOWER_STARTS]]
         best, peak = starts[0], min(peaks)
         for part in LOWER:
             while (found := self._squeezed([best, *starts], int(peak * part))) is not None:
-                best, peak = found, Lives(self.board, found[1]).peak
+                best, peak = found, Lives(self.problem, found[1]).peak
         return best
 
     def _squeezed(self, orders: list[tuple[str, Order]], limit: int) -> tuple[str, Order] | None:
         """The first of the orders that splits bring within a limit."""
         for start, order in orders:
-            if (found := squeeze(self.board, order, Limits(limit), None, work=SQUEEZE_WORK)) is not None:
+            if (found := squeeze(self.problem, order, Limits(limit), None, work=SQUEEZE_WORK)) is not None:
                 return start, found
         return None
 
@@ -261,18 +261,18 @@ class Frontier:
             ledger.reset(best)
         spend(ledger, peak)
         point = Point(peak, ledger.time, ledger.order(), start)
-        own = Lives(self.board, order).peak
+        own = Lives(self.problem, order).peak
         if own >= peak:
             return point
-        spent = merges.spend(self.board, order, Limits(own))  # a ledger does not hold what is that low
-        return Point(own, self.board.time_of(spent), spent, start)
+        spent = merges.spend(self.problem, order, Limits(own))  # a ledger does not hold what is that low
+        return Point(own, self.problem.time_of(spent), spent, start)
 
     def _between(self, limit: int, low: Point, high: Point, depth: int) -> Point:
         """The point of a middle: at most as slow as the one below, at least as slow as the one above."""
         tried: list[Point] = []
         for start, order in self._starts(limit, low, high, depth):
             found = self._begun(order, limit)
-            tried += [] if found is None else [Point(limit, self.board.time_of(found), found, start)]
+            tried += [] if found is None else [Point(limit, self.problem.time_of(found), found, start)]
         tried = [p for p in sorted(tried, key=lambda p: p.time_ns) if p.time_ns >= high.time_ns]
         if not low.order and not tried:
             low = self.least
@@ -297,17 +297,17 @@ class Frontier:
         ledger, limits, within = self.ledger, Limits(limit), order
         ledger.reset(ledger.keys_of(order))
         if ledger.peak > FAR * limit:
-            found = squeeze(self.board, order, limits, None, work=SQUEEZE_WORK)
+            found = squeeze(self.problem, order, limits, None, work=SQUEEZE_WORK)
             if found is None:
                 return None
             within = found
             ledger.reset(ledger.keys_of(found))
-        coarse = ledger.peak > limit >= Lives(self.board, within).peak
-        begun = [merges.spend(self.board, within, limits)] if coarse else []
+        coarse = ledger.peak > limit >= Lives(self.problem, within).peak
+        begun = [merges.spend(self.problem, within, limits)] if coarse else []
         if len(ledger.keys) <= LONGEST * len(self.graph.nodes) and fit(ledger, limit, self.rounds):
             spend(ledger, limit)
             begun.append(ledger.order())
-        return min(begun, key=self.board.time_of, default=None)
+        return min(begun, key=self.problem.time_of, default=None)
 
     def _improved(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
         ledger = self.ledger
@@ -319,20 +319,22 @@ class Frontier:
 
     def _searched(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
         """An order that a ledger does not hold, improved by the slower search of `hierarchy`."""
-        order = hierarchy.improve(self.board, point.order, Limits(limit), work // STEP_WORK, seed)
-        time_ns = self.board.time_of(order)
+        order = hierarchy.improve(self.problem, point.order, Limits(limit), work // STEP_WORK, seed)
+        time_ns = self.problem.time_of(order)
         return replace(point, time_ns=time_ns, order=order) if fastest_ns <= time_ns < point.time_ns else point
 
     def _starts(self, limit: int, low: Point, high: Point, depth: int) -> Iterator[tuple[str, Order]]:
         """Orders to start from, brought within the limit or not."""
         if low.order:
             yield low.start, low.order
-        yield high.start, high.order
+        solved = self.sequences.fit(limit)  # then they lead further than the plain step, and than segments of it
+        if not solved or high is not self.plain:
+            yield high.start, high.order
         if depth >= DEEP:
             return
         for order in self.sequences.at(limit):
             yield "rockmate", order
-        if depth < SHALLOW:
+        if depth < SHALLOW and not solved:
             yield from self._segments
         if (evicting := fastest(self._evictions, limit)) is not None:
             yield "dtr", order_of(evicting.schedule)
@@ -342,6 +344,8 @@ class Frontier:
                 yield name, order_of(found.schedule)
 
     def _quick(self, depth: int) -> Iterator[tuple[str, Callable[..., Plan]]]:
+        if depth >= SHALLOW and self.sequences.worthwhile:
+            return  # near the budget, what the dynamic program and the plans beside a middle lead to is better
         large = len(self.graph.nodes) > LARGE
         if is_chain(self.graph) and not self.sequences.worthwhile:
             yield "rotor", rotor.plan
@@ -395,6 +399,10 @@ class _Sequences:
         if not self.worthwhile:
             return []
         return [order_of(self._candidate(i).schedule) for i in range(min(rockmate.TIGHTEST, len(self._solved[2])))]
+
+    def fit(self, limit: int) -> bool:
+        """Whether any sequence's schedule fits."""
+        return self.worthwhile and bool(self._solved[2]) and self._candidate(0).peak_bytes <= limit
 
     def at(self, limit: int) -> Sequence[Order]:
         """The sequence of the largest memory whose schedule fits, and the next one, which may after a split or two."""

@@ -25,7 +25,7 @@ from remat_codegen.planners.base.result import Plan, Status, smallest_of
 from remat_codegen.planners.search import hierarchy
 from remat_codegen.planners.search.improve import improve
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule.lives import Board, Limits
+from remat_codegen.schedule.lives import Limits, Problem
 from remat_codegen.schedule.order import order_of
 
 IMPROVED = 4  # how many plans are improved
@@ -72,12 +72,12 @@ def plan(graph: Graph, profile: Profile, budget_bytes: int, *, effort: Effort = 
 def _searched(graph: Graph, profile: Profile, budget_bytes: int, found: Plan, deadline: float) -> Plan:
     """The plan, or a faster one that the search of large graphs finds from there on in what is left of the time."""
     assert found.schedule is not None
-    board, limits = Board(graph, profile), Limits(budget_bytes)
+    problem, limits = Problem(graph, profile), Limits(budget_bytes)
     order = order_of(found.schedule)
     for seed in range(MOST_SEARCHES):
         if time.monotonic() > deadline:
             break
-        order = hierarchy.improve(board, order, limits, SEARCH_STEPS, seed)
+        order = hierarchy.improve(problem, order, limits, SEARCH_STEPS, seed)
     searched = candidate(graph, profile, order)
     if searched.peak_bytes > budget_bytes or searched.time_ns >= found.time_ns:
         return found

@@ -41,7 +41,7 @@ from remat_codegen.planners.search.merges import spend
 from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import order_of
-from remat_codegen.schedule.lives import Board, Limits
+from remat_codegen.schedule.lives import Limits, Problem
 from remat_codegen.schedule.order import without_dead_runs
 
 SECONDS, ROUNDING_SECONDS = 60.0, 30.0  # of `plan` and `approximate`, if there is no deadline
@@ -154,9 +154,9 @@ def _roundings(graph: Graph, cuts: Sequence[int], solved: Relaxed, fleeting: Col
 
 def _repaired(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Candidate]) -> list[Candidate]:
     """Where no rounding fits: those of least peak with more given up, else what the search or DTR make of the budget."""
-    board, limits = Board(graph, profile), Limits(budget_bytes)
+    problem, limits = Problem(graph, profile), Limits(budget_bytes)
     least = sorted(tried, key=lambda c: (c.peak_bytes, c.time_ns))[:REPAIRED]
-    repaired = (squeeze(board, order_of(c.schedule), limits, None, REPAIR_ROUNDS) for c in least)
+    repaired = (squeeze(problem, order_of(c.schedule), limits, None, REPAIR_ROUNDS) for c in least)
     found = [candidate(graph, profile, order) for order in repaired if order is not None]
     if not found and not (search := Search(graph, profile)).large:
         found = [candidate(graph, profile, order) for order in search.fitted(limits)[:1]]
@@ -179,8 +179,8 @@ def _spent(graph: Graph, profile: Profile, budget_bytes: int, tried: Sequence[Ca
     found = fastest(tried, budget_bytes)
     if found is None:
         return []
-    board, limits = Board(graph, profile), Limits(budget_bytes)
-    return [candidate(graph, profile, spend(board, order_of(found.schedule), limits))]
+    problem, limits = Problem(graph, profile), Limits(budget_bytes)
+    return [candidate(graph, profile, spend(problem, order_of(found.schedule), limits))]
 
 
 def rounded(graph: Graph, kept: Mapping[int, Collection[int]], fleeting: Collection[int] = ()) -> tuple[int, ...]:

@@ -271,7 +271,7 @@ class Scores:
         self.parent = list(range(len(graph.data)))
         self.sums = [0] * len(graph.data)
         self.member = list(range(len(graph.data)))  # the present element of each storage: a new one after a restoration
-        self.known: dict[int, int] = {}
+        self.known: list[int | None] = [None] * len(graph.data)
         self.work = 0
 
     def least(self, candidates: list[int]) -> int:
@@ -292,24 +292,28 @@ class Scores:
             return own / (size * stale)
         if self.kind == "eq":
             return (own + self._components(data)) / (size * stale)
-        if data not in self.known:
-            around = self._reached(data, self.above)
-            if self.kind == "dtr":
-                around = around | self._reached(data, self.below)
-            makers = {runtime.maker[d] for d in around} - {runtime.maker[data]}
-            self.known[data] = sum(self.cost[i] for i in makers)
-        total = own + self.known[data]
+        around = self.known[data]
+        if around is None:
+            around = self.known[data] = self._around(data)
+        total = own + around
         return total / size if self.kind == "msps" else total / (size * stale)
+
+    def _around(self, data: int) -> int:
+        """The cost of making what is evicted around a storage."""
+        reached = self._reached(data, self.above)
+        if self.kind == "dtr":
+            reached |= self._reached(data, self.below)
+        maker = self.runtime.maker
+        return sum(self.cost[i] for i in {maker[d] for d in reached} - {maker[data]})
 
     def _reached(self, data: int, edges: list[tuple[int, ...]]) -> set[int]:
         """What is evicted and reached from a storage through evicted ones alone."""
-        found: set[int] = set()
-        pending = list(edges[data])
+        evicted, found, pending = self.runtime.evicted, set[int](), [data]
         while pending:
-            current = pending.pop()
-            if self.runtime.evicted[current] and current not in found:
-                found.add(current)
-                pending.extend(edges[current])
+            for near in edges[pending.pop()]:
+                if evicted[near] and near not in found:
+                    found.add(near)
+                    pending.append(near)
         self.work += len(found)
         return found
 
@@ -333,15 +337,14 @@ class Scores:
         self._forget_around(data)
 
     def _forget_around(self, data: int) -> None:
-        """Drops the remembered costs that a change of this storage may alter."""
+        """Drops the remembered costs that a change of this storage may alter: of what reaches it through evicted ones."""
         if self.kind not in ("dtr", "msps"):
             return
-        self.known.pop(data, None)
-        for edges in (self.above, self.below):
+        self.known[data] = None
+        for edges in (self.below,) if self.kind == "msps" else (self.above, self.below):
             for current in (data, *self._reached(data, edges)):
-                self.known.pop(current, None)
                 for near in edges[current]:
-                    self.known.pop(near, None)
+                    self.known[near] = None
 
     def _components(self, data: int) -> int:
         near = (d for d in (*self.above[data], *self.below[data]) if self.runtime.evicted[d])

@@ -114,9 +114,9 @@ def _repeats(graph: Graph) -> bool:
 
 def _quickly_beaten(graph: Graph, profile: Profile, budget_bytes: int, known: Candidate) -> bool:
     """Whether the first step of a search is clearly faster: where few blocks make the peak, whole blocks are too coarse."""
-    board, limits = hierarchy.Board(graph, profile), hierarchy.Limits(budget_bytes)
-    fitting = hierarchy.squeeze(board, board.plain, limits, None, QUICK_ROUNDS)
-    return fitting is not None and board.time_of(hierarchy.spend(board, fitting, limits)) < (1 - CLEARLY) * known.time_ns
+    problem, limits = hierarchy.Problem(graph, profile), hierarchy.Limits(budget_bytes)
+    fitting = hierarchy.squeeze(problem, problem.plain, limits, None, QUICK_ROUNDS)
+    return fitting is not None and problem.time_of(hierarchy.spend(problem, fitting, limits)) < (1 - CLEARLY) * known.time_ns
 
 
 def _plan_whole(graph: Graph, profile: Profile, budget_bytes: int, plain: Candidate, grid: Grid, effort: Effort) -> Plan:

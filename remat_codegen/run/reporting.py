@@ -16,7 +16,7 @@ from remat_codegen.header.command import command_in
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.reading import read
 from remat_codegen.page.build import Given, build
-from remat_codegen.page.data import Measured, OtherPlan, Outside, Page, Point, Tradeoff
+from remat_codegen.page.data import MeasuredStep, OtherPlan, Outside, Page, Point, Tradeoff
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import Course, course, peak_bytes
@@ -176,7 +176,7 @@ class _Marked(Run):
         return out
 
 
-def _measured(file: Path, followed: Followed, page: Page, progress: Progress) -> Measured:
+def _measured(file: Path, followed: Followed, page: Page, progress: Progress) -> MeasuredStep:
     """A step of the file as `verify` measures it, on a copy of the model; the second one, since the first warms up.
 
     On a GPU only the peak is known. Raises VerifyError where the file does not run.
@@ -215,8 +215,8 @@ def _step(run: _Marked, mark: Callable[[], None]) -> None:
     run.step()
 
 
-def _compared(peak: int, page: Page) -> Measured:
-    return Measured(peak, round(peak / max(1, page.figures.planned_peak_bytes) - 1, 6))
+def _compared(peak: int, page: Page) -> MeasuredStep:
+    return MeasuredStep(peak, round(peak / max(1, page.figures.planned_peak_bytes) - 1, 6))
 
 
 def _aligned(found: Course, page: Page) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -25,6 +25,14 @@ def fixed(graph: Graph) -> frozenset[int]:
     return runs_once(graph) | shared
 
 
+def settled_lives(graph: Graph) -> dict[int, tuple[int, int]]:
+    """Of the data that the loss or a backward node writes first, the nodes during which each begins and ends to live: the same
+    in every order, because these nodes run once, and in order."""
+    outputs, end, loss = set(graph.outputs), len(graph.nodes) - 1, graph.loss
+    lives = enumerate(zip(graph.producers, graph.readers, strict=True))
+    return {d: (ws[0], end if d in outputs else max((*rs, *ws))) for d, (ws, rs) in lives if ws[0] >= loss}
+
+
 def without_dead_runs(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
     """Drops the repeated runs of which no copy is read. First runs stay, because a step runs every node."""
     nodes, data, gradient = graph.nodes, graph.data, Kind.GRADIENT

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import linecache
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -60,8 +61,10 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
     def create_node(graph: torch.fx.Graph, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = own(graph, op, *args, **kwargs)
         if op == "call_function" and observer.running:
-            node.meta[META] = observer.calls()
-            node.meta[HELD] = observer.held()
+            chain = _frames_within(observer.root)
+            node.stack_trace = _line_of(chain)  # else PyTorch looks up the line of every frame, a seventh of a trace's time
+            node.meta[META] = observer.calls(chain)
+            node.meta[HELD] = observer.held(chain)
         return node
 
     with counted_calls(observer.begins, observer.ends), mock.patch.object(torch.fx.Graph, "create_node", create_node):
@@ -110,9 +113,8 @@ class _Observer:
         if key == self.root and not self.running.get(key):
             self.running, self.seen = {}, {}
 
-    def calls(self) -> tuple[Call, ...]:
-        """The frames between the root's call and here."""
-        chain = _frames_within(self.root)
+    def calls(self, chain: Sequence[FrameType]) -> tuple[Call, ...]:
+        """What the frames between the root's call and here evaluate, of those that words are taken from."""
         seen, found = dict[int, _Seen](), list[Call]()
         entered, nested, known = list[tuple[str, int]](), dict[int, int](), False
         for frame, inner in itertools.pairwise([*chain, None]):
@@ -129,11 +131,11 @@ class _Observer:
         self.seen = seen
         return tuple(found)
 
-    def held(self) -> tuple[int, tuple[int, ...]]:
+    def held(self, chain: Iterable[FrameType]) -> tuple[int, tuple[int, ...]]:
         """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
         nobody reads any longer is not free as long as a variable has it."""
         found: dict[int, None] = {}
-        for frame in _frames_within(self.root):
+        for frame in chain:
             if _is_tracing(frame.f_code.co_filename):
                 continue
             for tensor in _tensors_in(list(frame.f_locals.values()), _DEPTH + 2, objects=True):
@@ -207,12 +209,24 @@ def _frames_within(root: int) -> list[FrameType]:
     return []
 
 
+def _line_of(chain: Sequence[FrameType]) -> str | None:
+    """The innermost line that is no library's, as tracebacks show it; None where all are."""
+    frame = next((f for f in reversed(chain) if not _is_library(f.f_code.co_filename)), None)
+    if frame is None:
+        return None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f'File "{file}", line {line}, in {frame.f_code.co_name}\n    {linecache.getline(file, line).strip()}'
+
+
+_is_library = cache(is_library)
+
+
 @cache
 def _is_words(path: str) -> bool:
     """Whether a file is a user's or a library's; of PyTorch, whether it is written as models are."""
     if path.startswith(_TORCH):
         return path.startswith(_WORDS) and path != _MODULE
-    return not is_library(path)
+    return not _is_library(path)
 
 
 @cache

@@ -59,12 +59,11 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the user's model. `stack` lists the lines that led to it, outermost first, as (file, line, text)."""
+    """A line of the user's model."""
 
     file: str
     line: int
     text: str
-    stack: tuple[tuple[str, int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

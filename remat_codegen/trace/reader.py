@@ -343,8 +343,6 @@ _STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 
 def source_of(node: torch.fx.Node) -> Source | None:
     """The user's line that a node of an exported program comes from."""
-    frames = tuple((f, int(n), t.strip()) for f, n, t in _STACK_LINE.findall(node.meta.get("stack_trace") or ""))
-    if not frames:
-        return None
-    own = [f for f in frames if not is_library(f[0])] or list(frames)
-    return Source(*own[-1], stack=frames)
+    frames = [(f, int(n), t.strip()) for f, n, t in _STACK_LINE.findall(node.meta.get("stack_trace") or "")]
+    own = [f for f in frames if not is_library(f[0])] or frames
+    return Source(*own[-1]) if own else None

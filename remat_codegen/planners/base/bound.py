@@ -136,28 +136,28 @@ class Relaxation:
     def __init__(self, graph: Graph, profile: Profile, budget_bytes: int) -> None:
         self.graph, self.profile, self.budget = graph, profile, budget_bytes
         self.maker = [next((p for p in ps if not graph.nodes[p].recomputable), ps[0]) for ps in graph.producers]
-        self.early = [ps[0] < graph.loss for ps in graph.producers]
-        self.late = self._late()
+        self.from_forward = [ps[0] < graph.loss for ps in graph.producers]
+        self.settled = self._settled()
         self.needed = self._needed()
         first = self.needed[graph.loss]
         self.columns = len(first) + 2 * len({self.maker[d] for d in first})
 
-    def _late(self) -> list[tuple[int, int, int]]:
+    def _settled(self) -> list[tuple[int, int, int]]:
         """For each data node written from the loss on: the first and last node at which it must be alive, and its bytes."""
         found = []
         for data, (writing, reading) in enumerate(zip(self.graph.producers, self.graph.readers, strict=True)):
             item = self.graph.data[data]
-            if not self.early[data]:
+            if not self.from_forward[data]:
                 throughout = reading and (item.kind is Kind.GRADIENT or len(writing) == 1)
                 found.append((writing[0], reading[-1] if throughout else writing[0], item.nbytes))
         return found
 
     def _needed(self) -> list[frozenset[int]]:
-        """For each node from the loss on, the early data that it or a later one reads, or that rebuilding these may need."""
+        """For each node from the loss on, the forward's data that it or a later one reads or may need to rebuild these."""
         table: list[frozenset[int]] = [frozenset()] * (len(self.graph.nodes) + 1)
         found: set[int] = set()
         for node in reversed(range(self.graph.loss, len(self.graph.nodes))):
-            pending = [d for d in self.graph.nodes[node].reads if self.early[d] and d not in found]
+            pending = [d for d in self.graph.nodes[node].reads if self.from_forward[d] and d not in found]
             while pending:
                 data = pending.pop()
                 if data not in found:
@@ -205,13 +205,13 @@ class Relaxation:
 
     def _alive(self, program: Program, cut: int) -> dict[int, Any]:
         held = {*self.graph.outputs, *self.graph.nodes[cut].reads}
-        wanted = sorted({d for d in (*self.needed[cut], *held) if self.early[d]})
+        wanted = sorted({d for d in (*self.needed[cut], *held) if self.from_forward[d]})
         return {d: 1 if d in held else program.between(0, 1) for d in wanted}
 
     def _memory(self, program: Program, cut: int, alive: dict[int, Any]) -> None:
-        late = sum(nbytes for first, last, nbytes in self.late if first <= cut <= last)
+        settled = sum(nbytes for first, last, nbytes in self.settled if first <= cut <= last)
         unit = SCALE / max(self.budget, 1)
-        room = (self.budget - late - self.profile.workspace_bytes[cut]) * unit
+        room = (self.budget - settled - self.profile.workspace_bytes[cut]) * unit
         program.at_most([(k, self.graph.data[d].nbytes * unit) for d, k in alive.items()], room)
 
     def _interval(self, program: Program, cut: int, following: int, alive: dict[int, Any]) -> dict[int, Any]:
@@ -234,7 +234,7 @@ class Relaxation:
 
     def _supply(self, program: Program, read: Iterable[int], alive: dict[int, Any], run: dict[int, Any]) -> None:
         """What is read by nodes that must run, or by those in `run`, was alive at the cut or is made by those in `run`."""
-        for data in sorted(d for d in read if self.early[d]):
+        for data in sorted(d for d in read if self.from_forward[d]):
             self._at_most(program, 1, alive.get(data, 0), run.get(self.maker[data], 0))
         for node, again in run.items():
             for data in self.graph.nodes[node].reads:

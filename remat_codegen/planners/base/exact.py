@@ -27,7 +27,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base.milp import Program
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import runs_once, simulate, validate, with_forgets, without_dead_runs
+from remat_codegen.schedule import runs_once, settled_lives, simulate, validate, with_forgets, without_dead_runs
 
 MEMORY_STEPS = 1 << 21  # budgets are counted in units of about 1/MEMORY_STEPS of themselves, sizes rounded up to units
 TIME_SCALE = 1e4  # the objective is scaled so that one run of everything costs this much
@@ -93,19 +93,17 @@ class _Stage:
 
 
 class _Model:
-    """The integer program of one graph. Data written from the loss on are `late`: their lifetime is known."""
+    """The integer program of one graph. What the loss and backward nodes write lives as long in every order (`settled`)."""
 
     def __init__(self, graph: Graph, profile: Profile, budget_bytes: int | None, recompute_in_forward: bool) -> None:
         self.graph, self.profile = graph, profile
         self.first_stage = 0 if recompute_in_forward else graph.loss
         self.last = len(graph.nodes) - 1
         self.producers = [p[0] for p in graph.producers]
-        self.early = [p < graph.loss for p in self.producers]
-        if any(self.early[d] and len(p) > 1 for d, p in enumerate(graph.producers)):
+        self.from_forward = [p < graph.loss for p in self.producers]
+        if any(self.from_forward[d] and len(p) > 1 for d, p in enumerate(graph.producers)):
             raise ValueError("a value that several nodes write cannot be planned")
-        self.dies = [r[-1] if r else w[-1] for r, w in zip(graph.readers, graph.producers, strict=True)]
-        for data in graph.outputs:
-            self.dies[data] = self.last
+        self.settled = settled_lives(graph)
         self.once = runs_once(graph)
         self.needed = self._needed()
         self._scale(budget_bytes)
@@ -125,12 +123,12 @@ class _Model:
         self.workspace = [-(-w // self.unit) for w in self.profile.workspace_bytes]
 
     def _needed(self) -> list[frozenset[int]]:
-        """For each stage, the early data that its node or a later one may need, directly or to rebuild something."""
+        """For each stage, the forward's data that its node or a later one may need, directly or to rebuild something."""
         table: list[frozenset[int]] = [frozenset()] * (self.last + 2)
         for stage in range(self.last, -1, -1):
             found = set(table[stage + 1])
             again = stage > self.graph.loss or self.first_stage == 0
-            pending = [d for d in self.graph.nodes[stage].reads if self.early[d]]
+            pending = [d for d in self.graph.nodes[stage].reads if self.from_forward[d]]
             while pending:
                 data = pending.pop()
                 if data not in found:
@@ -157,7 +155,7 @@ class _Model:
         if not self.first_stage:
             return {}
         held = {*self.graph.outputs, *self.graph.nodes[self.first_stage].reads}
-        candidates = sorted(d for d in {*self.needed[self.first_stage], *held} if self.early[d])
+        candidates = sorted(d for d in {*self.needed[self.first_stage], *held} if self.from_forward[d])
         return {d: 1 if d in held else self.program.binary() for d in candidates}
 
     def _limit_saved(self, saved: dict[int, Any], saved_bytes: int) -> None:
@@ -172,7 +170,7 @@ class _Model:
             for data in node.reads:
                 last_read[data] = node.id
         for node in self.graph.forward_nodes:
-            alive = [d for d in range(len(self.size)) if self.early[d] and self.producers[d] <= node.id]
+            alive = [d for d in range(len(self.size)) if self.from_forward[d] and self.producers[d] <= node.id]
             terms = [(1 if last_read[d] >= node.id else saved.get(d, 0), self.size[d]) for d in alive]
             self._within_budget([*terms, (1, self.workspace[node.id])])
 
@@ -188,7 +186,7 @@ class _Model:
         for node in run:
             self._reads_alive(stage, node)
         after: dict[int, Any] = {}
-        for data in sorted({*saved, *(d for i in run for d in self.graph.nodes[i].writes if self.early[d])}):
+        for data in sorted({*saved, *(d for i in run for d in self.graph.nodes[i].writes if self.from_forward[d])}):
             after[data] = self._lifetime(number, stage, data)
         self._stage_memory(number, stage)
         return {d: s for d, s in after.items() if not (isinstance(s, int) and s == 0)}
@@ -196,7 +194,7 @@ class _Model:
     def _reads_alive(self, stage: _Stage, node: int) -> None:
         """R[t,i] <= R[t,k] + S[t,d] for each d, written by k, that i reads."""
         for data in self.graph.nodes[node].reads:
-            if self.early[data]:
+            if self.from_forward[data]:
                 present = [(stage.run.get(self.producers[data], 0), -1), (stage.saved.get(data, 0), -1)]
                 self.program.at_most([(stage.run[node], 1), *present], 0)
 
@@ -230,13 +228,13 @@ class _Model:
 
     def _stage_memory(self, number: int, stage: _Stage) -> None:
         """U[t,i] for each node of the stage: what is alive, what it writes, its workspace."""
-        late = [d for d in range(len(self.size)) if not self.early[d] and self.producers[d] < number <= self.dies[d]]
-        alive = [(1, sum(self.size[d] for d in late)), *((s, self.size[d]) for d, s in stage.saved.items())]
+        backward = [d for d, (first, last) in self.settled.items() if first < number <= last]
+        alive = [(1, sum(self.size[d] for d in backward)), *((s, self.size[d]) for d, s in stage.saved.items())]
         for node, run in stage.run.items():
-            writes = [d for d in self.graph.nodes[node].writes if self.early[d] or self.producers[d] == node]
+            writes = [d for d in self.graph.nodes[node].writes if self.from_forward[d] or self.producers[d] == node]
             written = sum(self.size[d] for d in writes)
             self._within_budget([*alive, (run, written + self.workspace[node])])
-            alive.append((run, sum(self.size[d] for d in writes if self.early[d])))
+            alive.append((run, sum(self.size[d] for d in writes if self.from_forward[d])))
             touched = {*writes, *self.graph.nodes[node].reads}
             alive.extend((stage.freed[d, node], -self.size[d]) for d in sorted(touched) if (d, node) in stage.freed)
 

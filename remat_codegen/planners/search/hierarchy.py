@@ -32,7 +32,7 @@ from remat_codegen.planners.search.merges import spend
 from remat_codegen.planners.search.segments import starting_orders
 from remat_codegen.planners.search.splits import FIT_WORK, Splitter, squeeze
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule.lives import Board, Copy, Limits, Lives, Order
+from remat_codegen.schedule.lives import Copy, Limits, Lives, Order, Problem
 from remat_codegen.schedule.order import saved_bytes
 
 SPLIT_WORK = 50_000  # the most rounds of splitting that a starting order gets, times nodes
@@ -50,42 +50,42 @@ PEAK_LEVELS = 3  # of a family
 SAVED_LEVELS = 6
 
 
-def improve(board: Board, order: Order, limits: Limits, steps: int, seed: int = 1, work: int = SEARCH_WORK) -> Order:
+def improve(problem: Problem, order: Order, limits: Limits, steps: int, seed: int = 1, work: int = SEARCH_WORK) -> Order:
     """Large neighbourhood search: drop some of what is held in one region, fit, spend; take what is not slower."""
-    rng, last = random.Random(seed), board.visited + work
+    rng, last = random.Random(seed), problem.visited + work
     best = current = order
-    best_ns = current_ns = board.time_of(order)
-    lives = Lives(board, current)
-    offer(board.graph, best, best_ns)
-    for step in range(steps if best_ns > board.plain_ns else 0):
-        if board.visited > last:
+    best_ns = current_ns = problem.time_of(order)
+    lives = Lives(problem, current)
+    offer(problem.graph, best, best_ns)
+    for step in range(steps if best_ns > problem.plain_ns else 0):
+        if problem.visited > last:
             break
         check()
-        board.visited += len(current)
+        problem.visited += len(current)
         trial = _shake(lives, rng)
-        fitting = None if trial is None else squeeze(board, trial, limits, rng, TRIAL_ROUNDS, last - board.visited)
+        fitting = None if trial is None else squeeze(problem, trial, limits, rng, TRIAL_ROUNDS, last - problem.visited)
         if fitting is None:
             continue
-        found = spend(board, fitting, limits, rng)
-        found_ns = board.time_of(found)
-        warmth = WARMTH / board.loss * (1 - step / steps) * (best_ns - board.plain_ns)
+        found = spend(problem, fitting, limits, rng)
+        found_ns = problem.time_of(found)
+        warmth = WARMTH / problem.loss * (1 - step / steps) * (best_ns - problem.plain_ns)
         if found != current and found_ns <= current_ns + warmth * rng.random():
-            current, current_ns, lives = found, found_ns, Lives(board, found)
+            current, current_ns, lives = found, found_ns, Lives(problem, found)
         if found_ns < best_ns:
             best, best_ns = found, found_ns
-            offer(board.graph, best, best_ns)
+            offer(problem.graph, best, best_ns)
     return best
 
 
 def _shake(lives: Lives, rng: random.Random) -> Order | None:
     """An order that drops a few of the data nodes that are held over a long gap, near each other."""
-    board = lives.board
+    problem = lives.problem
     gaps: list[tuple[int, int, Copy]] = []
     for copies in lives.copies:
         for copy in copies:
-            if board.movable(copy.data) and board.size[copy.data]:
+            if problem.movable(copy.data) and problem.size[copy.data]:
                 touches = [copy.start, *copy.readers]
-                gaps.extend((b, a, copy) for a, b in pairwise(touches) if b > board.loss and b - a > 2)
+                gaps.extend((b, a, copy) for a, b in pairwise(touches) if b > problem.loss and b - a > 2)
     if not gaps:
         return None
     gaps.sort(key=lambda g: g[:2])
@@ -102,40 +102,40 @@ class Search:
     """Plans of one graph for any budget."""
 
     def __init__(self, graph: Graph, profile: Profile) -> None:
-        self.board = Board(graph, profile)
-        self.starts = starting_orders(self.board)
+        self.problem = Problem(graph, profile)
+        self.starts = starting_orders(self.problem)
         self.large = len(graph.nodes) > LARGE
         self.rounds = SPLIT_WORK // (len(graph.nodes) + 100) + 1
-        self.peaks = {order: Lives(self.board, order).peak for order in self.starts}
+        self.peaks = {order: Lives(self.problem, order).peak for order in self.starts}
 
     @cached_property
     def least(self) -> tuple[Order, int]:
         """The order of the least peak that the search finds, whatever the budget, and its peak."""
         ranked = sorted(self.starts, key=lambda o: self.peaks[o])[:LEAST_STARTS]
-        found = [self._descend(order, self.peaks[order]) for order in dict.fromkeys([*ranked, self.board.plain])]
-        least = min(found, key=lambda f: (f[1], self.board.time_of(f[0])))
-        last = self.board.visited + LOWER_WORK
-        while least[1] and self.board.visited < last and (lower := self._lower(least[1])):
-            least = lower, Lives(self.board, lower).peak
+        found = [self._descend(order, self.peaks[order]) for order in dict.fromkeys([*ranked, self.problem.plain])]
+        least = min(found, key=lambda f: (f[1], self.problem.time_of(f[0])))
+        last = self.problem.visited + LOWER_WORK
+        while least[1] and self.problem.visited < last and (lower := self._lower(least[1])):
+            least = lower, Lives(self.problem, lower).peak
         return least
 
     def _lower(self, peak: int) -> Order | None:
         """An order below a peak from any of the starts, as somebody who asks for that budget would get one."""
         for limit in dict.fromkeys((*(int(peak * part) for part in LOWER_PARTS), peak - 1)):
             if limit < peak and (found := self._squeezed(Limits(limit))):
-                return min(found, key=lambda o: Lives(self.board, o).peak)
+                return min(found, key=lambda o: Lives(self.problem, o).peak)
         return None
 
     def _descend(self, order: Order, peak: int) -> tuple[Order, int]:
-        board = self.board
-        last = board.visited + (DESCENT_WORK if self.large else sys.maxsize)
+        problem = self.problem
+        last = problem.visited + (DESCENT_WORK if self.large else sys.maxsize)
         for part in (0.85, 0.95, 0.99):
-            while board.visited < last:
-                rounds = min(self.rounds, (last - board.visited) // len(order) + 1)
-                lower = squeeze(board, order, Limits(int(peak * part)), None, rounds)
+            while problem.visited < last:
+                rounds = min(self.rounds, (last - problem.visited) // len(order) + 1)
+                lower = squeeze(problem, order, Limits(int(peak * part)), None, rounds)
                 if lower is None:
                     break
-                order, peak = lower, Lives(board, lower).peak
+                order, peak = lower, Lives(problem, lower).peak
                 if not peak:
                     break
         return order, peak
@@ -143,14 +143,14 @@ class Search:
     def fitted(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
         """The starts and what else is known, brought within the limits and spent, fastest first."""
         found = self._squeezed(limits, extra)
-        if (not self.large or not found) and limits.hold(Lives(self.board, self.least[0])):
+        if (not self.large or not found) and limits.hold(Lives(self.problem, self.least[0])):
             found.append(self.least[0])
-        spent = dict.fromkeys(spend(self.board, o, limits) for o in dict.fromkeys(found))
-        return sorted(spent, key=self.board.time_of)
+        spent = dict.fromkeys(spend(self.problem, o, limits) for o in dict.fromkeys(found))
+        return sorted(spent, key=self.problem.time_of)
 
     def _squeezed(self, limits: Limits, extra: Sequence[Order] = ()) -> list[Order]:
         work = FIT_WORK // (len(extra) + len(self.starts))
-        squeezed = (squeeze(self.board, o, limits, None, self.rounds, work) for o in (*extra, *self.starts))
+        squeezed = (squeeze(self.problem, o, limits, None, self.rounds, work) for o in (*extra, *self.starts))
         return [order for order in squeezed if order is not None]
 
     def best(self, limits: Limits, steps: int, extra: Sequence[Order] = ()) -> Order | None:
@@ -158,12 +158,12 @@ class Search:
         found = self.fitted(limits, extra)[:IMPROVED_STARTS]
         part = 3 * IMPROVED_STARTS  # a third of the work says where the rest is best spent
         trial, work = steps // part, SEARCH_WORK // part
-        found = [improve(self.board, order, limits, trial, seed, work) for seed, order in enumerate(found)]
+        found = [improve(self.problem, order, limits, trial, seed, work) for seed, order in enumerate(found)]
         if not found:
             return None
         rest = steps - trial * len(found)
-        fastest = min(found, key=self.board.time_of)
-        return improve(self.board, fastest, limits, rest, len(found), SEARCH_WORK - work * len(found))
+        fastest = min(found, key=self.problem.time_of)
+        return improve(self.problem, fastest, limits, rest, len(found), SEARCH_WORK - work * len(found))
 
 
 def steps_for(graph: Graph, work: int) -> int:
@@ -174,8 +174,8 @@ def steps_for(graph: Graph, work: int) -> int:
 def family_orders(graph: Graph, profile: Profile) -> list[Order]:
     """Orders of a piece for a few peaks and a few budgets of what is kept over its loss."""
     search = Search(graph, profile)
-    board, plain = search.board, Lives(search.board, search.board.plain)
-    saved = saved_bytes(graph, board.plain)
+    problem, plain = search.problem, Lives(search.problem, search.problem.plain)
+    saved = saved_bytes(graph, problem.plain)
     beside = int(plain.during[graph.loss]) - saved
     highest, lowest = plain.peak, search.least[1]
     orders = [*search.starts, search.least[0]]

@@ -33,7 +33,7 @@ from remat_codegen.planners.base.keeping import candidate
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
-from remat_codegen.schedule.lives import Board, Copy, Lives
+from remat_codegen.schedule.lives import Copy, Lives, Problem
 from remat_codegen.schedule.order import without_dead_runs
 
 MOVES = 20000
@@ -73,9 +73,9 @@ def improve(
 class Costs:
     """Time and memory of an order, as `Lives` counts them; its copies are made only where they are asked for."""
 
-    def __init__(self, board: Board, order: Sequence[int]) -> None:
-        self.board, self.order = board, order
-        size, reads, writes = board.size, board.reads, board.writes
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        self.problem, self.order = problem, order
+        size, reads, writes = problem.size, problem.reads, problem.writes
         start = [-1] * len(size)
         end = [0] * len(size)  # the last position that touches the present copy
         change = [0] * (len(order) + 1)
@@ -87,19 +87,19 @@ class Costs:
                     change[end[data] + 1] -= size[data]
                 start[data] = end[data] = position
                 change[position] += size[data]
-        for data in board.outputs:
+        for data in problem.outputs:
             end[data] = len(order) - 1
         for data, position in enumerate(start):
             if position >= 0:
                 change[end[data] + 1] -= size[data]
-        self.memory = np.cumsum(np.array(change[:-1], dtype=np.int64)) + board.beside(order)
+        self.memory = np.cumsum(np.array(change[:-1], dtype=np.int64)) + problem.beside_copies(order)
         self.peak = int(self.memory.max(initial=0))
-        self.time = board.time_of(order)
+        self.time = problem.time_of(order)
 
     @cached_property
     def copies(self) -> list[list[Copy]]:
         """The copies of each data node, in order."""
-        return Lives(self.board, self.order).copies
+        return Lives(self.problem, self.order).copies
 
 
 class _Search:
@@ -110,9 +110,9 @@ class _Search:
     ) -> None:
         self.graph, self.profile, self.budget = graph, profile, budget_bytes
         self.moves, self.deadline = moves, deadline
-        self.board = Board(graph, profile)
+        self.problem = Problem(graph, profile)
         self.order = without_dead_runs(graph, order)
-        self.costs = Costs(self.board, self.order)
+        self.costs = Costs(self.problem, self.order)
 
     def run(self, effort: Effort) -> None:
         """Rounds of all kinds of moves until one changes nothing."""
@@ -134,7 +134,7 @@ class _Search:
     def _try(self, order: Sequence[int]) -> tuple[tuple[int, ...], Costs]:
         self.moves -= 1
         live = without_dead_runs(self.graph, order)
-        return live, Costs(self.board, live)
+        return live, Costs(self.problem, live)
 
     def _take_if_faster(self, order: Sequence[int]) -> bool:
         live, costs = self._try(order)
@@ -263,8 +263,8 @@ class _Search:
         need = costs.peak - self.budget
         found: list[tuple[int, int, int]] = []
         for copy in (c for copies in costs.copies for c in copies):
-            maker = self.board.producer[copy.data]
-            if maker in self.board.once or self.graph.data[copy.data].nbytes < need or self.profile.time_ns[maker] >= won:
+            maker = self.problem.producer[copy.data]
+            if maker in self.problem.once or self.graph.data[copy.data].nbytes < need or self.profile.time_ns[maker] >= won:
                 continue
             following = next((r for r in copy.readers if r > last), None)
             if following is None or following <= order.index(self.graph.loss):

@@ -16,29 +16,29 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remat_codegen.schedule.lives import Board, Order
+from remat_codegen.schedule.lives import Order, Problem
 
 NEVER = 1 << 62
 SPARE = 1.5  # how much longer the array of memory is made than it has to be
 
 
 class Ledger:
-    """An order over a board. `work` counts what was looked at and changed since the beginning."""
+    """An order over a problem. `work` counts what was looked at and changed since the beginning."""
 
-    def __init__(self, board: Board, keys: Iterable[int] = ()) -> None:
-        self.board = board
-        self.stride = len(board.plain) + 1
+    def __init__(self, problem: Problem, keys: Iterable[int] = ()) -> None:
+        self.problem = problem
+        self.stride = len(problem.plain) + 1
         self.work = 0
-        self.size = np.array(board.size, dtype=np.int64)
-        self.price = np.array([board.time[p] + 1 for p in board.producer], dtype=np.float64)
-        self.maker = np.array(board.producer, dtype=np.int64)
+        self.size = np.array(problem.size, dtype=np.int64)
+        self.price = np.array([problem.time[p] + 1 for p in problem.producer], dtype=np.float64)
+        self.maker = np.array(problem.producer, dtype=np.int64)
         self.noise = np.random.default_rng(1)
-        self.free = [board.early[d] and board.movable(d) and board.size[d] > 0 for d in range(len(board.size))]
+        self.free = [problem.from_forward[d] and problem.movable(d) and problem.size[d] > 0 for d in range(len(problem.size))]
         self.touches = [
             tuple(d for d in {**dict.fromkeys(w), **dict.fromkeys(r)} if self.free[d])
-            for w, r in zip(board.writes, board.reads, strict=True)
+            for w, r in zip(problem.writes, problem.reads, strict=True)
         ]
-        self.written = [sum(board.size[d] for d in w) + board.workspace[n] for n, w in enumerate(board.writes)]
+        self.written = [sum(problem.size[d] for d in w) + problem.workspace[n] for n, w in enumerate(problem.writes)]
         self.reset(keys)
 
     # ------------------------------------------------------------------ orders and keys
@@ -84,19 +84,19 @@ class Ledger:
 
     def reset(self, repeats: Iterable[int] = ()) -> None:
         """Starts anew, with these repeats (keys)."""
-        board = self.board
+        problem = self.problem
         self.log: list[tuple[bool, int]] = []
-        self.keys = sorted([*map(self.own, board.plain), *repeats])
-        self.runs: list[list[int]] = [[] for _ in board.plain]
-        self.readers: list[list[int]] = [[] for _ in board.size]
+        self.keys = sorted([*map(self.own, problem.plain), *repeats])
+        self.runs: list[list[int]] = [[] for _ in problem.plain]
+        self.readers: list[list[int]] = [[] for _ in problem.size]
         self.time = 0
         for key in self.keys:
             node = self.node(key)
             self.runs[node].append(key)
-            self.time += board.time[node]
-            for data in board.reads[node]:
+            self.time += problem.time[node]
+            for data in problem.reads[node]:
                 self.readers[data].append(key)
-        for data in board.outputs:
+        for data in problem.outputs:
             self.readers[data].append(NEVER)
         self.memory = np.zeros(int(len(self.keys) * SPARE) + 64, dtype=np.int64)
         self.memory[: len(self.keys)] = self._count()
@@ -104,24 +104,24 @@ class Ledger:
         self.work += 4 * len(self.keys)
 
     def _count(self) -> np.ndarray:
-        board, keys = self.board, self.keys
+        problem, keys = self.problem, self.keys
         change = [0] * (len(keys) + 1)
         position = {key: i for i, key in enumerate(keys)}
         position[NEVER] = len(keys) - 1
         for data, readers in enumerate(self.readers):
-            if not board.early[data]:
+            if not problem.from_forward[data]:
                 continue
-            creates = self.runs[board.producer[data]]
+            creates = self.runs[problem.producer[data]]
             for index, key in enumerate(creates):
                 following = creates[index + 1] if index + 1 < len(creates) else NEVER + 1
                 last = bisect_left(readers, following) - 1
                 end = readers[last] if last >= 0 and readers[last] > key else key
-                change[position[key]] += board.size[data]
-                change[position[end] + 1] -= board.size[data]
-        beside = [board.workspace[self.node(key)] for key in keys]
+                change[position[key]] += problem.size[data]
+                change[position[end] + 1] -= problem.size[data]
+        beside = [problem.workspace[self.node(key)] for key in keys]
         for i, key in enumerate(keys):
             stage = self.stage(key)
-            beside[i] += board.between[stage] if self.repeated(key) else board.late[stage]
+            beside[i] += problem.backward_before[stage] if self.repeated(key) else problem.backward_during[stage]
         return np.cumsum(np.array(change[:-1], dtype=np.int64)) + np.array(beside, dtype=np.int64)
 
     @property
@@ -137,14 +137,14 @@ class Ledger:
 
     def touched_before(self, data: int, key: int) -> int:
         """The last key before another one that writes or reads a data node."""
-        readers, runs = self.readers[data], self.runs[self.board.producer[data]]
+        readers, runs = self.readers[data], self.runs[self.problem.producer[data]]
         read = bisect_left(readers, key)
         made = runs[bisect_left(runs, key) - 1]
         return max(readers[read - 1], made) if read else made
 
     def made_after(self, data: int, key: int) -> int:
         """The next key that writes it."""
-        runs = self.runs[self.board.producer[data]]
+        runs = self.runs[self.problem.producer[data]]
         index = bisect_right(runs, key)
         return runs[index] if index < len(runs) else NEVER + 1
 
@@ -161,7 +161,7 @@ class Ledger:
 
     def add(self, key: int) -> None:
         """Runs a forward node once more. What it reads is held until then."""
-        board, node, memory, keys = self.board, self.node(key), self.memory, self.keys
+        problem, node, memory, keys = self.problem, self.node(key), self.memory, self.keys
         count = len(keys)
         if count + 1 >= len(memory):
             self.memory = memory = np.concatenate((memory, np.zeros(len(memory), dtype=np.int64)))
@@ -170,66 +170,66 @@ class Ledger:
         after = self.node(follower)
         through = int(memory[p]) - self.written[after]
         if not self.repeated(follower):
-            through -= board.late[after] - board.between[after]
+            through -= problem.backward_during[after] - problem.backward_before[after]
         memory[p + 1 : count + 1] = memory[p:count].copy()
         keys.insert(p, key)
         memory[p] = through + self.written[node]
-        for data in board.writes[node]:
+        for data in problem.writes[node]:
             if self.read_after(data, key) is not None:  # the copy of before need not be held until here
                 end = self.position(self.touched_before(data, key))
-                memory[end + 1 : p + 1] -= board.size[data]
+                memory[end + 1 : p + 1] -= problem.size[data]
         insort(self.runs[node], key)
-        for data in board.reads[node]:
+        for data in problem.reads[node]:
             if self.read_after(data, key) is None:
                 end = self.position(self.touched_before(data, key))
-                memory[end + 1 : p + 1] += board.size[data]
+                memory[end + 1 : p + 1] += problem.size[data]
             insort(self.readers[data], key)
         self._changed(node)
-        self.time += board.time[node]
+        self.time += problem.time[node]
         self.log.append((True, key))
-        self.work += 8 + len(board.reads[node])
+        self.work += 8 + len(problem.reads[node])
 
     def remove(self, key: int) -> None:
         """Takes a repeat out. What it wrote is held from before."""
-        board, node, memory, keys = self.board, self.node(key), self.memory, self.keys
+        problem, node, memory, keys = self.problem, self.node(key), self.memory, self.keys
         p, count = bisect_left(keys, key), len(keys)
-        for data in board.reads[node]:
+        for data in problem.reads[node]:
             readers = self.readers[data]
             del readers[bisect_left(readers, key)]
             if self.read_after(data, key) is None:
                 end = self.position(self.touched_before(data, key))
-                memory[end + 1 : p + 1] -= board.size[data]
+                memory[end + 1 : p + 1] -= problem.size[data]
         runs = self.runs[node]
         del runs[bisect_left(runs, key)]
-        for data in board.writes[node]:
+        for data in problem.writes[node]:
             if self.read_after(data, key) is not None:
                 end = self.position(self.touched_before(data, key))
-                memory[end + 1 : p] += board.size[data]
+                memory[end + 1 : p] += problem.size[data]
         memory[p : count - 1] = memory[p + 1 : count].copy()
         del keys[p]
         self._changed(node)
-        self.time -= board.time[node]
+        self.time -= problem.time[node]
         self.log.append((False, key))
-        self.work += 8 + len(board.reads[node])
+        self.work += 8 + len(problem.reads[node])
 
     def take_out(self, key: int) -> None:
         """Removes a repeat and the repeats that only it needed."""
         pending = [key]
         while pending:
             key = pending.pop()
-            reads = self.board.reads[self.node(key)]
+            reads = self.problem.reads[self.node(key)]
             self.remove(key)
             pending.extend(dict.fromkeys(c for d in reads if (c := self._made_for_nothing(d, key)) is not None))
 
     def _made_for_nothing(self, data: int, key: int) -> int | None:
         """The repeat that wrote a data node, if nothing that it wrote is read."""
-        runs = self.runs[self.board.producer[data]]
+        runs = self.runs[self.problem.producer[data]]
         made = runs[bisect_left(runs, key) - 1]
         return made if self.repeated(made) and self.useless(made) else None
 
     def useless(self, key: int) -> bool:
         """Whether nothing reads what a repeat writes."""
-        return all(self.read_after(d, key) is None for d in self.board.writes[self.node(key)])
+        return all(self.read_after(d, key) is None for d in self.problem.writes[self.node(key)])
 
     def fits_without(self, key: int, limit: int) -> bool:
         """Whether there is room to hold what a repeat writes instead of running it; its inputs may then end earlier, which is
@@ -237,9 +237,9 @@ class Ledger:
         self.work += 4
         p = bisect_left(self.keys, key)
         held: list[tuple[int, int]] = []
-        for data in self.board.writes[self.node(key)]:
+        for data in self.problem.writes[self.node(key)]:
             if self.read_after(data, key) is not None:
-                held.append((self.position(self.touched_before(data, key)) + 1, self.board.size[data]))
+                held.append((self.position(self.touched_before(data, key)) + 1, self.problem.size[data]))
         if not held:
             return True
         if len(held) == 1:
@@ -264,7 +264,7 @@ class Ledger:
 
     def _gap_tables(self) -> None:
         """All stretches between two touches of a copy, the second a read, of what may be dropped and rebuilt: a row each."""
-        self.rows: list[list[int]] = [[] for _ in self.board.size]
+        self.rows: list[list[int]] = [[] for _ in self.problem.size]
         self.idle_rows: list[int] = []
         self.gap_start = np.full(64, NEVER, dtype=np.int64)
         self.gap_end = np.full(64, -1, dtype=np.int64)
@@ -285,8 +285,8 @@ class Ledger:
         self.changed = {}
 
     def _refresh(self, data: int) -> None:
-        made = self.runs[self.board.producer[data]]
-        loss, reads = self.own(self.board.loss), self.readers[data]
+        made = self.runs[self.problem.producer[data]]
+        loss, reads = self.own(self.problem.loss), self.readers[data]
         found = []
         index, last = 0, 0
         for key in reads:
@@ -323,7 +323,7 @@ class Ledger:
 
     def rebuilt_at(self, row: int) -> int:
         """The key of the run that rebuilds what a gap drops."""
-        return self.stage(int(self.gap_end[row])) * self.stride + self.board.producer[int(self.gap_data[row])]
+        return self.stage(int(self.gap_end[row])) * self.stride + self.problem.producer[int(self.gap_data[row])]
 
     def split(self, row: int, limit: int) -> bool:
         """Drops a data node over a gap. What rebuilding it reads is held where there is room, else rebuilt as well. False, and
@@ -338,20 +338,20 @@ class Ledger:
         while pending:
             key = pending.pop()
             node = self.node(key)
-            if node in self.board.once:
+            if node in self.problem.once:
                 return False
             runs = self.runs[node]
             at = bisect_left(runs, key)
             if at < len(runs) and runs[at] == key:
                 continue
-            lost = [d for d in self.board.reads[node] if self.read_after(d, key - 1) is None]
+            lost = [d for d in self.problem.reads[node] if self.read_after(d, key - 1) is None]
             self.add(key)
             stage = key - node
             for data in lost:
                 start = self.position(self.touched_before(data, key)) + 1
                 part = self.memory[start : bisect_left(self.keys, key) + 1]
-                producer = self.board.producer[data]
-                if producer in self.board.once or (len(part) and int(part.max()) <= limit):
+                producer = self.problem.producer[data]
+                if producer in self.problem.once or (len(part) and int(part.max()) <= limit):
                     continue  # there is room to hold it
                 pending.append(stage + producer)
         return True

@@ -116,11 +116,11 @@ def _rate(ledger: Ledger, key: int) -> float:
     node = ledger.node(key)
     p = bisect_left(ledger.keys, key)
     price = 1.0
-    for data in ledger.board.writes[node]:
+    for data in ledger.problem.writes[node]:
         if ledger.read_after(data, key) is not None:
-            price += ledger.board.size[data] * (p - ledger.position(ledger.touched_before(data, key)))
+            price += ledger.problem.size[data] * (p - ledger.position(ledger.touched_before(data, key)))
     ledger.work += 4
-    return ledger.board.time[node] / price
+    return ledger.problem.time[node] / price
 
 
 class Search:
@@ -136,7 +136,7 @@ class Search:
         """Trials until the ledger's work has grown by so much, or there is nothing to gain; leaves the fastest order that came
         by. Nothing faster than `fastest_ns` is taken, and what is slower by `warmth` only for a while."""
         ledger, last = self.ledger, self.ledger.work + work
-        fastest_ns = max(fastest_ns, ledger.board.plain_ns)
+        fastest_ns = max(fastest_ns, ledger.problem.plain_ns)
         best, best_ns, first = ledger.repeats(), ledger.time, ledger.work
         while ledger.work < last and ledger.time > fastest_ns:
             check()
@@ -146,7 +146,7 @@ class Search:
             done = (self._swap, self._shake, self._later)[kind](limit, before)
             self.tried[kind] += 1
             ledger.work += 8 + len(ledger.keys) // 64
-            slower = warmth * (1 - (ledger.work - first) / work) * self.rng.random() ** 3 * (best_ns - ledger.board.plain_ns)
+            slower = warmth * (1 - (ledger.work - first) / work) * self.rng.random() ** 3 * (best_ns - ledger.problem.plain_ns)
             if done and fastest_ns <= ledger.time <= before + slower and ledger.peak <= limit:
                 self.kept[kind] += ledger.time < before
                 if ledger.time < best_ns:
@@ -158,12 +158,12 @@ class Search:
 
     def _repeat(self) -> int | None:
         """A repeat: of three drawn, the one that takes the longest."""
-        keys, loss = self.ledger.keys, self.ledger.board.loss
+        keys, loss = self.ledger.keys, self.ledger.problem.loss
         if len(keys) <= loss + 1:
             return None
         drawn = [keys[self.rng.randrange(loss + 1, len(keys))] for _ in range(8)]
         again = [k for k in drawn if self.ledger.repeated(k)][:3]
-        return max(again, key=lambda k: self.ledger.board.time[self.ledger.node(k)], default=None)
+        return max(again, key=lambda k: self.ledger.problem.time[self.ledger.node(k)], default=None)
 
     def _swap(self, limit: int, before: int) -> bool:
         ledger, key = self.ledger, self._repeat()
@@ -211,13 +211,13 @@ class Search:
     def _spend_near(self, span: tuple[int, int], limit: int) -> None:
         ledger = self.ledger
         fresh = {k for added, k in ledger.log if added}
-        low = max(ledger.board.loss + 1, bisect_left(ledger.keys, span[0]) - NEAR)
+        low = max(ledger.problem.loss + 1, bisect_left(ledger.keys, span[0]) - NEAR)
         high = min(len(ledger.keys), bisect_left(ledger.keys, span[1]) + NEAR)
         near = [k for k in ledger.keys[low:high] if ledger.repeated(k) and k not in fresh]
         ledger.work += (high - low) // 8
         if len(near) > SPENT:
             near = self.rng.sample(near, SPENT)
-        near.sort(key=lambda k: -ledger.board.time[ledger.node(k)] * self.rng.random())
+        near.sort(key=lambda k: -ledger.problem.time[ledger.node(k)] * self.rng.random())
         for key in near:
             if _is_there(ledger, key) and ledger.fits_without(key, limit):
                 ledger.take_out(key)
@@ -227,7 +227,7 @@ class Search:
         if key is None:
             return False
         node = ledger.node(key)
-        reads = [r for d in ledger.board.writes[node] if (r := ledger.read_after(d, key)) is not None]
+        reads = [r for d in ledger.problem.writes[node] if (r := ledger.read_after(d, key)) is not None]
         if not reads:
             return False
         later = ledger.stage(min(reads)) * ledger.stride + node

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_codegen.planners.base.deadline import check
-from remat_codegen.schedule.lives import Board, Copy, Limits, Lives, Order
+from remat_codegen.schedule.lives import Copy, Limits, Lives, Order, Problem
 from remat_codegen.schedule.order import without_dead_runs
 
 Splits = dict[int, list[int]]  # position -> data that are rebuilt there
@@ -29,25 +29,27 @@ class Splitter:
     """Splits chosen on one order, to be made at once. None are looked for once `last` data were visited."""
 
     def __init__(self, lives: Lives, last: int = sys.maxsize) -> None:
-        self.lives, self.board, self.last = lives, lives.board, last
+        self.lives, self.problem, self.last = lives, lives.problem, last
         self.splits: Splits = {}
         self.dropped: dict[int, list[tuple[int, int]]] = {}  # data -> gaps in which it is no longer there
 
     def closure(self, data: int, position: int) -> list[int] | None:
         """What must run to rebuild it there; None if something of it cannot run again."""
-        board, again, pending = self.board, {self.board.producer[data]}, list(self.board.reads[self.board.producer[data]])
+        problem = self.problem
+        first = problem.producer[data]
+        again, pending = {first}, list(problem.reads[first])
         while pending:
             read = pending.pop()
-            board.visited += 1
+            problem.visited += 1
             if self.there(read, position):
                 continue
-            node = board.producer[read]
+            node = problem.producer[read]
             if node in again:
                 continue
-            if node in board.once:
+            if node in problem.once:
                 return None
             again.add(node)
-            pending.extend(board.reads[node])
+            pending.extend(problem.reads[node])
         return sorted(again)
 
     def there(self, data: int, position: int) -> bool:
@@ -63,7 +65,7 @@ class Splitter:
 
     def order(self) -> Order:
         """The order with all of them made."""
-        board, order = self.board, list(self.lives.order)
+        problem, order = self.problem, list(self.lives.order)
         result: list[int] = []
         for position, node in enumerate(order):
             if position in self.splits:
@@ -72,11 +74,11 @@ class Splitter:
                     again.update(self.closure(data, position) or ())
                 result.extend(sorted(again))
             result.append(node)
-        return without_dead_runs(board.graph, result)
+        return without_dead_runs(problem.graph, result)
 
 
 def squeeze(
-    board: Board,
+    problem: Problem,
     order: Order,
     limits: Limits,
     jitter: random.Random | None = None,
@@ -84,20 +86,20 @@ def squeeze(
     work: int = FIT_WORK,
 ) -> Order | None:
     """Splits until an order keeps to the limits; None where that does not work out, or not with so much `work`."""
-    least, stuck, last = None, 0, board.visited + work
-    for _ in range(4 * len(board.plain) if rounds is None else rounds):
-        if board.visited > last:
+    least, stuck, last = None, 0, problem.visited + work
+    for _ in range(4 * len(problem.plain) if rounds is None else rounds):
+        if problem.visited > last:
             return None
         check()
-        board.visited += len(order)
-        lives = Lives(board, order)
+        problem.visited += len(order)
+        lives = Lives(problem, order)
         over = np.maximum(lives.during - limits.along(lives), 0)
         excess = int(over.sum())
         if not excess:
             return order
         stuck = 0 if least is None or excess < least else stuck + 1
         least = excess if least is None else min(excess, least)
-        if stuck > PATIENCE or board.time_of(order) > SLOWEST * board.plain_ns:
+        if stuck > PATIENCE or problem.time_of(order) > SLOWEST * problem.plain_ns:
             return None
         splitter = Splitter(lives, last)
         for _ in range(PEAKS_AT_ONCE if jitter is None else 2):
@@ -121,13 +123,13 @@ class _Gap:
 
 def _split_at(splitter: Splitter, over: np.ndarray, peak: int, limits: Limits, jitter: random.Random | None) -> bool:
     """Chooses splits that bring one position below its limit, and takes them off `over`; whether there were any."""
-    board, found = splitter.board, False
+    problem, found = splitter.problem, False
     for gap in _best_first(splitter, _gaps_over(splitter, over, peak, jitter), limits):
         data = gap.copy.data
         splitter.drop(gap.copy, gap.start, gap.end)
         found = True
         part = over[gap.start + 1 : gap.end]
-        np.maximum(part - board.size[data], 0, out=part)
+        np.maximum(part - problem.size[data], 0, out=part)
         if not over[peak]:
             break
     return found
@@ -135,16 +137,16 @@ def _split_at(splitter: Splitter, over: np.ndarray, peak: int, limits: Limits, j
 
 def _gaps_over(splitter: Splitter, over: np.ndarray, peak: int, jitter: random.Random | None) -> Iterator[_Gap]:
     """What is held idle at a position and may be rebuilt later."""
-    lives, board = splitter.lives, splitter.board
+    lives, problem = splitter.lives, splitter.problem
     counts = np.concatenate(([0], np.cumsum(over > 0))).tolist()
     for copies in lives.copies:
         copy = next((c for c in reversed(copies) if c.start < peak), None)
-        if copy is None or copy.end <= peak or not board.movable(copy.data) or not board.size[copy.data]:
+        if copy is None or copy.end <= peak or not problem.movable(copy.data) or not problem.size[copy.data]:
             continue
         end, start = copy.next_touch(peak), copy.last_touch(peak)
-        if end is None or end <= max(peak, board.loss) or not splitter.there(copy.data, peak):
+        if end is None or end <= max(peak, problem.loss) or not splitter.there(copy.data, peak):
             continue
-        weight = board.size[copy.data] * (counts[end] - counts[start + 1])
+        weight = problem.size[copy.data] * (counts[end] - counts[start + 1])
         yield _Gap(weight if jitter is None else weight * jitter.uniform(0.6, 1.6), copy, start, end)
 
 
@@ -154,10 +156,10 @@ def _best_first(splitter: Splitter, gaps: Iterable[_Gap], limits: Limits) -> Ite
     Rebuilding takes at least the producer's own time. What else has to run is looked up only for the gaps that are best by
     that measure, because on large graphs there are thousands of others.
     """
-    board = splitter.board
-    heap = [(-g.weight / (board.time[board.producer[g.copy.data]] + 1), g.copy.data, False, g) for g in gaps]
+    problem = splitter.problem
+    heap = [(-g.weight / (problem.time[problem.producer[g.copy.data]] + 1), g.copy.data, False, g) for g in gaps]
     heapq.heapify(heap)
-    while heap and board.visited <= splitter.last:
+    while heap and problem.visited <= splitter.last:
         _, data, priced, gap = heapq.heappop(heap)
         if priced:
             yield gap
@@ -167,11 +169,11 @@ def _best_first(splitter: Splitter, gaps: Iterable[_Gap], limits: Limits) -> Ite
 
 def _cost(splitter: Splitter, gap: _Gap, limits: Limits) -> int | None:
     """The time that rebuilding at the end of a gap takes; None where it cannot be done."""
-    board, again = splitter.board, splitter.closure(gap.copy.data, gap.end)
+    problem, again = splitter.problem, splitter.closure(gap.copy.data, gap.end)
     if again is None:
         return None
-    cost = sum(board.time[i] for i in again) + 1
-    widest = max(sum(board.size[d] for d in board.writes[i]) for i in again)
+    cost = sum(problem.time[i] for i in again) + 1
+    widest = max(sum(problem.size[d] for d in problem.writes[i]) for i in again)
     if len(again) > 1 and int(splitter.lives.during[gap.end]) + widest > limits.peak:
         cost *= 4  # there is no room to rebuild it: more will have to be given up
     return cost

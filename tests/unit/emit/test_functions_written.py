@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from emitted import model_of, rebuilding
-from layered import layered, plumbing_of
+from layered import layered, linkage_of
 from torch import nn
 
 from remat_codegen.emit.functions import write_function
+from remat_codegen.emit.linkage import changed_argument
 from remat_codegen.emit.needs import Needs
-from remat_codegen.emit.plumbing import changed_argument
 from remat_codegen.emit.segments import Role
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.schedule import with_forgets
@@ -33,14 +33,14 @@ def written(model):
 
     def write(*dropped):
         if dropped not in known:
-            plumbing = plumbing_of(model, rebuilding(model.graph, set(dropped)))
-            late = [s for s in plumbing.program.segments if s.role is not Role.FORWARD and s.block < len(model.graph.blocks)]
-            found = {(str(s.role), s.block): write_function(plumbing, s) for s in late}  # which say what is waited for
+            linkage = linkage_of(model, rebuilding(model.graph, set(dropped)))
+            late = [s for s in linkage.program.segments if s.role is not Role.FORWARD and s.block < len(model.graph.blocks)]
+            found = {(str(s.role), s.block): write_function(linkage, s) for s in late}  # which say what is waited for
             for segment in late:
                 if segment.role is Role.REBUILD:
-                    plumbing.waiting_point(segment.positions[0])
-            first = [s for s in plumbing.program.segments if s.role is Role.FORWARD]
-            known[dropped] = plumbing, found | {(str(s.role), s.block): write_function(plumbing, s) for s in first}
+                    linkage.waiting_point(segment.positions[0])
+            first = [s for s in linkage.program.segments if s.role is Role.FORWARD]
+            known[dropped] = linkage, found | {(str(s.role), s.block): write_function(linkage, s) for s in first}
         return known[dropped]
 
     return write
@@ -118,8 +118,8 @@ def test_what_is_written_for_data_that_is_dropped(written, dropped, key, line):
     ],
 )
 def test_what_goes_in_and_out(written, dropped, key, field, names):
-    plumbing, functions = written(*dropped)
-    assert [plumbing.scopes[key[1]].name(v) for v in getattr(functions[key], field)] == names
+    linkage, functions = written(*dropped)
+    assert [linkage.scopes[key[1]].name(v) for v in getattr(functions[key], field)] == names
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_what_goes_in_and_out(written, dropped, key, field, names):
     ],
 )
 def test_how_kept_values_are_taken(written, dropped, key, takes):
-    plumbing, functions = written(*dropped)
-    assert [(plumbing.scopes[key[1]].name(v), how) for v, how in functions[key].takes] == takes
+    linkage, functions = written(*dropped)
+    assert [(linkage.scopes[key[1]].name(v), how) for v, how in functions[key].takes] == takes
 
 
 def test_what_another_rebuild_takes_again_is_read(model):
@@ -141,9 +141,9 @@ def test_what_another_rebuild_takes_again_is_read(model):
         order += (
             [1, node.id] if node.forward in (10, 2) else [node.id]
         )  # the first linear, for the second layer, and for its own
-    plumbing = plumbing_of(model, with_forgets(graph, order))
-    late = [s for s in plumbing.program.segments if s.role is not Role.FORWARD and s.block == 1]
-    takes = [(str(s.role), how) for s in late for _, how in write_function(plumbing, s).takes]
+    linkage = linkage_of(model, with_forgets(graph, order))
+    late = [s for s in linkage.program.segments if s.role is not Role.FORWARD and s.block == 1]
+    takes = [(str(s.role), how) for s in late for _, how in write_function(linkage, s).takes]
     assert takes == [("again", "read"), ("backward", "take")]
 
 
@@ -151,14 +151,14 @@ def test_what_autograd_holds_is_emptied_where_something_puts_it_back(model):
     graph, order = model.graph, []
     for node in graph.nodes:
         order += [1, node.id] if node.forward in (10, 2) else [node.id]
-    plumbing = plumbing_of(model, with_forgets(graph, order))
-    needs, copies = Needs(plumbing, plumbing.program.segments[1]), plumbing.program.copies[WIDE]
-    assert [plumbing.program.wanted_by_autograd(c) for c in copies] == [False, False, True]
+    linkage = linkage_of(model, with_forgets(graph, order))
+    needs, copies = Needs(linkage, linkage.program.segments[1]), linkage.program.copies[WIDE]
+    assert [linkage.program.wanted_by_autograd(c) for c in copies] == [False, False, True]
     assert [needs.must_empty(WIDE, c) for c in copies] == [True, False, False], "neither what nobody read nor the last"
 
 
 def test_what_a_later_block_forgets_of_another_is_left_to_the_caller(written):
-    plumbing, functions = written(MUL)
+    linkage, functions = written(MUL)
     assert functions["forward", 2].forgets == ((1, "mul"),)
     assert not any("forget" in line for line in functions["forward", 1].lines)
 
@@ -169,42 +169,42 @@ def test_equal_blocks_have_equal_functions(written):
 
 
 def test_where_nothing_is_rebuilt_nothing_is_waited_for(written):
-    plumbing, _ = written()
-    assert plumbing.stops == set()
+    linkage, _ = written()
+    assert linkage.stops == set()
 
 
 def test_a_way_back_is_waited_for_by_the_value_that_autograd_comes_to_first(written, model):
-    plumbing, _ = written(WIDE)
-    (stop,) = plumbing.stops
-    assert model.graph.nodes[stop].forward == 2 and plumbing.stop_name(stop) == (1, "sin")
+    linkage, _ = written(WIDE)
+    (stop,) = linkage.stops
+    assert model.graph.nodes[stop].forward == 2 and linkage.stop_name(stop) == (1, "sin")
 
 
 def test_a_way_back_that_autograd_does_not_show_is_waited_for_by_an_earlier_one(written, model):
-    plumbing, _ = written(WIDE)
-    (stop,) = plumbing.stops
-    hidden = plumbing.stop_variable
-    plumbing.stop_variable = lambda node: None if node == stop else hidden(node)
+    linkage, _ = written(WIDE)
+    (stop,) = linkage.stops
+    hidden = linkage.stop_variable
+    linkage.stop_variable = lambda node: None if node == stop else hidden(node)
     try:
-        (position,) = (p for p in plumbing.program.again)
-        assert plumbing.waiting_point(position) == stop - 1
+        (position,) = (p for p in linkage.program.again)
+        assert linkage.waiting_point(position) == stop - 1
     finally:
-        del plumbing.stop_variable
-        plumbing.stops.discard(stop - 1)
+        del linkage.stop_variable
+        linkage.stops.discard(stop - 1)
 
 
 def test_what_cannot_be_waited_for_is_refused(model):
-    plumbing = plumbing_of(model, rebuilding(model.graph, {WIDE}))
-    plumbing.stop_variable = lambda node: None if node > model.graph.loss else 0
-    (position,) = plumbing.program.again
+    linkage = linkage_of(model, rebuilding(model.graph, {WIDE}))
+    linkage.stop_variable = lambda node: None if node > model.graph.loss else 0
+    (position,) = linkage.program.again
     with pytest.raises(UnsupportedError, match="cannot be waited for"):
-        plumbing.waiting_point(position)
+        linkage.waiting_point(position)
 
 
 def test_at_the_very_end_nothing_is_waited_for(model):
     order = [*range(len(model.graph.nodes)), 1]
-    plumbing = plumbing_of(model, with_forgets(model.graph, order))
-    (position,) = plumbing.program.again
-    assert plumbing.waiting_point(position) is None
+    linkage = linkage_of(model, with_forgets(model.graph, order))
+    (position,) = linkage.program.again
+    assert linkage.waiting_point(position) is None
 
 
 ATEN = torch.ops.aten
@@ -240,8 +240,8 @@ class State(nn.Module):
 @pytest.fixture(scope="module")
 def state():
     model = model_of(State(), (torch.randn(2, 4),), {})
-    plumbing = plumbing_of(model, rebuilding(model.graph, set()))
-    return model, Needs(plumbing, plumbing.program.segments[0])
+    linkage = linkage_of(model, rebuilding(model.graph, set()))
+    return model, Needs(linkage, linkage.program.segments[0])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_view_of_what_was_made_looks_at_no_state(state):
     ],
 )
 def test_whether_what_autograd_saves_of_a_node_has_to_be_found_again(written, dropped, node, grouped, again):
-    plumbing, _ = written(*dropped)
-    needs = Needs(plumbing, plumbing.program.segments[1])
-    given = plumbing.program.graph.nodes[node]
+    linkage, _ = written(*dropped)
+    needs = Needs(linkage, linkage.program.segments[1])
+    given = linkage.program.graph.nodes[node]
     assert (needs.is_grouped(given), needs.runs_again(given)) == (grouped, again)

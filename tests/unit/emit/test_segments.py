@@ -109,22 +109,22 @@ def test_each_run_of_a_node_begins_a_copy_of_what_it_makes():
     found = program((0, 1, 2, 3, 4, 5, 6, 1, 7, 8))
     first, second = found.copies[1]
     steps = found.schedule.steps
-    assert steps[first.created] == steps[second.created] == Compute(1)
-    assert first.forgotten < second.created < second.forgotten
-    assert found.again == {second.created}
+    assert steps[first.start] == steps[second.start] == Compute(1)
+    assert first.end < second.start < second.end
+    assert found.again == {second.start}
 
 
 def test_what_is_read_is_the_copy_before():
     found = program((0, 1, 2, 3, 4, 5, 6, 1, 7, 8))
     first, second = found.copies[1]
-    assert found.copy_at(1, second.created) is first and found.copy_at(1, second.created + 1) is second
-    assert found.copy_made(1, second.created) is second
+    assert found.copy_at(1, second.start) is first and found.copy_at(1, second.start + 1) is second
+    assert found.copy_made(1, second.start) is second
 
 
 def test_of_an_output_the_first_copy_is_the_one_that_counts():
     found = program((0, 1, 2, 3, 4, 3, 5, 6, 7, 8))
     first, second = found.copies[3]
-    assert first.forgotten == len(found.schedule.steps) and second.forgotten == second.created
+    assert first.end == len(found.schedule.steps) and second.end == second.start
     assert found.copy_at(3, len(found.schedule.steps)) is first
 
 

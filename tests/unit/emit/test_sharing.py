@@ -4,7 +4,7 @@ for, and ways back that begin as other blocks' rebuilds."""
 from __future__ import annotations
 
 import pytest
-from layered import layered, plumbing_of
+from layered import layered, linkage_of
 
 from remat_codegen.emit.functions import write_function
 from remat_codegen.emit.reruns import run_again
@@ -25,18 +25,18 @@ class Shared:
         order = list(range(graph.loss + 1))
         for node in graph.backward_nodes:
             order += [*again.get(node.id, ()), node.id]
-        self.plumbing = plumbing_of(layered(), with_forgets(graph, order))
-        program = self.plumbing.program
+        self.linkage = linkage_of(layered(), with_forgets(graph, order))
+        program = self.linkage.program
         late = [s for s in program.segments if s.role is not Role.FORWARD and s.block < len(graph.blocks)]
-        self.own = [(s, write_function(self.plumbing, s)) for s in late]
-        self.backwards = share_rebuilds(self.plumbing, self.own)
+        self.own = [(s, write_function(self.linkage, s)) for s in late]
+        self.backwards = share_rebuilds(self.linkage, self.own)
         for segment, _ in self.backwards:
             if segment.role is Role.REBUILD:
-                self.plumbing.waiting_point(segment.positions[0])
+                self.linkage.waiting_point(segment.positions[0])
         first = [s for s in program.segments if s.role is Role.FORWARD]
-        self.first = [(s, write_function(self.plumbing, s)) for s in first]
-        self.united = unite(self.plumbing, self.first)
-        self.found = run_again(self.plumbing, self.united, self.backwards)
+        self.first = [(s, write_function(self.linkage, s)) for s in first]
+        self.united = unite(self.linkage, self.first)
+        self.found = run_again(self.linkage, self.united, self.backwards)
 
     def rebuilds(self):
         """What rebuilds run: by block, whether a function of their own or the first one."""
@@ -109,7 +109,7 @@ def test_blocks_of_another_kind_are_left_alone():
 
 def test_what_could_not_be_united_has_no_marks_left_of_it():
     shared = Shared({30: FIRST[:1]})
-    assert shared.plumbing.program.slots == {1} and not any(
+    assert shared.linkage.program.slots == {1} and not any(
         "kept" in line for s, f in shared.united if s.block == 2 for line in f.lines
     )
 
@@ -131,6 +131,6 @@ def test_a_way_back_may_begin_as_another_block_s_rebuild(again, shared):
     assert roles == (["again", "backward"] if shared else ["backward"])
     if shared:
         texts = {f.text for s, f in found.backwards if s.role is Role.REBUILD}
-        assert len(texts) == 1 and len(found.plumbing.program.unread) == 1
+        assert len(texts) == 1 and len(found.linkage.program.unread) == 1
     else:
-        assert found.plumbing.program.unread == set()
+        assert found.linkage.program.unread == set()

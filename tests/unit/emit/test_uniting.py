@@ -64,8 +64,8 @@ def functions(text):
 def test_fewer_functions_that_compute_the_same(planned, tmp_path, monkeypatch):
     module, args, model, schedule, peak = planned
     shared = emit(module, args, {}, model, schedule, None)
-    monkeypatch.setattr(program, "unite", lambda plumbing, forwards: forwards)
-    monkeypatch.setattr(program, "share_rebuilds", lambda plumbing, backwards: backwards)
+    monkeypatch.setattr(program, "unite", lambda linkage, forwards: forwards)
+    monkeypatch.setattr(program, "share_rebuilds", lambda linkage, backwards: backwards)
     apart = emit(module, args, {}, model, schedule, None)
     assert functions(shared) < functions(apart)
     for name, text in (("shared", shared), ("apart", apart)):

@@ -14,7 +14,7 @@ from remat_codegen.planners.search.hierarchy import Search, family_orders, impro
 from remat_codegen.planners.search.merges import spend
 from remat_codegen.planners.search.splits import squeeze
 from remat_codegen.schedule import simulate, validate, with_forgets, without_recomputation
-from remat_codegen.schedule.lives import Board, Limits, Lives
+from remat_codegen.schedule.lives import Limits, Lives, Problem
 from remat_codegen.schedule.order import saved_bytes
 
 QUICK = Grid(search_work=6_000)
@@ -101,7 +101,7 @@ def test_small_graphs_come_close_to_the_optimum(seed):
         best = exact.solve(graph, profile, budget, seconds=20)
         found = search.best(Limits(budget), 100)
         assert best.status is Status.OPTIMAL
-        assert best.bound_ns <= search.board.time_of(found) <= 1.05 * best.bound_ns
+        assert best.bound_ns <= search.problem.time_of(found) <= 1.05 * best.bound_ns
 
 
 def test_lives_are_what_the_simulator_says():
@@ -110,28 +110,28 @@ def test_lives_are_what_the_simulator_says():
         search = Search(graph, profile)
         for order in [*search.starts, search.least[0]]:
             timeline = of_order(graph, profile, order)
-            assert (timeline.peak_bytes, timeline.time_ns) == (Lives(search.board, order).peak, search.board.time_of(order))
+            assert (timeline.peak_bytes, timeline.time_ns) == (Lives(search.problem, order).peak, search.problem.time_of(order))
 
 
 def test_limits_hold_over_the_loss_as_well():
     graph, profile = random_graph(3, 40)
-    board = Board(graph, profile)
-    whole = Lives(board, board.plain)
-    at_loss = int(whole.during[board.loss])
+    problem = Problem(graph, profile)
+    whole = Lives(problem, problem.plain)
+    at_loss = int(whole.during[problem.loss])
     for level in (2, 3, 4):
         limits = Limits(whole.peak, at_loss * level // 5)
-        order = squeeze(board, board.plain, limits)
-        assert order is not None and limits.hold(Lives(board, order))
-        spent = spend(board, order, limits)
-        assert limits.hold(Lives(board, spent)) and board.time_of(spent) <= board.time_of(order)
-        better = improve(board, spent, limits, 40)
-        assert limits.hold(Lives(board, better)) and board.time_of(better) <= board.time_of(spent)
+        order = squeeze(problem, problem.plain, limits)
+        assert order is not None and limits.hold(Lives(problem, order))
+        spent = spend(problem, order, limits)
+        assert limits.hold(Lives(problem, spent)) and problem.time_of(spent) <= problem.time_of(order)
+        better = improve(problem, spent, limits, 40)
+        assert limits.hold(Lives(problem, better)) and problem.time_of(better) <= problem.time_of(spent)
 
 
 def test_what_cannot_be_had_is_refused():
     graph, profile = random_graph(3, 40)
-    board = Board(graph, profile)
-    assert squeeze(board, board.plain, Limits(0)) is None
+    problem = Problem(graph, profile)
+    assert squeeze(problem, problem.plain, Limits(0)) is None
     assert Search(graph, profile).best(Limits(0), 10) is None
 
 

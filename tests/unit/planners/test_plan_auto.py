@@ -18,7 +18,7 @@ from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.search import moves
 from remat_codegen.planners.search.ledger import Ledger
 from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
-from remat_codegen.schedule.lives import Board
+from remat_codegen.schedule.lives import Problem
 
 GRAPHS = {
     "chain": lambda: graphs.chain_graph([1, 2, 3, 1, 2]),
@@ -65,7 +65,7 @@ def agrees(ledger, graph, profile):
     during = [b for step, b in zip(schedule.steps, timeline.during_bytes, strict=True) if isinstance(step, Compute)]
     assert list(ledger.memory[: len(ledger.keys)]) == during
     assert ledger.time == timeline.time_ns
-    assert gaps(ledger) == gaps(Ledger(ledger.board, ledger.repeats()))
+    assert gaps(ledger) == gaps(Ledger(ledger.problem, ledger.repeats()))
 
 
 def gaps(ledger):
@@ -79,7 +79,7 @@ def gaps(ledger):
 def test_the_ledger_says_what_the_simulator_says(seed, count, once):
     rng = random.Random(seed)
     graph, profile = graphs.random_graph(seed, count, once)
-    ledger = Ledger(Board(graph, profile))
+    ledger = Ledger(Problem(graph, profile))
     agrees(ledger, graph, profile)
     for _ in range(12):
         mark, before = len(ledger.log), ledger.repeats()
@@ -102,7 +102,7 @@ def test_the_ledger_says_what_the_simulator_says(seed, count, once):
 def test_moves_keep_to_the_limit(name):
     graph, profile = GRAPHS[name]()
     limit = need(graph, profile) * 7 // 10
-    ledger = Ledger(Board(graph, profile))
+    ledger = Ledger(Problem(graph, profile))
     assert moves.fit(ledger, limit, 400) and ledger.peak <= limit
     fitted = ledger.time
     moves.spend(ledger, limit)

@@ -18,7 +18,7 @@ from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.chain.rk_rotor import Table
 from remat_codegen.planners.search import improve
 from remat_codegen.schedule import Compute, simulate, validate, without_recomputation
-from remat_codegen.schedule.lives import Board, Lives
+from remat_codegen.schedule.lives import Lives, Problem
 from remat_codegen.schedule.order import fixed, without_dead_runs
 
 QUICK = {"auto": {"work_per_node": 20}, "checkmate": {"effort": Effort(per_solve=10.0)}, "rockmate": {"grid": Grid(4, 2)}}
@@ -228,9 +228,9 @@ def test_improvement_never_hurts(seed):
                 continue
             assert after.schedule is not None and after.time_ns <= before.time_ns
             order = [s.node for s in before.schedule.steps if isinstance(s, Compute)]
-            costs = improve.Costs(Board(graph, profile), order)
+            costs = improve.Costs(Problem(graph, profile), order)
             assert (costs.peak, costs.time) == (before.peak_bytes, before.time_ns)
-            assert costs.memory.tolist() == Lives(costs.board, order).during.tolist()
+            assert costs.memory.tolist() == Lives(costs.problem, order).during.tolist()
             twice = [
                 *order[: graph.loss + 1],
                 *(i for i in range(graph.loss) if i not in fixed(graph)),

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from remat_codegen.emit.proof import Proof
 from remat_codegen.emit.scope import Scope
-from remat_codegen.emit.segments import Copy, Program
+from remat_codegen.emit.segments import Program
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model, is_view
+from remat_codegen.schedule import Copy
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Ref
 
@@ -19,7 +20,7 @@ FunctionExpression = Callable[
 
 
 @dataclass
-class Plumbing:
+class Linkage:
     """What functions of different segments agree on. `stops` are the backward nodes that the backward program waits for."""
 
     program: Program
@@ -33,8 +34,8 @@ class Plumbing:
     stops: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of(program: Program, model: Model, wishes: dict[int, str], class_expression: FunctionExpression) -> Plumbing:
-        """The plumbing of a program; nothing is waited for yet."""
+    def of(program: Program, model: Model, wishes: dict[int, str], class_expression: FunctionExpression) -> Linkage:
+        """The linkage of a program; nothing is waited for yet."""
         owners: dict[int, int] = {}
         for variable, data in enumerate(model.data_of):
             if data is not None:
@@ -42,7 +43,7 @@ class Plumbing:
         scopes = [Scope.of(model, b.id, wishes) for b in program.graph.blocks]
         maker = {v: op for op in model.trace.operations for v in op.made}
         data_of = {row.storage: model.data_of[v] for v, row in enumerate(model.record.variables)}
-        return Plumbing(program, model, scopes, owners, maker, data_of, Proof(model.trace), class_expression)
+        return Linkage(program, model, scopes, owners, maker, data_of, Proof(model.trace), class_expression)
 
     def waiting_point(self, position: int) -> int | None:
         """The backward node to wait for so that what stands at `position` happens in time; None at the very end."""
