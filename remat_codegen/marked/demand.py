@@ -260,10 +260,20 @@ class _Step:
         return self.order
 
     def _ready_to_run(self, data: Iterable[int]) -> list[int]:
-        """What parts are given that have made these values and may have to run again yet: as long as a place waits for them."""
+        """What parts are given that have made these values and may have to run again yet, and those that would have to run
+        before them: as long as a place waits for them."""
+        found: dict[int, None] = {}
         parts = {self.owner[d] for d in data}
-        given = (d for part in parts if not self.done[part] for d in self.inputs[part])
-        return [d for d in given if d not in self.owner or d in self.kept]
+        pending = [*parts]
+        while pending:
+            part = pending.pop()
+            for d in self.inputs[part] if not self.done[part] else ():
+                if d not in self.owner or d in self.made:
+                    found[d] = None
+                if (owner := self.owner.get(d, part)) not in parts:
+                    parts.add(owner)
+                    pending.append(owner)
+        return [*found]
 
     def _is_spared(self, data: int) -> bool:
         """Whether the part that brings a value back would do so for one reader, or for parts, alone."""
@@ -310,6 +320,7 @@ class _Step:
         running = [entry for entry in self.rule.nodes(self.parts[index]) if entry[0] < end]
         if not running:  # it only hands something on to a part within it
             self.taken += self.inputs[index]
+        self.taken += self._ready_to_run(self.kept.intersection(self.inputs[index]))
         twins: set[int] = set()
         for node, writes, held in running:
             there = self._still_there(writes)

@@ -32,12 +32,9 @@ QUIET = Progress(None)
 MODELS = {
     "gpt2": ("GPT2", "layers=2, width=64, heads=2, vocabulary=256, context=64", "int64[2,64]<256"),
     "vit": ("ViT", "image=32, patch=8, width=48, layers=2, heads=3", "image=float32[8,3,32,32]"),
+    "unet": ("UNet", "width=16, levels=2, time=32", "float32[4,3,32,32];float32[4]"),
     "resnet": ("ResNet", "depths=(1,1), width=16", "image=float32[8,3,16,16]"),
 }
-
-
-# Tables that take up to 9 % more than the simulator says: a part that is late, or rebuilt twice, between other parts.
-ABOVE = {("vit", seed) for seed in (80, 81, 83, 128)}
 
 
 @dataclass(frozen=True)
@@ -70,18 +67,26 @@ def _step(traced: Traced, model: torch.nn.Module) -> tuple[int, list[torch.Tenso
 
 
 def drawn(found: Found, graph, seed: int) -> list[Row]:
-    """Some rows that can stand together."""
+    """Some rows that can stand together; of half of the seeds, such as have to do with each other."""
     draw = random.Random(seed)
-    most = draw.choice([2, 4, 8, 16])
+    most, near = draw.choice([2, 4, 8, 16]), seed % 2 == 0
     rows: list[Row] = []
-    for candidate in draw.sample(found.candidates.all, draw.randint(1, most)):
-        row = Row(candidate, *draw.choice(OPTIONS))
+    for _ in range(draw.randint(1, most)):
+        others = [c for c in found.candidates.all if near and rows and any(meet(c, r.candidate) for r in rows)]
+        row = Row(draw.choice(others or found.candidates.all), *draw.choice(OPTIONS))
         try:
             check(graph, [part for _, part in parts_of([*rows, row])])
             rows.append(row)
         except ValueError:
             continue
     return rows
+
+
+def meet(one, other) -> bool:
+    """Whether one of two candidates stands in the other, or begins where that ends."""
+    within = one.first >= other.first and one.last <= other.last
+    around = one.first <= other.first and one.last >= other.last
+    return one != other and (within or around or one.last + 1 == other.first or other.last + 1 == one.first)
 
 
 def holds(name: str, seed: int, folder: Path) -> None:
@@ -111,7 +116,5 @@ def test_tables_keep_to_what_is_said_of_them(name, seed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5, 150))
 @pytest.mark.parametrize("name", MODELS)
-def test_many_tables_keep_to_what_is_said_of_them(name, seed, tmp_path, request):
-    if (name, seed) in ABOVE:
-        request.applymarker(pytest.mark.xfail(reason="the simulator does not know all that such parts hold", strict=True))
+def test_many_tables_keep_to_what_is_said_of_them(name, seed, tmp_path):
     holds(name, seed, tmp_path)
