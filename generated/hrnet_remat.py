@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"70bc0ba5b6f80ef8"}
+#: "notes":["from\u0020dtr"],"seal":"76781a5a0921996b"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
@@ -452,13 +452,15 @@ class Place:
         part = self.part
         with part.step.lock:  # each device has a thread that goes back
             if self.value is None:
-                if self.gone and (again := self.gone()) is not None:  # whoever read it looks once more
+                if (again := self.read()) is not None:
                     return again
                 spared = part.spares and (reader or not part.entry.shared)
                 if spared and (result := part.result_for(self)) is not None:
                     if part.entry.shared:
                         self.put(result)
                         self.shared = part.given_to
+                    elif not reader:
+                        self.lose(result)
                     return result
             todo = [part] if self.value is None else []
             while todo:
@@ -470,9 +472,19 @@ class Place:
             for tensor in self.watched:
                 part.unchanged(tensor, self.version, "what it gave was")
             if self.late and not reader:
-                self.drop()
-                self.gone = weakref.ref(value)
+                self.drop(read=True)
             return value
+
+    def lose(self, value):
+        """Leaves a value to autograd, which may look at it, and at other views, until it has computed with that."""
+        self.gone = weakref.ref(value.untyped_storage()), *_how(value)
+
+    def read(self):
+        """What was left to autograd, as long as that computes with it."""
+        memory = None if self.gone is None else self.gone[0]()
+        if memory is None:
+            return None
+        return torch.empty(0, dtype=self.gone[1], device=memory.device).set_(memory, *self.gone[2:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -483,12 +495,14 @@ class Place:
             self.value = _view(seen, how) if how else seen
         self.watched.append(seen)
 
-    def drop(self):
-        """Lets its first value go, and what else its part kept of that memory."""
+    def drop(self, read=False):
+        """Lets its first value go, and what else its part kept of that memory; to autograd if that has `read` it."""
         storage = self.value.untyped_storage()._cdata
         for ref in self.part.places + self.part.results:
             place = ref and ref()
             if place and place.late and place.value is not None and place.value.untyped_storage()._cdata == storage:
+                if read:
+                    place.lose(place.value)
                 place.late, place.value, place.watched = False, None, ()
 
     def pass_on(self):
@@ -512,6 +526,8 @@ class Place:
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
+        if (read := self.read()) is not None:  # no second copy
+            tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 
@@ -555,8 +571,10 @@ class Part:
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
-        own = [h.source for h in self.held if not h.view and _plain(h.source)] if step.part is None else ()
+        own = [h.source for h in self.held if not h.view and _plain(h.source)]
         self.given = {tensor.untyped_storage()._cdata for tensor in own}  # which it holds, so that autograd may, too
+        if step.part is not None:  # which holds them for both
+            self.given = step.part.given
         for lender in map(weakref.ref, self.sources()):
             self.lent_by.append(lender)  # within another part, it gets its inputs by that one later
             lender().part.given_to.append(weakref.ref(self, lambda _, lender=lender: _passed_on([lender])))
@@ -599,7 +617,7 @@ class Part:
                 place.keep(found, how)
         self.saved = ()
         empty = any(ref and (place := ref()) and place.value is None for ref in self.places)
-        if not (empty or self.inners):
+        if not (empty or any(ref() for _, ref in self.inners)):
             self.let_go()
             self.ran = True
 
@@ -706,7 +724,10 @@ class Part:
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
         value = _view(place.get(reader=True), held.view)
-        return value.detach().requires_grad_(held.needs_grad)
+        value = value.detach().requires_grad_(held.needs_grad)
+        if self.inners and not replay.silent:  # parts within get the place, not what is there for one
+            self.step.lend(value, place, replay)
+        return value
 
     def as_before(self, replay, inputs):
         """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
@@ -901,9 +922,9 @@ class Step:
         if self.part is None and not self.lent and getattr((_hooks() or [None])[0], "__self__", None) is self:
             C._autograd._pop_saved_tensors_default_hooks()
 
-    def lend(self, tensor, place):
+    def lend(self, tensor, place, replay=None):
         """From now on, who saves this tensor or a view of it gets the place, until the tensor's memory is gone."""
-        lent = (self.replay or self).lent
+        lent = (replay or self.replay or self).lent
         storage, this = tensor.untyped_storage(), weakref.ref(self)
         key = storage._cdata
 
