@@ -210,8 +210,9 @@ def _frames_within(root: int) -> list[FrameType]:
 
 
 def _line_of(chain: Sequence[FrameType]) -> str | None:
-    """The innermost line that is no library's, as tracebacks show it; None where all are."""
-    frame = next((f for f in reversed(chain) if not _is_library(f.f_code.co_filename)), None)
+    """The innermost line of a forward that is no library's, as tracebacks show it; None where all are."""
+    own = (f for f in reversed(chain) if f.f_code.co_name == "forward" and not _is_library(f.f_code.co_filename))
+    frame = next(own, None)
     if frame is None:
         return None
     file, line = frame.f_code.co_filename, frame.f_lineno
