@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"0e8aaf4d3a63c117"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"4fbdb1ce0d0857fc"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -471,15 +471,15 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), *_how(value)
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
 
     def read(self):
-        """What was left to autograd, as long as that computes with it."""
-        memory = None if self.gone is None else self.gone[0]()
+        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None:
             return None
-        return torch.empty(0, dtype=self.gone[1], device=memory.device).set_(memory, *self.gone[2:])
+        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -525,6 +525,12 @@ class Place:
             tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
+
+
+def _computing():
+    """The node that autograd goes back through; None where somebody else looks."""
+    node = C._current_autograd_node()
+    return node and (C._current_graph_task_id(), node._sequence_nr())
 
 
 class Held:
@@ -948,7 +954,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late:
+        if place.late and self.replay is None:
             place.keep(tensor)
         return place
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"76781a5a0921996b"}
+#: "notes":["from\u0020dtr"],"seal":"8135da3b76d9a399"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
@@ -476,15 +476,15 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), *_how(value)
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
 
     def read(self):
-        """What was left to autograd, as long as that computes with it."""
-        memory = None if self.gone is None else self.gone[0]()
+        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None:
             return None
-        return torch.empty(0, dtype=self.gone[1], device=memory.device).set_(memory, *self.gone[2:])
+        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -530,6 +530,12 @@ class Place:
             tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
+
+
+def _computing():
+    """The node that autograd goes back through; None where somebody else looks."""
+    node = C._current_autograd_node()
+    return node and (C._current_graph_task_id(), node._sequence_nr())
 
 
 class Held:
@@ -959,7 +965,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late:
+        if place.late and self.replay is None:
             place.keep(tensor)
         return place
 

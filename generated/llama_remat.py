@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"445d9d32d10fbc58cf987c8520cd2590395132211b08a19e2b7a5e2c9bb39c1f","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"ef04f126c9f1b960"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"63ece5ad8240373d"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations."""
 
@@ -451,15 +451,15 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), *_how(value)
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
 
     def read(self):
-        """What was left to autograd, as long as that computes with it."""
-        memory = None if self.gone is None else self.gone[0]()
+        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None:
             return None
-        return torch.empty(0, dtype=self.gone[1], device=memory.device).set_(memory, *self.gone[2:])
+        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -505,6 +505,12 @@ class Place:
             tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
+
+
+def _computing():
+    """The node that autograd goes back through; None where somebody else looks."""
+    node = C._current_autograd_node()
+    return node and (C._current_graph_task_id(), node._sequence_nr())
 
 
 class Held:
@@ -928,7 +934,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late:
+        if place.late and self.replay is None:
             place.keep(tensor)
         return place
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"99052bd0b872cb72"}
+#: "notes":["from\u0020dtr"],"seal":"72b05a8a78bdbcba"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -439,15 +439,15 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), *_how(value)
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
 
     def read(self):
-        """What was left to autograd, as long as that computes with it."""
-        memory = None if self.gone is None else self.gone[0]()
+        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None:
             return None
-        return torch.empty(0, dtype=self.gone[1], device=memory.device).set_(memory, *self.gone[2:])
+        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -493,6 +493,12 @@ class Place:
             tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
+
+
+def _computing():
+    """The node that autograd goes back through; None where somebody else looks."""
+    node = C._current_autograd_node()
+    return node and (C._current_graph_task_id(), node._sequence_nr())
 
 
 class Held:
@@ -906,7 +912,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late:
+        if place.late and self.replay is None:
             place.keep(tensor)
         return place
 

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"2f7627e83d6e5c28bc5ae2dc18df74a329bee900fa877951b9d9ba17031a7d53","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0769,"bound":0.0746,"device":"cpu","order":"118|2*(64:52)+4-4;
-#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"07541884993ec99f"}
+#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"03c51a204c928e0c"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -427,15 +427,15 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), *_how(value)
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
 
     def read(self):
-        """What was left to autograd, as long as that computes with it."""
-        memory = None if self.gone is None else self.gone[0]()
+        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None:
             return None
-        return torch.empty(0, dtype=self.gone[1], device=memory.device).set_(memory, *self.gone[2:])
+        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -481,6 +481,12 @@ class Place:
             tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
+
+
+def _computing():
+    """The node that autograd goes back through; None where somebody else looks."""
+    node = C._current_autograd_node()
+    return node and (C._current_graph_task_id(), node._sequence_nr())
 
 
 class Held:
@@ -904,7 +910,7 @@ class Step:
         place, version, _ = lent.get(tensor.untyped_storage()._cdata, (None, None, None))
         if tensor._version != version:
             return None
-        if place.late:
+        if place.late and self.replay is None:
             place.keep(tensor)
         return place
 

@@ -1,0 +1,142 @@
+"""What a part leaves to a node of autograd is that node's while it computes: nobody else takes that memory for the value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from remat_codegen import parts
+
+LATE = ("a", "a/late", "a/twice", "a/twice/late", "a/thrice/late")
+
+
+class Sine(nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * x
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x * 2.0
+
+
+class Squashed(nn.Module):
+    def forward(self, x):
+        return torch.exp(x).tanh()
+
+
+class OverItsValue(torch.autograd.Function):
+    """Writes the gradient where the value was saved, as some kernels do to save memory."""
+
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return (value * value / 2).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        [value] = ctx.saved_tensors
+        return value.mul_(gradient * 3)
+
+
+class Returning(nn.Module):
+    """Gives what it computes with, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.a = nn.Linear(4, 4), Sine()
+
+    def forward(self, x):
+        value = self.a(self.lin(x))
+        return value, (value * value).sum()
+
+
+class Overwriting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.a, self.b = nn.Linear(4, 4), Double(), Squashed()
+
+    def forward(self, x):
+        value = self.a(self.lin(x))
+        z = self.b(value)
+        return OverItsValue.apply(value) + z.sum()
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.i, self.l = Squashed(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.l(self.i(x)).sin() * x.cos()
+
+
+class Viewing(nn.Module):
+    """A part with another one within it is given a view of a late part's result, which others read before."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.a, self.o = nn.Linear(4, 4), Sine(), Outer()
+
+    def forward(self, x):
+        value = self.a(self.lin(x))
+        before = (value * value).sum() + value.sin().sum()
+        return self.o(value.reshape(2, 8)[:, :4]).sum() + before
+
+
+def planned(kind, plan):
+    torch.manual_seed(0)
+    model = kind()
+    return (parts.adopt(model, {"": plan}) if plan else model), torch.randn(4, 4)
+
+
+def gradients(model):
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("plan", LATE)
+def test_whoever_holds_a_value_may_change_it_once_autograd_has_read_it(plan):
+    def trained(plan, changes):
+        model, x = planned(Returning, plan)
+        value, loss = model(x)
+        loss.backward(retain_graph=True)
+        model.zero_grad()
+        with torch.no_grad():
+            value.mul_(2 if changes else 1)
+        loss.backward()
+        return gradients(model)
+
+    assert all(map(torch.equal, trained(plan, True), trained(plan, False)))
+
+
+@pytest.mark.parametrize("plan", [f"{a} b" for a in LATE[1:]])
+def test_a_backward_that_writes_over_its_value_changes_nobody_else_s(plan):
+    def trained(plan):
+        model, x = planned(Overwriting, plan)
+        model(x).backward()
+        return gradients(model)
+
+    assert all(map(torch.equal, trained(plan), trained(None)))
+
+
+@pytest.mark.parametrize("outer", ["o", "o/inside", "o/twice", "o/shared", "o/inside/twice"])
+@pytest.mark.parametrize("a", LATE)
+def test_parts_within_get_views_of_what_is_late(a, outer):
+    def trained(plan):
+        model, x = planned(Viewing, plan)
+        model(x).backward()
+        return gradients(model)
+
+    assert all(map(torch.equal, trained(f"{a} {outer} o.i"), trained(None)))
+
+
+def test_who_looks_from_outside_of_a_backward_pass_takes_nothing_away():
+    model, x = planned(Returning, "a/twice/late")
+    value, loss = model(x)
+    saved = loss.grad_fn.next_functions[0][0]._saved_self
+    assert torch.equal(saved, value)
+    loss.backward()
+    other, _ = planned(Returning, None)
+    other(x)[1].backward()
+    assert all(map(torch.equal, gradients(model), gradients(other)))
