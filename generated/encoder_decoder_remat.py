@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"10d8f55db7998281"}
+#: "notes":["from\u0020dtr"],"seal":"3538711e9f774dee"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -479,14 +479,18 @@ class Place:
 
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
+        counter = value.detach()
+        counter.data = value.new_empty(0)  # without its memory, it has the value's version
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
         """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
-        if memory is None:
+        if memory is None or self.gone[2]._version != self.gone[3]:
             return None
-        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
+        again = self.gone[2].detach()
+        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
+        return again
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -528,8 +532,6 @@ class Place:
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
-        if (read := self.read()) is not None:  # no second copy
-            tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"756a6c49620806fa"}
+#: "notes":["from\u0020dtr"],"seal":"839ab0b0c3e7a602"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -461,14 +461,18 @@ class Place:
 
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
+        counter = value.detach()
+        counter.data = value.new_empty(0)  # without its memory, it has the value's version
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
         """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
-        if memory is None:
+        if memory is None or self.gone[2]._version != self.gone[3]:
             return None
-        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
+        again = self.gone[2].detach()
+        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
+        return again
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -510,8 +514,6 @@ class Place:
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
-        if (read := self.read()) is not None:  # no second copy
-            tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"4fbdb1ce0d0857fc"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"cd60e71b513e17d5"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations."""
 
@@ -472,14 +472,18 @@ class Place:
 
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
+        counter = value.detach()
+        counter.data = value.new_empty(0)  # without its memory, it has the value's version
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
         """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
-        if memory is None:
+        if memory is None or self.gone[2]._version != self.gone[3]:
             return None
-        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
+        again = self.gone[2].detach()
+        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
+        return again
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -521,8 +525,6 @@ class Place:
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
-        if (read := self.read()) is not None:  # no second copy
-            tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"8135da3b76d9a399"}
+#: "notes":["from\u0020dtr"],"seal":"555d60910818e0a6"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
@@ -477,14 +477,18 @@ class Place:
 
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
+        counter = value.detach()
+        counter.data = value.new_empty(0)  # without its memory, it has the value's version
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
         """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
-        if memory is None:
+        if memory is None or self.gone[2]._version != self.gone[3]:
             return None
-        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
+        again = self.gone[2].detach()
+        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
+        return again
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -526,8 +530,6 @@ class Place:
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
-        if (read := self.read()) is not None:  # no second copy
-            tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c6fb1ef0946849e2fd074054942ecb8ca47a5fd42cce534695d1e561c3ae2535","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"5bf7c746c40cd38d"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"60920a16ca8e6857"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -424,14 +424,18 @@ class Place:
 
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
-        self.gone = weakref.ref(value.untyped_storage()), _computing(), *_how(value)
+        counter = value.detach()
+        counter.data = value.new_empty(0)  # without its memory, it has the value's version
+        self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
         """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
-        if memory is None:
+        if memory is None or self.gone[2]._version != self.gone[3]:
             return None
-        return torch.empty(0, dtype=self.gone[2], device=memory.device).set_(memory, *self.gone[3:])
+        again = self.gone[2].detach()
+        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
+        return again
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
@@ -473,8 +477,6 @@ class Place:
         if self.like != self.look(tensor):
             raise self.part.error(f"saved other things when it ran again: {self.look(tensor)}, not {self.like}; {SAME}")
         self.check(tensor)
-        if (read := self.read()) is not None:  # no second copy
-            tensor = read
         self.value, self.version = tensor.detach(), tensor._version
         self.watched = [self.value]
 

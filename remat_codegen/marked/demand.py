@@ -230,6 +230,8 @@ class _Step:
         self.now = 0
         self.taken: list[int] = []  # what parts were given that ran again for others' sake, until the next node runs
         self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
+        self.reading: set[int] = set()  # the first values that it reads
+        self.second = 0  # bytes of those that were made once more since it may have read them: it has both
 
     def _owners(self) -> dict[int, int]:
         """The innermost part that does not keep a value, for all that are not kept."""
@@ -249,11 +251,14 @@ class _Step:
         self.order = list(range(self.graph.loss + 1))
         self.held_at.update(self.rule.held)
         for node, begun in self.rule.backward:
-            self.now, self.begun = node.id, begun
+            self.now, self.begun, self.second = node.id, begun, 0
+            self.reading = self.kept.intersection(node.reads)
             for data in node.reads:
                 if data in self.owner and data not in self.made:
                     self._demand(data, alone=node.forward not in self.parts[self.owner[data]], for_a_part=False)
             self.held_at[len(self.order)] = self._ready_to_run(self.kept.intersection(node.reads))
+            if self.second:
+                self.beside[len(self.order)] = self.second
             self.order.append(node.id)
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
@@ -299,6 +304,9 @@ class _Step:
         self._run(index, self._end(index, wanted if passing else None))
         if not passing:
             self.made.update(self.own[index])
+            again = self.reading.intersection(self.own[index])
+            self.reading -= again
+            self.second += total_bytes(self.graph, again)
             self.kept.difference_update(self.own[index])  # from now on they are like any other part's
             self.shared.difference_update(self.own[index])
             self.done[index] = True
@@ -327,8 +335,8 @@ class _Step:
             if twins:
                 needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
                 twins &= needed.union(held)
-            if twins or self.begun:
-                self.beside[len(self.order)] = self.begun + total_bytes(self.graph, twins)
+            if twins or self.begun or self.second:
+                self.beside[len(self.order)] = self.begun + self.second + total_bytes(self.graph, twins)
             self.held_at[len(self.order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             self.order.append(node)

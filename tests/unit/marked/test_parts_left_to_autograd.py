@@ -63,6 +63,67 @@ class Overwriting(nn.Module):
         return OverItsValue.apply(value) + z.sum()
 
 
+class OverOneOfTwo(torch.autograd.Function):
+    """Writes a gradient over one of the values that it saved, as fused products do."""
+
+    @staticmethod
+    def forward(ctx, one, other):
+        ctx.save_for_backward(one, other)
+        return one * other
+
+    @staticmethod
+    def backward(ctx, gradient):
+        one, other = ctx.saved_tensors
+        of_other = gradient * one
+        return one.copy_(gradient * other), of_other
+
+
+class Gated(nn.Module):
+    """The last value that its backward reads is a part's own, which runs again for that."""
+
+    def __init__(self, function=OverOneOfTwo.apply):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(torch.exp(x), x) if self.function is torch.mul else self.function(x, torch.exp(x))
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.a, self.b, self.c = nn.Linear(4, 4), Sine(), Gated(), Squashed()
+
+    def forward(self, x):
+        value = self.a(self.lin(x))
+        z = self.c(value)
+        return (self.b(value) + z).sum()
+
+
+class ReturningBefore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.a, self.b = nn.Linear(4, 4), Sine(), Gated(torch.mul)
+
+    def forward(self, x):
+        value = self.a(self.lin(x))
+        return value, self.b(value).sum()
+
+
+class ReadTwice(torch.autograd.Function):
+    """Reads what it saved, changes that, and reads it again."""
+
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return value * value / 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.saved_tensors[0].mul_(2)
+        return gradient * ctx.saved_tensors[0]
+
+
 class Outer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -95,10 +156,10 @@ def gradients(model):
     return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize("plan", LATE)
-def test_whoever_holds_a_value_may_change_it_once_autograd_has_read_it(plan):
+@pytest.mark.parametrize("kind, plan", [*((Returning, a) for a in LATE), *((ReturningBefore, f"{a} b") for a in LATE)])
+def test_whoever_holds_a_value_may_change_it_once_autograd_has_read_it(kind, plan):
     def trained(plan, changes):
-        model, x = planned(Returning, plan)
+        model, x = planned(kind, plan)
         value, loss = model(x)
         loss.backward(retain_graph=True)
         model.zero_grad()
@@ -118,6 +179,39 @@ def test_a_backward_that_writes_over_its_value_changes_nobody_else_s(plan):
         return gradients(model)
 
     assert all(map(torch.equal, trained(plan), trained(None)))
+
+
+@pytest.mark.parametrize("b", ["b", "b/inside", "b/twice"])
+@pytest.mark.parametrize("a", LATE[1:])
+def test_nor_does_one_that_has_a_part_run_again_first(a, b):
+    def trained(plan):
+        model, x = planned(Both, plan)
+        model(x).backward()
+        return gradients(model)
+
+    assert all(map(torch.equal, trained(f"{a} {b} c"), trained(None)))
+
+
+@pytest.mark.parametrize("plan", LATE[1:])  # the first is refused
+def test_a_backward_that_changes_what_it_reads_twice_gets_no_changed_value(plan):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.a = nn.Linear(4, 4), Sine()
+
+        def forward(self, x):
+            return ReadTwice.apply(self.a(self.lin(x))).sum()
+
+    def trained(function, plan):
+        model, x = planned(Twice, plan)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ReadTwice, "backward", function)
+            model(x).backward()
+        return gradients(model)
+
+    changing = ReadTwice.backward
+    fresh = staticmethod(lambda ctx, gradient: gradient * ctx.saved_tensors[0])
+    assert all(map(torch.equal, trained(staticmethod(changing), plan), trained(fresh, None)))
 
 
 @pytest.mark.parametrize("outer", ["o", "o/inside", "o/twice", "o/shared", "o/inside/twice"])
