@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"3538711e9f774dee"}
+#: "notes":["from\u0020dtr"],"seal":"ba7ae765a6667955"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -478,13 +478,13 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
-        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        """What was left to the node of autograd that computes. For others it is gone: it may have been changed."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
@@ -708,9 +708,9 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        empty = [place.part for place in self.sources() if place.value is None]
-        empty = [part for part in empty if not part.spares]
-        return empty[0] if empty else None
+        empty = [place for place in self.sources() if place.value is None]
+        empty = [place for place in empty if not place.part.spares and place.read() is None]
+        return empty[0].part if empty else None
 
     def repeat(self, replay):
         """Runs it as in the first run."""
@@ -1103,7 +1103,9 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
-    return value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    view = value.detach()  # which has its version
+    view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    return view
 
 
 def _all(thing, kind):

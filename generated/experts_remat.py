@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"839ab0b0c3e7a602"}
+#: "notes":["from\u0020dtr"],"seal":"6d37eeb6564ea47a"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations."""
 
@@ -460,13 +460,13 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
-        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        """What was left to the node of autograd that computes. For others it is gone: it may have been changed."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
@@ -690,9 +690,9 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        empty = [place.part for place in self.sources() if place.value is None]
-        empty = [part for part in empty if not part.spares]
-        return empty[0] if empty else None
+        empty = [place for place in self.sources() if place.value is None]
+        empty = [place for place in empty if not place.part.spares and place.read() is None]
+        return empty[0].part if empty else None
 
     def repeat(self, replay):
         """Runs it as in the first run."""
@@ -1085,7 +1085,9 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
-    return value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    view = value.detach()  # which has its version
+    view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    return view
 
 
 def _all(thing, kind):

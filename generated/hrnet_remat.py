@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"555d60910818e0a6"}
+#: "notes":["from\u0020dtr"],"seal":"ba2ed03d9b20e1ad"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations."""
@@ -476,13 +476,13 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
-        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        """What was left to the node of autograd that computes. For others it is gone: it may have been changed."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
@@ -705,9 +705,9 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        empty = [place.part for place in self.sources() if place.value is None]
-        empty = [part for part in empty if not part.spares]
-        return empty[0] if empty else None
+        empty = [place for place in self.sources() if place.value is None]
+        empty = [place for place in empty if not place.part.spares and place.read() is None]
+        return empty[0].part if empty else None
 
     def repeat(self, replay):
         """Runs it as in the first run."""
@@ -1112,7 +1112,9 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
-    return value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    view = value.detach()  # which has its version
+    view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    return view
 
 
 def _all(thing, kind):

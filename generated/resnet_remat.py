@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c6fb1ef0946849e2fd074054942ecb8ca47a5fd42cce534695d1e561c3ae2535","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"60920a16ca8e6857"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"959f46938ef87d98"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -423,13 +423,13 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
-        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        """What was left to the node of autograd that computes. For others it is gone: it may have been changed."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
@@ -658,9 +658,9 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        empty = [place.part for place in self.sources() if place.value is None]
-        empty = [part for part in empty if not part.spares]
-        return empty[0] if empty else None
+        empty = [place for place in self.sources() if place.value is None]
+        empty = [place for place in empty if not place.part.spares and place.read() is None]
+        return empty[0].part if empty else None
 
     def repeat(self, replay):
         """Runs it as in the first run."""
@@ -1079,7 +1079,9 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
-    return value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    view = value.detach()  # which has its version
+    view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    return view
 
 
 def _all(thing, kind):

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"2f7627e83d6e5c28bc5ae2dc18df74a329bee900fa877951b9d9ba17031a7d53","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0769,"bound":0.0746,"device":"cpu","order":"118|2*(64:52)+4-4;
-#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"fe945360548cbc6d"}
+#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"b3e9a32468818b3e"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -427,13 +427,13 @@ class Place:
             return value
 
     def lose(self, value):
-        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed with that."""
+        """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
     def read(self):
-        """What was left to the node of autograd that computes. For others it is gone: who holds it may have changed it."""
+        """What was left to the node of autograd that computes. For others it is gone: it may have been changed."""
         memory = self.gone[0]() if self.gone and self.gone[1] and self.gone[1] == _computing() else None
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
@@ -657,9 +657,9 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        empty = [place.part for place in self.sources() if place.value is None]
-        empty = [part for part in empty if not part.spares]
-        return empty[0] if empty else None
+        empty = [place for place in self.sources() if place.value is None]
+        empty = [place for place in empty if not place.part.spares and place.read() is None]
+        return empty[0].part if empty else None
 
     def repeat(self, replay):
         """Runs it as in the first run."""
@@ -1052,7 +1052,9 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
-    return value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    view = value.detach()  # which has its version
+    view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
+    return view
 
 
 def _all(thing, kind):

@@ -133,6 +133,7 @@ HARD = {  # first and last node, what is kept, how often it runs again, whether 
     "a late part before one that keeps its result": ("vit", (1, 1, "", THRICE, True), (2, 2, "inside")),
     "a late part, and two that are not": ("vit", (21, 21, "inside"), (15, 15, ""), (20, 20, "", THRICE, True)),
     "a part within one that has nothing to rebuild": ("unet", (30, 31, "inside"), (30, 30, "inside")),
+    "what a reader has left, and a part that takes it": ("unet", (56, 56, "", TWICE), (47, 55, "", ONCE, True)),
     "views of what one reader has, of which another is missing": ("vit", (12, 20, "", TWICE, True), (7, 11, "")),
 }
 

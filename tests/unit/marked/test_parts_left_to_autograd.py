@@ -124,6 +124,22 @@ class ReadTwice(torch.autograd.Function):
         return gradient * ctx.saved_tensors[0]
 
 
+class Seen(nn.Module):
+    """A function that writes over its value, or reads it again, is given a view of a part's result."""
+
+    VIEWS = (lambda value: value.t(), lambda value: value[:2], lambda value: value.reshape(-1))
+
+    def __init__(self, view, function):
+        super().__init__()
+        self.lin, self.a, self.b = nn.Linear(4, 4), Sine(), Squashed()
+        self.view, self.function = view, function
+
+    def forward(self, x):
+        value = self.a(self.lin(x))
+        z = self.function.apply(self.view(value)).sum()
+        return z + (value * value).sum() + self.b(value).sum()
+
+
 class Outer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -234,3 +250,26 @@ def test_who_looks_from_outside_of_a_backward_pass_takes_nothing_away():
     other, _ = planned(Returning, None)
     other(x)[1].backward()
     assert all(map(torch.equal, gradients(model), gradients(other)))
+
+
+@pytest.mark.parametrize("plan", [*LATE, *(f"{a} b" for a in LATE), "a/shared b/twice"])
+@pytest.mark.parametrize("view", Seen.VIEWS)
+@pytest.mark.parametrize("function", [OverItsValue, ReadTwice])
+def test_what_is_written_by_a_view_is_nobody_else_s_or_refused(function, view, plan):
+    class Fresh(function):
+        @staticmethod
+        def backward(ctx, gradient):
+            [value] = ctx.saved_tensors
+            return value * gradient * (3 if function is OverItsValue else 1)
+
+    def trained(function, plan):
+        model, x = planned(lambda: Seen(view, function), plan)
+        model(x).backward()
+        return gradients(model)
+
+    try:
+        found = trained(function, plan)
+    except RuntimeError as error:
+        assert "in place" in str(error)
+        return
+    assert all(map(torch.allclose, found, trained(Fresh, None)))
