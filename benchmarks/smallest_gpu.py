@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import BudgetError  # noqa: E402
 from remat_codegen.fit import choosing  # noqa: E402
-from remat_codegen.fit.drafts import Measured, draft_of, measured  # noqa: E402
+from remat_codegen.fit.drafts import Costed, draft_of, measured  # noqa: E402
 from remat_codegen.fit.standing import standing  # noqa: E402
 from remat_codegen.profile.devices import DEVICES, Device  # noqa: E402
 from remat_codegen.run.traced import target_of  # noqa: E402
@@ -148,7 +148,7 @@ def ask(row: Row, gpu: Device, planning: bool, target: Path = TARGET) -> dict[st
     return cell | {"nodes": len(found.traced.graph.nodes), "seconds": round(time.process_time() - started, 1)}
 
 
-def planned(found: Measured, left: int) -> dict[str, Any]:
+def planned(found: Costed, left: int) -> dict[str, Any]:
     """The plan's figures as its file has it; where there is none, the least budget with one."""
     try:
         draft = draft_of(found, left, Progress(None))
