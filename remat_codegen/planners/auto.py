@@ -12,7 +12,8 @@ equally long. Where nothing fits a middle, the least peak is looked for, which t
 fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
-kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed. Of
+kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed,
+where no sequence of the dynamic program fits. Of
 budgets that are far from a middle little depends on its plan, so the first middles are searched less. Where memory is so tight
 that a node runs twice within one stage, which a ledger does not hold, the search of `hierarchy` goes on in its place.
 
