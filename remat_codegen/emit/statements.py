@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import symtable
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -24,14 +25,17 @@ class Statement:
 
     def __init__(self, node: cst.BaseStatement | cst.SimpleStatementLine) -> None:
         self.node = node
-        self.parts = ast.parse(cst.Module([]).code_for_node(node).lstrip("\f")).body
+        code = cst.Module([]).code_for_node(node).lstrip("\f")
+        self.parts = ast.parse(code).body
         self.is_import = _is_import(node)
         self.is_future = self.is_import and any(_module_name(i) == "__future__" for i in imports_in(node))
         finder = Names()
         node.visit(finder)
         self.mentions, self.star = finder.mentions, finder.star
         self.is_main_guard = _is_main_guard(self.parts[0]) if self.parts else False
-        self.bindings = finder.bindings | {n: f"{m}.{n}" for m in self.stars() for n in _exported(m)}
+        given = _given(self.parts) if finder.imports else ()  # import numpy, or numpy = None: nobody knows
+        self.bindings = {n: "" if n in given else finder.imports.get(n, "") for n in bound_in(code)}
+        self.bindings |= {n: f"{m}.{n}" for m in self.stars() for n in _exported(m)}
         self.defines = set(self.bindings)
         self.sets_forward = finder.sets_forward
         self.importable = not finder.foreign and (self.is_import or not self.star)
@@ -120,34 +124,44 @@ def _loud(body: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement
     return body if len(kept) == len(body) else kept or [cst.Pass()]  # type: ignore[return-value]
 
 
+def bound_in(code: str) -> list[str]:
+    """The names that code binds outside of functions and classes in it, by Python's own scope analysis: libcst's would need all
+    of a file at once, and a copy of that."""
+    symbols = symtable.symtable(code, "<statement>", "exec").get_symbols()
+    return [symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()]
+
+
+def _given(nodes: Sequence[ast.stmt]) -> set[str]:
+    """The names that some code gives something else than what it imports, in functions, too."""
+    found = [n for node in nodes for n in ast.walk(node)]
+    named = {n.name for n in found if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return named | {n.id for n in found if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+
+
 class Names(cst.CSTVisitor):
-    """What some code binds outside functions and classes, what it mentions, and what it imports."""
+    """What some code mentions, and what it imports: `imports` are full names, by the name that each gets."""
 
     def __init__(self) -> None:
-        self.bindings: dict[str, str] = {}
+        self.imports: dict[str, str] = {}
         self.mentions: set[str] = set()
         self.star = self.foreign = self.sets_forward = False
         self.depth = self.guarded = self.caught = 0
 
-    def _bind(self, name: str, what: str = "") -> None:
+    def _import(self, name: str, what: str) -> None:
         if self.depth == 0:
-            self.bindings[name] = what
+            self.imports[name] = what
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self._enter(node.name.value)
+        self.depth += 1
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
         self.depth -= 1
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
-        self._enter(node.name.value)
+        self.depth += 1
 
     def leave_ClassDef(self, original_node: cst.ClassDef) -> None:
         self.depth -= 1
-
-    def _enter(self, name: str) -> None:
-        self._bind(name)
-        self.depth += 1
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         node.value.visit(self)
@@ -175,47 +189,6 @@ class Names(cst.CSTVisitor):
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
         self.sets_forward |= isinstance(node.target, cst.Attribute) and node.target.attr.value == "forward"
-        self._assigned(node.target)
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        self._assigned(node.target)
-
-    def visit_AugAssign(self, node: cst.AugAssign) -> None:
-        self._assigned(node.target)
-
-    def visit_Del(self, node: cst.Del) -> None:
-        self._assigned(node.target)
-
-    def visit_For(self, node: cst.For) -> None:
-        self._assigned(node.target)
-
-    def visit_AsName(self, node: cst.AsName) -> None:
-        self._assigned(node.name)
-
-    def visit_NamedExpr(self, node: cst.NamedExpr) -> None:
-        self._assigned(node.target)
-
-    def visit_MatchAs(self, node: cst.MatchAs) -> None:
-        if node.name is not None:
-            self._assigned(node.name)
-
-    def visit_MatchStar(self, node: cst.MatchStar) -> None:
-        if node.name is not None:
-            self._assigned(node.name)
-
-    def visit_MatchMapping(self, node: cst.MatchMapping) -> None:
-        if node.rest is not None:
-            self._assigned(node.rest)
-
-    def visit_TypeAlias(self, node: cst.TypeAlias) -> None:
-        self._bind(node.name.value)
-
-    def _assigned(self, target: cst.BaseExpression) -> None:
-        if isinstance(target, cst.Name):
-            self._bind(target.value)
-        elif isinstance(target, (cst.Tuple, cst.List)):
-            for element in target.elements:
-                self._assigned(element.value)
 
     def visit_Try(self, node: cst.Try) -> None:
         self.guarded += 1
@@ -241,7 +214,7 @@ class Names(cst.CSTVisitor):
         self.foreign |= not _may_import(node) and not self.guarded
         for alias in node.names:
             whole = alias.evaluated_name
-            self._bind(alias.evaluated_alias or whole.split(".")[0], whole if alias.evaluated_alias else whole.split(".")[0])
+            self._import(alias.evaluated_alias or whole.split(".")[0], whole if alias.evaluated_alias else whole.split(".")[0])
         return False
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
@@ -250,7 +223,7 @@ class Names(cst.CSTVisitor):
             self.star = True
         else:
             for alias in node.names:
-                self._bind(alias.evaluated_alias or alias.evaluated_name, f"{_module_name(node)}.{alias.evaluated_name}")
+                self._import(alias.evaluated_alias or alias.evaluated_name, f"{_module_name(node)}.{alias.evaluated_name}")
         return False
 
 

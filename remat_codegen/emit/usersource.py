@@ -22,7 +22,7 @@ import libcst as cst
 
 from remat_codegen.emit import outside
 from remat_codegen.emit.needed import needed_for
-from remat_codegen.emit.statements import Names, Statement, import_lines_of
+from remat_codegen.emit.statements import Names, Statement, bound_in, import_lines_of
 from remat_codegen.emit.userfile import File
 
 RECURSION = 20_000
@@ -205,13 +205,13 @@ def _hides(name: str, what: str) -> bool:
 
 def _is_plain_class(node: cst.ClassDef) -> bool:
     """Whether a class's forward is a method of its own or inherited: nothing else in its body binds or reads that name."""
-    finder = Names()
+    finder, bound = Names(), set[str]()
     for statement in _class_body(node):
-        if isinstance(statement, cst.ClassDef):
-            finder.bindings[statement.name.value] = ""
-        elif not isinstance(statement, cst.FunctionDef):
-            statement.visit(finder)
-    return "forward" not in finder.mentions | set(finder.bindings)
+        if not isinstance(statement, cst.FunctionDef):
+            bound |= {*bound_in(cst.Module([]).code_for_node(statement))}
+            if not isinstance(statement, cst.ClassDef):
+                statement.visit(finder)
+    return "forward" not in finder.mentions | bound
 
 
 def _class_body(node: cst.ClassDef) -> Sequence[cst.BaseStatement | cst.BaseSmallStatement]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import sys
 
 import libcst as cst
 import pytest
 
 from remat_codegen.emit.statements import Statement, import_lines_of, imports_in
+
+needs_312 = pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has such statements since 3.12")
 
 
 def statement(text):
@@ -32,12 +35,19 @@ def statement(text):
         ),
         pytest.param("def f(x):\n    y = 1", {"f": ""}, id="a function, and nothing in it"),
         pytest.param("class A:\n    y = 1", {"A": ""}, id="a class, and nothing in it"),
+        pytest.param("type a = int", {"a": ""}, id="a type", marks=needs_312),
+        pytest.param("with x as (a, b.c, d[0]): pass", {"a": ""}, id="what with unpacks"),
+        pytest.param("a = [b for b in c if (d := b)]", {"a": "", "d": ""}, id="not: what a comprehension goes through"),
+        pytest.param("f = lambda a: (b := a)", {"f": ""}, id="not: what is bound in a lambda"),
+        pytest.param("def f():\n    global a\n    a = 1", {"f": ""}, id="not: what a function may bind"),
         pytest.param("a.b = 1", {}, id="not: an attribute"),
         pytest.param("a[0] = 1", {}, id="not: an element"),
         pytest.param("import math", {"math": "math"}, id="a module"),
         pytest.param("import os.path", {"os": "os"}, id="the package of a module in it"),
         pytest.param("import os.path as p", {"p": "os.path"}, id="a module under another name"),
         pytest.param("from math import pi, tau as t", {"pi": "math.pi", "t": "math.tau"}, id="what is in a module"),
+        pytest.param("try: import a\nexcept E: a = None", {"a": ""}, id="not: what may be none"),
+        pytest.param("try: from a import b\nexcept E:\n    def b(): pass", {"b": ""}, id="not: what may be a function"),
     ],
 )
 def test_names_that_a_statement_binds(text, names):
