@@ -126,9 +126,11 @@ def _loud(body: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement
 
 def bound_in(code: str) -> list[str]:
     """The names that code binds outside of functions and classes in it, by Python's own scope analysis: libcst's would need all
-    of a file at once, and a copy of that."""
-    symbols = symtable.symtable(code, "<statement>", "exec").get_symbols()
-    return [symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()]
+    of a file at once, and a copy of that. What `:=` in a comprehension binds is there as a name that anyone may bind."""
+    table = symtable.symtable(code, "<statement>", "exec")
+    bound = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
+    on_the_way = (n.target.id for n in ast.walk(ast.parse(code if ":=" in code else "")) if isinstance(n, ast.NamedExpr))
+    return bound + [name for name in on_the_way if name in table.get_identifiers()]
 
 
 def _given(nodes: Sequence[ast.stmt]) -> set[str]:
