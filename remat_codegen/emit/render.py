@@ -13,19 +13,18 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import black
 import torch
 
 from remat_codegen.emit import calls, usersource
+from remat_codegen.emit.formatting import formatted
 from remat_codegen.emit.guards import Guards
 from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.layout import MIB
-from remat_codegen.emit.lines import COLUMNS, uses
+from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.outside import OPERATIONS_OF_TORCH
 from remat_codegen.emit.program import Named, Written, write_program
@@ -41,7 +40,6 @@ from remat_codegen.schedule import Schedule
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Origin, function_call, without_kernels
 
-MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 LARGEST_LITERAL = 64  # elements of a constant tensor that is written out as numbers
 LARGEST_PACKED_BYTES = 2**20  # of one that is written out as packed bytes
 PACKED_LINE = 96  # characters
@@ -101,7 +99,7 @@ class _Renderer:
         text = self._module(written, given).text()
         if any(_COOKIE.match(line) for line in text.split("\n", 2)[:2]):
             text = f"# -*- coding: utf-8 -*-\n{text}"
-        return _formatted(text).replace('\n"""', '\n# fmt: off\n"""', 1)  # a project's own settings would fold its lines
+        return formatted(text).replace('\n"""', '\n# fmt: off\n"""', 1)  # a project's own settings would fold its lines
 
     def _parameters(self) -> str | None:
         """The parameter list of the new forward; None where it takes whatever the original takes."""
@@ -300,11 +298,6 @@ class _Renderer:
         lines += ["import inspect"] if self.parameters is None else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
-
-
-@lru_cache(maxsize=8)  # `check` and `update` write again what is there
-def _formatted(text: str) -> str:
-    return black.format_str(text, mode=MODE)
 
 
 def _uses_step(written: Written) -> bool:
