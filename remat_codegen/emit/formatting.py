@@ -21,7 +21,7 @@ def formatted(text: str) -> str:
     """The text of a file as black lays it out: what is around its functions and classes with others in their place, and each of
     them alone."""
     definitions = [] if AT_ONCE.search(text) else [s for s in ast.parse(text).body if isinstance(s, DEFINITIONS)]
-    if any(map(_is_empty, definitions)):  # such may stand close together
+    if not definitions or any(map(_is_empty, definitions)):  # empty ones may stand close together
         return _laid_out(text)
     lines, alone, around, done = text.split("\n"), list[str](), list[str](), 0
     for definition in definitions:
