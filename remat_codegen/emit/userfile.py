@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from remat_codegen.emit.constants import constants_in
@@ -60,26 +60,23 @@ class File:
 
     def objects(self, roots: Iterable[str]) -> set[str]:
         """The names whose objects these roots may be, with "f()" for an instance of a class f."""
-        found, seen = set[str](), set[tuple[str, bool]]()
-        ahead = [(root, False) for root in roots]
-        while ahead:
-            here = root, of_class = ahead.pop()
-            if here in seen:
-                continue
-            seen.add(here)
+        found = set[str]()
+
+        def leads_to(root: str, of_class: bool) -> Iterable[str]:
             name = bare(root)
-            if root.startswith("~"):
-                ahead.append((root[1:], True))
-            elif name == root:
+            if name == root:
                 found.add(name)
-                ahead += [(r, of_class) for r in self.binds.get(name, ())]
-            elif self.is_class(name) and not root.endswith(".given"):
+                return self.binds.get(name, ())
+            if self.is_class(name) and not root.endswith(".given"):
                 found.add(name if of_class else f"{name}()")
             elif name in self.definitions and root == f"{name}()":
-                ahead += [(r, of_class) for r in self._returns(name)]
+                return self._returns(name)
             elif name not in self.imports:
                 found.add(name)
-                ahead += [(alike(root, r), of_class) for r in self.binds.get(name, ())]
+                return [alike(root, r) for r in self.binds.get(name, ())]
+            return ()
+
+        _follow(roots, leads_to)
         return found
 
     def is_class(self, name: str) -> bool:
@@ -200,25 +197,32 @@ def alike(root: str, other: str) -> str:
 
 def _in_function(effects: Effects, name: str, roots: Iterable[str]) -> set[str]:
     """Roots in a function or class as roots of the file: what locals stand for, and PARAMETER for what it is given."""
-    found, seen = set[str](), set[tuple[str, bool]]()
-    ahead = [(root, False) for root in roots]
-    while ahead:
-        here = root, of_class = ahead.pop()
-        if here in seen:
-            continue
-        seen.add(here)
+    found = set[str]()
+
+    def leads_to(root: str, of_class: bool) -> Iterable[str]:
         local = bare(root)
-        if root.startswith("~"):
-            ahead.append((root[1:], True))
-        elif local in (PARAMETER, CLASS) or (local == "self" and of_class):
+        if local in (PARAMETER, CLASS) or (local == "self" and of_class):
             found.add(PARAMETER if local == PARAMETER else name)
         elif local in ("self", "super") or (local.startswith("self.") and local not in effects.binds):
-            continue
+            return ()
         elif local not in effects.binds or local in effects.outside:
             found.add(f"~{root}" if of_class else root)
         elif root != f"{local}()":  # what a local function returns is seen where it is defined
-            ahead += [(alike(root, r), of_class) for r in effects.binds[local]]
+            return [alike(root, r) for r in effects.binds[local]]
+        return ()
+
+    _follow(roots, leads_to)
     return found
+
+
+def _follow(roots: Iterable[str], leads_to: Callable[[str, bool], Iterable[str]]) -> None:
+    """Asks of each root which others it leads to, `leads_to(root, of_class)`, once; "~x" leads to the class of x."""
+    ahead, seen = [(root, False) for root in roots], set[tuple[str, bool]]()
+    while ahead:
+        here = root, of_class = ahead.pop()
+        if here not in seen:
+            seen.add(here)
+            ahead += [(root[1:], True)] if root.startswith("~") else [(r, of_class) for r in leads_to(root, of_class)]
 
 
 def _definitions(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.AST]]:

@@ -40,6 +40,7 @@ from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.chain.rk_rotor import Table
 from remat_codegen.planners.search import hierarchy, merges
+from remat_codegen.planners.search.improve import improved
 from remat_codegen.planners.search.ledger import Ledger
 from remat_codegen.planners.search.moves import Search, fit, spend
 from remat_codegen.planners.search.segments import starting_orders
@@ -69,7 +70,8 @@ MOST_LESSENINGS = 4  # times that a budget is refused by naming one, if another 
 LONGEST = 4  # times as many runs as nodes in what the least peak is looked for from
 FAR = 1.08  # times the limit: a peak from which on many things are given up at once, instead of one after the other
 SQUEEZE_WORK = 200_000  # data that are visited for that, at most
-STEP_WORK = 3000  # of the search, for which the slower one makes a step
+MOVE_WORK = 16  # runs of an order that a move counts anew, for each unit of the search's work, where it is slower
+STEP_WORK = 6000  # of the search, for which the slower one makes a step
 LOWER_STARTS = 4  # of little peak, from which a lower one is looked for where the lowest does not lead on
 LOWERED = 2  # orders of little peak that are brought lower
 NEVER = 1 << 62  # nanoseconds
@@ -281,13 +283,18 @@ class Frontier:
                 return _nothing(limit)
         best = low
         promising = list({p.time_ns: p for p in reversed(tried)}.values())[::-1][:PROMISING] or [low]
-        far = depth < SHALLOW and len(self.graph.nodes) > SMALL
-        work = self.work // FAR_OFF if far else self.work
+        work = self.work if self._decides(depth) else self.work // FAR_OFF
         part = work // (2 * len(promising))
         improved = [self._improved(p, limit, high.time_ns, part, seed) for seed, p in enumerate(promising)]
         best = min([*improved, best], key=lambda p: p.time_ns)
         best = self._improved(best, limit, high.time_ns, work - part * len(promising), len(promising))
         return replace(best, limit_bytes=limit)
+
+    def _decides(self, depth: int) -> bool:
+        """Whether much depends on a middle: the budget asked for is near, and neither plan beside it is as good already."""
+        if depth < SHALLOW:
+            return len(self.graph.nodes) <= SMALL
+        return depth < DEEP or self.sequences.worthwhile
 
     def _begun(self, order: Order, limit: int) -> Order | None:
         """An order brought within a limit, the room that is left spent; None if that does not work out.
@@ -319,8 +326,9 @@ class Frontier:
         return replace(point, time_ns=ledger.time, order=ledger.order()) if ledger.time < point.time_ns else point
 
     def _searched(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
-        """An order that a ledger does not hold, improved by the slower search of `hierarchy`."""
-        order = hierarchy.improve(self.problem, point.order, Limits(limit), work // STEP_WORK, seed)
+        """An order that a ledger does not hold, improved by moves on the order, and by the slower search of `hierarchy`."""
+        order = improved(self.problem, point.order, limit, MOVE_WORK * work // len(point.order), fastest_ns)
+        order = hierarchy.improve(self.problem, order, Limits(limit), work // STEP_WORK, seed)
         time_ns = self.problem.time_of(order)
         return replace(point, time_ns=time_ns, order=order) if fastest_ns <= time_ns < point.time_ns else point
 

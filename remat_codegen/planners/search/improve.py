@@ -20,6 +20,7 @@ worse (random graphs), never below `least_time` of `tests/graphs.py`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,12 +29,12 @@ from functools import cached_property
 import numpy as np
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners.base.deadline import NO_LIMIT, Effort
+from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, check
 from remat_codegen.planners.base.keeping import candidate
 from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
-from remat_codegen.schedule.lives import Copy, Lives, Problem
+from remat_codegen.schedule.lives import Copy, Lives, Order, Problem
 from remat_codegen.schedule.order import without_dead_runs
 
 MOVES = 20000
@@ -55,12 +56,8 @@ def improve(
     if plan.schedule is None or plan.peak_bytes > budget_bytes or plan.time_ns == sum(profile.time_ns):
         return plan
     order = tuple(s.node for s in plan.schedule.steps if isinstance(s, Compute))
-    loss = order.index(graph.loss)
-    if order[: loss + 1] != tuple(range(graph.loss + 1)):
-        return plan
-    search = _Search(graph, profile, budget_bytes, order, moves, effort.until(SECONDS))
-    search.run(effort)
-    found = candidate(graph, profile, search.order)
+    effort = replace(effort, deadline=effort.until(SECONDS))
+    found = candidate(graph, profile, improved(Problem(graph, profile), order, budget_bytes, moves, effort=effort))
     if (found.time_ns, found.peak_bytes) >= (plan.time_ns, plan.peak_bytes) or found.peak_bytes > budget_bytes:
         return plan
     status = Status.OPTIMAL if found.time_ns == sum(profile.time_ns) else plan.status
@@ -68,6 +65,17 @@ def improve(
     return replace(
         plan, schedule=found.schedule, time_ns=found.time_ns, peak_bytes=found.peak_bytes, status=status, notes=notes
     )
+
+
+def improved(
+    problem: Problem, order: Order, limit_bytes: int, moves: int, fastest_ns: int = 0, *, effort: Effort = NO_LIMIT
+) -> Order:
+    """The order, which keeps to the limit, or a faster one that does: after so many moves, and not below `fastest_ns`."""
+    if tuple(order[: problem.loss + 1]) != problem.plain[: problem.loss + 1]:
+        return order
+    search = _Search(problem, limit_bytes, order, moves, fastest_ns, effort)
+    search.run()
+    return search.order
 
 
 class Costs:
@@ -105,16 +113,13 @@ class Costs:
 class _Search:
     """The present order, and the moves."""
 
-    def __init__(
-        self, graph: Graph, profile: Profile, budget_bytes: int, order: tuple[int, ...], moves: int, deadline: float
-    ) -> None:
-        self.graph, self.profile, self.budget = graph, profile, budget_bytes
-        self.moves, self.deadline = moves, deadline
-        self.problem = Problem(graph, profile)
-        self.order = without_dead_runs(graph, order)
-        self.costs = Costs(self.problem, self.order)
+    def __init__(self, problem: Problem, limit_bytes: int, order: Order, moves: int, fastest_ns: int, effort: Effort) -> None:
+        self.problem, self.limit, self.moves = problem, limit_bytes, moves
+        self.fastest_ns, self.effort, self.deadline = fastest_ns, effort, effort.until(math.inf)
+        self.order = without_dead_runs(problem.graph, order)
+        self.costs = Costs(problem, self.order)
 
-    def run(self, effort: Effort) -> None:
+    def run(self) -> None:
         """Rounds of all kinds of moves until one changes nothing."""
         rounds = 0
         while not self._spent():
@@ -124,21 +129,22 @@ class _Search:
             self._late()
             self._drops()
             rounds += 1
-            effort.tell("improving", rounds, rounds + 1)
+            self.effort.tell("improving", rounds, rounds + 1)
             if self.costs.time >= before:
                 return
 
     def _spent(self) -> bool:
+        check()
         return self.moves <= 0 or time.monotonic() > self.deadline
 
     def _try(self, order: Sequence[int]) -> tuple[tuple[int, ...], Costs]:
         self.moves -= 1
-        live = without_dead_runs(self.graph, order)
+        live = without_dead_runs(self.problem.graph, order)
         return live, Costs(self.problem, live)
 
     def _take_if_faster(self, order: Sequence[int]) -> bool:
         live, costs = self._try(order)
-        better = costs.peak <= self.budget and costs.time < self.costs.time
+        better = costs.peak <= self.limit and self.fastest_ns <= costs.time < self.costs.time
         if better:
             self.order, self.costs = live, costs
         return better
@@ -151,7 +157,7 @@ class _Search:
             if node in seen:
                 found.append(position)
             seen.add(node)
-        return sorted(found, key=lambda p: (-self.profile.time_ns[self.order[p]], p))
+        return sorted(found, key=lambda p: (-self.problem.time[self.order[p]], p))
 
     def _drops(self) -> None:
         """Leaves out what need not run, as long as something can be left out."""
@@ -194,20 +200,20 @@ class _Search:
         added = np.zeros(position - first, dtype=np.int64)
         for begin, nbytes in gaps:
             added[begin - first :] += nbytes
-        over = self.costs.memory[first:position] + added - self.budget
+        over = self.costs.memory[first:position] + added - self.limit
         # Inputs that only this run needed may end earlier; that is left to the full evaluation.
-        relief = sum(self.graph.data[d].nbytes for d in self.graph.nodes[self.order[position]].reads)
+        relief = sum(self.problem.size[d] for d in self.problem.graph.nodes[self.order[position]].reads)
         return bool((over <= relief).all())
 
     def _gaps(self, position: int) -> list[tuple[int, int]]:
         """For what a run writes and is read: from where the copy before would have to be held, and its bytes."""
-        node = self.graph.nodes[self.order[position]]
+        node = self.problem.graph.nodes[self.order[position]]
         found = []
         for data in node.writes:
             before = [c for c in self._copies(data) if c.start < position]
             here = [c for c in self._copies(data) if c.start == position]
             if before and here and here[0].readers:
-                found.append((before[-1].end + 1, self.graph.data[data].nbytes))
+                found.append((before[-1].end + 1, self.problem.size[data]))
         return [(begin, nbytes) for begin, nbytes in found if begin < position]
 
     def _copies(self, data: int) -> list[Copy]:
@@ -222,19 +228,20 @@ class _Search:
                     return
                 position = self._positions(node)[nth]
                 nth += 1
-                copies = [c for d in self.graph.nodes[node].writes for c in self._copies(d) if c.start == position]
+                copies = [c for d in self.problem.graph.nodes[node].writes for c in self._copies(d) if c.start == position]
                 reads = [r for c in copies for r in c.readers]
                 target = min(reads, default=position) - 1
                 if target <= position:
                     continue
                 order = (*self.order[:position], *self.order[position + 1 : target + 1], node, *self.order[target + 1 :])
                 live, costs = self._try(order)
-                if costs.peak <= self.budget and costs.time <= self.costs.time and self._short(costs) < self._short(self.costs):
+                fits = costs.peak <= self.limit and self.fastest_ns <= costs.time <= self.costs.time
+                if fits and self._short(costs) < self._short(self.costs):
                     self.order, self.costs = live, costs
 
     def _short(self, costs: Costs) -> int:
         """How much memory is used above the line from which on it is short."""
-        return int(np.maximum(costs.memory - int(self.budget * NEAR), 0).sum())
+        return int(np.maximum(costs.memory - int(self.limit * NEAR), 0).sum())
 
     def _swaps(self) -> None:
         """Drops runs that do not fit, giving up something cheaper."""
@@ -248,8 +255,8 @@ class _Search:
     def _swap(self, position: int) -> None:
         dropped, costs = self._try(_without(self.order, {position}))
         won = self.costs.time - costs.time
-        if costs.peak <= self.budget:
-            if won > 0:
+        if costs.peak <= self.limit:
+            if won > 0 and costs.time >= self.fastest_ns:
                 self.order, self.costs = dropped, costs
             return
         for order in self._given_up(dropped, costs, won):
@@ -258,19 +265,19 @@ class _Search:
 
     def _given_up(self, order: tuple[int, ...], costs: Costs, won: int) -> Iterator[tuple[int, ...]]:
         """The order with one more repeated run, for data that idle where it breaks the budget, the cheapest first."""
-        over = np.flatnonzero(costs.memory > self.budget)
+        over = np.flatnonzero(costs.memory > self.limit)
         first, last = int(over[0]), int(over[-1])
-        need = costs.peak - self.budget
+        need = costs.peak - self.limit
         found: list[tuple[int, int, int]] = []
         for copy in (c for copies in costs.copies for c in copies):
             maker = self.problem.producer[copy.data]
-            if maker in self.problem.once or self.graph.data[copy.data].nbytes < need or self.profile.time_ns[maker] >= won:
+            if maker in self.problem.once or self.problem.size[copy.data] < need or self.problem.time[maker] >= won:
                 continue
             following = next((r for r in copy.readers if r > last), None)
-            if following is None or following <= order.index(self.graph.loss):
+            if following is None or following <= order.index(self.problem.loss):
                 continue
             if copy.start < first and not any(first <= r <= last for r in copy.readers):
-                found.append((self.profile.time_ns[maker], following, maker))
+                found.append((self.problem.time[maker], following, maker))
         for _, following, maker in sorted(set(found))[:SWAPS]:
             yield (*order[:following], maker, *order[following:])
 
