@@ -13,9 +13,9 @@ fit, no plan does. (Its plan is the answer below the last middle that something 
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
 kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed,
-where no sequence of the dynamic program fits. Of
-budgets that are far from a middle little depends on its plan, so the first middles are searched less. Where memory is so tight
-that a node runs twice within one stage, which a ledger does not hold, the search of `hierarchy` goes on in its place.
+where no sequence of the dynamic program fits. Of budgets that are far from a middle little depends on its plan, so the first
+middles are searched less. Where memory is so tight that a node runs twice within one stage, which a ledger does not hold, the
+moves of `improve` and the search of `hierarchy` go on in its place.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
