@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from remat_codegen.ask.request import Request
-from remat_codegen.run import second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "again.md"
@@ -42,7 +42,7 @@ def files(name: str, runs: int) -> list[str]:
         request = Request(f"{ROOT}/examples/{name}.py:{kind}", budget, Path(folder) / f"{name}_remat.py", cache=False)
         texts = []
         for _ in range(runs):
-            second.generate(request, Progress(None))
+            marked.generate(request, Progress(None))
             texts.append(request.output_path.read_text())
             request.output_path.unlink()
         return texts

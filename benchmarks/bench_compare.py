@@ -27,7 +27,7 @@ from remat_codegen.run import comparison, planning
 from remat_codegen.run.priced import Priced, priced_file
 from remat_codegen.schedule import Schedule
 from remat_codegen.show import picture
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

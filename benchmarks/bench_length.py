@@ -21,7 +21,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.run import pipeline
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "length.md"

@@ -24,7 +24,7 @@ from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import DEFAULT_PLANNER, Request
 from remat_codegen.errors import BudgetError
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress, Report
+from remat_codegen.show.results import Progress, Report
 
 RESULT = Path(__file__).parent / "results" / "models.md"
 HEAD = f"""\

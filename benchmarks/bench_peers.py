@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from remat_codegen.ask.request import Request
-from remat_codegen.run import second
+from remat_codegen.run import marked
 from remat_codegen.run.measured import Beside, Runner, library, own_copy
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def run(name: str, planner: str, runs: int) -> dict:
 
 def written(asked: Request, budget_bytes: int) -> Runner:
     """The file for a budget, as its user runs it."""
-    report = second.generate(replace(asked, budget=str(budget_bytes)), Progress(None))
+    report = marked.generate(replace(asked, budget=str(budget_bytes)), Progress(None))
     module = load_generated(asked.output_path).rematerialize(own_copy(trace_target(asked, Progress(None)).target.module))
     return Runner("this", module, module, planned_ratio=1 + report.overhead, planned_peak_bytes=report.planned_peak_bytes)
 

@@ -19,7 +19,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 from remat_codegen.graph.record import example_loss
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 ROOT = Path(__file__).parents[1]

@@ -33,7 +33,7 @@ from remat_codegen.profile.measure import Measured
 from remat_codegen.run.priced import over
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[1]
 GPT2 = "layers=6, width=384, heads=6, vocabulary=8192, context=256"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from remat_codegen.header import saved_plan
-from remat_codegen.run import lifecycle
+from remat_codegen.run import check_update
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import without_recomputation
 from remat_codegen.show import memory
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "generated" / "gpt2_remat.py"
@@ -23,8 +23,8 @@ FILE = ROOT / "generated" / "gpt2_remat.py"
 
 def main() -> None:
     progress = Progress(None)
-    header = lifecycle.read_header(FILE.read_text(), FILE)
-    request, plan = lifecycle.located(header.request, FILE), header.plan
+    header = check_update.read_header(FILE.read_text(), FILE)
+    request, plan = check_update.located(header.request, FILE), header.plan
     assert plan is not None
     traced = trace_target(request, progress)
     costs = measured_costs(request, traced, progress)

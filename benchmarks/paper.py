@@ -43,7 +43,7 @@ from remat_codegen.profile.costs import Profile  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
 from remat_codegen.run.priced import priced_model  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
-from remat_codegen.show.report import Progress  # noqa: E402
+from remat_codegen.show.results import Progress  # noqa: E402
 from remat_codegen.trace import trace  # noqa: E402
 
 GIB = 1 << 30

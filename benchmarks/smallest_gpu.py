@@ -36,10 +36,10 @@ from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import BudgetError  # noqa: E402
 from remat_codegen.fit import choosing  # noqa: E402
 from remat_codegen.fit.drafts import Costed, draft_of, measured  # noqa: E402
-from remat_codegen.fit.standing import standing  # noqa: E402
+from remat_codegen.fit.resident_memory import standing  # noqa: E402
 from remat_codegen.profile.devices import DEVICES, Device  # noqa: E402
 from remat_codegen.run.traced import target_of  # noqa: E402
-from remat_codegen.show.report import Progress  # noqa: E402
+from remat_codegen.show.results import Progress  # noqa: E402
 
 GB = 10**9
 NEAR = 0.9  # of what another GPU needed: with less room one is not asked

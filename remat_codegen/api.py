@@ -21,7 +21,7 @@ import torch
 
 from remat_codegen.ask.batch import at_largest_batch
 from remat_codegen.ask.budget import Budget, check_units, format_bytes, parse_budget, parse_budgets
-from remat_codegen.ask.given import device_of, given_target, spec_of, without_plan
+from remat_codegen.ask.live_model import device_of, given_target, spec_of, without_plan
 from remat_codegen.ask.request import EDITIONS, LOSSES, PLANNERS, Request, default_output
 from remat_codegen.ask.target import check_has_data, place_of
 from remat_codegen.errors import RematError, VersionWarning
@@ -29,17 +29,17 @@ from remat_codegen.files import write_atomically
 from remat_codegen.profile.devices import Device
 from remat_codegen.readback.summary import BlockSummary
 from remat_codegen.readback.tables import shown
-from remat_codegen.run import comparison, making
+from remat_codegen.run import comparison, in_memory
 from remat_codegen.run.comparison import Compared
-from remat_codegen.run.making import Made, imported
+from remat_codegen.run.in_memory import Made, imported
 from remat_codegen.run.planning import lower_bound, peak_of
 from remat_codegen.run.priced import priced
 from remat_codegen.run.traced import Traced, trace_loaded
 from remat_codegen.show import picture
-from remat_codegen.show.graphs import compare_tables
 from remat_codegen.show.memory import picture as memory_picture
 from remat_codegen.show.notebook import progress_for
-from remat_codegen.show.report import OtherPlan, Progress, percent, report_table
+from remat_codegen.show.plan_tables import compare_tables
+from remat_codegen.show.results import OtherPlan, Progress, percent, report_table
 from remat_codegen.show.tables import Picture, Shown, folded, html_of, source_html
 
 AUTOCAST = ("bfloat16", "float16")
@@ -246,7 +246,7 @@ def plan(
     )
     shown = progress_for(progress)
     with _as_it_was(request.device):
-        made = making.make(request, _traced(model, inputs, request, shown), shown)
+        made = in_memory.make(request, _traced(model, inputs, request, shown), shown)
     report = made.report
     return RematPlan(
         budget_bytes=report.budget_bytes,

@@ -1,4 +1,5 @@
-"""What generated files carry: parts of the forward pass that run again on the way back. Files hold a copy of these.
+"""What marked files (edition 2) carry, as far as they need it: parts of the forward pass that run again on the way back.
+`marked/features.py` says what a file needs, and `marked/file.py` copies it.
 
 How it works. While a training step runs forward, autograd hands each tensor that it saves to `Step.pack`, and holds
 what it gets for it: outside of parts, the tensor itself. What a *part* of the plan saves is not held: autograd gets

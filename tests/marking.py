@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from remat_codegen.marked.evaluations import Tree, Vertex, build
+from remat_codegen.marked.marking import Mark, refusal_of
 from remat_codegen.marked.names import name_for
 from remat_codegen.marked.syntax import syntax_of
-from remat_codegen.marked.text import Mark, refusal_of
-from remat_codegen.marked.words import Tree, Vertex, build
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace.tracing import trace
 

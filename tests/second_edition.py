@@ -17,11 +17,11 @@ from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import OPTIONS, parts_of
 from remat_codegen.marked.demand import schedule_of
+from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
-from remat_codegen.marked.words import Vertex
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import Measured
-from remat_codegen.run import second
+from remat_codegen.run import marked
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
 from remat_codegen.schedule.order import order_of
@@ -43,7 +43,7 @@ def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 def found_in(traced: Traced) -> Found:
     """What can be a part."""
-    return second.found_of(traced)
+    return marked.found_of(traced)
 
 
 def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Vertex], ...]:
@@ -74,10 +74,10 @@ def schedule_from(graph: Graph, found: Found, rows: tuple[Row[Vertex], ...]) -> 
 def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
     """The file for a table."""
     schedule = schedule_from(traced.graph, found, rows)
-    brought = second.Brought(found, rows, schedule, 0)
+    brought = marked.Brought(found, rows, schedule, 0)
     order = order_of(schedule)
     plan = SavedPlan(traced.graph.digest(), "test", "feasible", "1GiB", 2**30, 2**20, 2**20, 0.0, None, "cpu", order)
-    return second.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
+    return marked.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
 
 
 def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:

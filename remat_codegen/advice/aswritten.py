@@ -15,7 +15,7 @@ from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, Timeline, simulate, validate, with_forgets
 from remat_codegen.schedule.order import fixed
-from remat_codegen.show.report import AsWritten
+from remat_codegen.show.results import AsWritten
 from remat_codegen.trace import Region
 
 Path = tuple[Region, ...]

@@ -20,14 +20,14 @@ def cache(clear: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
     There is one file for each device, version of PyTorch and choice of kernels.
     """
     with captured(as_json, quiet) as (_, show):
-        from remat_codegen.profile import stored
-        from remat_codegen.show.report import two_columns
+        from remat_codegen.profile import store
+        from remat_codegen.show.results import two_columns
 
-        found = stored.files()
+        found = store.files()
         if clear:
             _clear()
         entries, nbytes = sum(f.entries or 0 for f in found), sum(f.nbytes for f in found)
-        rows: dict[str, Any] = {"folder": str(stored.folder()), "cleared": clear, "entries": entries, "bytes": nbytes}
+        rows: dict[str, Any] = {"folder": str(store.folder()), "cleared": clear, "entries": entries, "bytes": nbytes}
         rows["files"] = [{"file": f.path.name, "entries": f.entries, "bytes": f.nbytes} for f in found]
         table = two_columns()
         table.add_row("folder", rows["folder"].replace("[", "\\["))
@@ -39,9 +39,9 @@ def cache(clear: bool, as_json: bool, quiet: bool, traceback: bool) -> int:
 
 
 def _clear() -> None:
-    from remat_codegen.profile import stored
+    from remat_codegen.profile import store
 
     try:
-        stored.clear()
+        store.clear()
     except OSError as error:
-        raise OutputError(f"cannot be cleared: {error.strerror}", where=str(stored.folder())) from error
+        raise OutputError(f"cannot be cleared: {error.strerror}", where=str(store.folder())) from error

@@ -31,7 +31,7 @@ def trace(target: str, output: Path, no_cache: bool, as_json: bool, quiet: bool,
     check_writable(output)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen.run import planning
-        from remat_codegen.show import graphs as report_graphs
+        from remat_codegen.show import plan_tables as report_graphs
 
         found = planning.write_trace(Request(target, cache=not no_cache, **options), output, progress)
         show(found, report_graphs.trace_table(found))
@@ -56,7 +56,7 @@ def plan(graph: Path, budget: str, planner: str, as_json: bool, quiet: bool, tra
     wanted = parse_budget(budget)
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen.run import planning
-        from remat_codegen.show import graphs as report_graphs
+        from remat_codegen.show import plan_tables as report_graphs
 
         found, outcome = planning.plan_file(graph, wanted, planner, progress, **options)
         show(planning.outcome_json(found, outcome), report_graphs.plan_table(found, outcome))
@@ -110,8 +110,8 @@ def compare_(
     with captured(as_json, quiet) as (progress, show):
         from remat_codegen.run import comparison, measured
         from remat_codegen.run.priced import priced_file, priced_model
-        from remat_codegen.show import graphs as report_graphs
         from remat_codegen.show import picture
+        from remat_codegen.show import plan_tables as report_graphs
 
         if output is not None:
             picture.check_picture(output)

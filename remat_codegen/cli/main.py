@@ -246,7 +246,7 @@ def generate(
     request = Request(budget=budget, output=output, plan=plan, cache=not no_cache, **options)
     _check_files(request)
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen.show import report
+        from remat_codegen.show import results
 
         if question is not None:
             from remat_codegen.fit import choosing
@@ -257,12 +257,12 @@ def generate(
 
             result = functions.generate(request, progress)
         else:
-            from remat_codegen.run import second
+            from remat_codegen.run import marked
 
-            result = second.generate(request, progress)
-        tables = [*report.sum_tables(result), report.report_table(result)]
+            result = marked.generate(request, progress)
+        tables = [*results.sum_tables(result), results.report_table(result)]
         if result.verify is not None:
-            tables.append(report.verification_table(result.verify))
+            tables.append(results.verification_table(result.verify))
         show(result.to_json(), *tables)
     return _exit_code(result.verify)
 
@@ -288,13 +288,13 @@ def verify(file: Path, target: str | None, as_json: bool, quiet: bool, traceback
     Without TARGET, the original is what FILE was made from, with the inputs that it was planned for, as its header says.
     """
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen.run import lifecycle, pipeline
-        from remat_codegen.show import report
+        from remat_codegen.run import check_update, pipeline
+        from remat_codegen.show import results
 
         if target is None:
-            target, options = lifecycle.original(file, options)
+            target, options = check_update.original(file, options)
         result = pipeline.verify(file, target, progress=progress, **options)
-        show(result.to_json(), report.verification_table(result))
+        show(result.to_json(), results.verification_table(result))
     return _exit_code(result)
 
 
@@ -314,9 +314,9 @@ def check(files: tuple[Path, ...], plan: Path | None, strict: bool, as_json: boo
     """
     _one_file(files, plan)
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen.run import lifecycle
+        from remat_codegen.run import check_update
 
-        found = [lifecycle.check(file, progress, plan, strict) for file in files]
+        found = [check_update.check(file, progress, plan, strict) for file in files]
         ok = all(f.ok for f in found)
         show({"ok": ok, "files": [f.to_json() for f in found]}, *verbatim(line for f in found for line in f.lines()))
     stale = ", ".join(str(f.file) for f in found if not f.ok and not f.unmakeable)
@@ -351,9 +351,9 @@ def update(
     """
     _one_file(files, plan)
     with captured(as_json, quiet) as (progress, show):
-        from remat_codegen.run import lifecycle
+        from remat_codegen.run import check_update
 
-        done = [lifecycle.update(file, progress, not no_cache, plan, time_limit, measure) for file in files]
+        done = [check_update.update(file, progress, not no_cache, plan, time_limit, measure) for file in files]
         show({"files": [d.to_json() for d in done]}, *verbatim(d.line() for d in done))
     return 0
 

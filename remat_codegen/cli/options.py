@@ -188,7 +188,7 @@ def captured(as_json: bool, quiet: bool) -> Iterator[tuple[Any, Callable[..., No
     """Progress for a verb, and a function that shows its result: an object, or tables."""
     from rich.console import Console
 
-    from remat_codegen.show.report import Progress
+    from remat_codegen.show.results import Progress
 
     stdout = sys.stdout
 

@@ -67,7 +67,7 @@ def report(
         from remat_codegen.page.render import render
         from remat_codegen.run import reporting
         from remat_codegen.run.tradeoff import QUICK
-        from remat_codegen.show.pages import page_table
+        from remat_codegen.show.page_table import page_table
 
         chosen = QUICK if planners is None else planners
         page = reporting.report(

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from remat_codegen.emit.about import note
 from remat_codegen.emit.lines import Line, drop, tidy, uses
 from remat_codegen.emit.linkage import Linkage, changed_argument
-from remat_codegen.emit.needs import Needs
 from remat_codegen.emit.scope import has_training_flag
+from remat_codegen.emit.segment_needs import Needs
 from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.emit.spell import DEVICE, spell
 from remat_codegen.emit.surroundings import generators, modes

@@ -13,7 +13,7 @@ from remat_codegen.emit.calls import Argument
 from remat_codegen.emit.lines import COLUMNS
 from remat_codegen.emit.scope import has_training_flag
 from remat_codegen.emit.spell import literal
-from remat_codegen.emit.views import Guarded
+from remat_codegen.emit.template_views import Guarded
 from remat_codegen.graph.simplify import Model
 from remat_codegen.trace import Origin, Trace, Variable
 from remat_codegen.trace.sizes import Asked, Dynamic

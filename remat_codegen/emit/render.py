@@ -23,7 +23,6 @@ from remat_codegen.emit.formatting import formatted
 from remat_codegen.emit.guards import Guards
 from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
 from remat_codegen.emit.imports import sections
-from remat_codegen.emit.layout import MIB
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
 from remat_codegen.emit.outside import OPERATIONS_OF_TORCH
@@ -31,7 +30,8 @@ from remat_codegen.emit.program import Named, Written, write_program
 from remat_codegen.emit.scope import module_expression
 from remat_codegen.emit.segments import divide
 from remat_codegen.emit.spell import DEVICE, literal
-from remat_codegen.emit.views import Block, Forward, Guarded, Heading, Module, Passes
+from remat_codegen.emit.template_views import Block, Forward, Guarded, Heading, Module, Passes
+from remat_codegen.emit.templates import MIB
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.header.heading import Facts, title

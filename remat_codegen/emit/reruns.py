@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from remat_codegen.emit.functions import Function, write_function
 from remat_codegen.emit.linkage import Linkage
-from remat_codegen.emit.needs import Needs
+from remat_codegen.emit.segment_needs import Needs
 from remat_codegen.emit.segments import Role, Segment
 from remat_codegen.emit.spell import spellings
 from remat_codegen.graph.ir import Kind, Node

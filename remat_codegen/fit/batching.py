@@ -19,7 +19,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, RematError
 from remat_codegen.fit.drafts import Costed, Draft, Least, Measure, draft_of, least_bytes, measured, quick_excess
 from remat_codegen.run.traced import Traced
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 FASTEST_GROWTH = 16  # times the largest batch that is known to fit: what is tried next at most
 LARGEST_BATCH = 2**30

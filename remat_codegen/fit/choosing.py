@@ -20,11 +20,11 @@ from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.files import check_writable
 from remat_codegen.fit.batching import Trials, Tried
 from remat_codegen.fit.drafts import Costed, Draft, Measure, draft_of, least_bytes, measured, write
-from remat_codegen.fit.standing import free_bytes, standing, sum_in_words
+from remat_codegen.fit.resident_memory import free_bytes, standing, sum_in_words
 from remat_codegen.profile.devices import Device
-from remat_codegen.run.second import LITTLE_FELT
+from remat_codegen.run.marked import LITTLE_FELT
 from remat_codegen.run.traced import Traced
-from remat_codegen.show.report import Chosen, Item, Progress, Report, percent
+from remat_codegen.show.results import Chosen, Item, Progress, Report, percent
 
 CUDAS_BYTES = 10**9  # of a GPU's memory: context and driver; a T4 of 16 GB has 14.56 GiB, its out-of-memory messages say
 MOST_PLANS = 12  # of one search for a budget

@@ -16,13 +16,13 @@ from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.limited import STOPPED, quickest
 from remat_codegen.profile.costs import Profile
-from remat_codegen.run import functions, pipeline, second
+from remat_codegen.run import functions, marked, pipeline
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs, reserve_of
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate, without_recomputation
-from remat_codegen.show.report import Progress, Report
+from remat_codegen.show.results import Progress, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Draft:
     measured: Costed
     made: SavedPlan
     plan: SavedPlan
-    brought: second.Brought | None = None
+    brought: marked.Brought | None = None
     why: BudgetError | None = None
 
     @property
@@ -61,7 +61,7 @@ class Draft:
     def overhead(self) -> float:
         """How much longer a step takes, Python's time included where it is felt."""
         profile = self.measured.profile
-        return self.plan.overhead + (0.0 if self.brought is None else second.felt(profile, self.brought))
+        return self.plan.overhead + (0.0 if self.brought is None else marked.felt(profile, self.brought))
 
     def saying(self, answer: str) -> Draft:
         """The same, with what its budget is the answer to."""
@@ -84,7 +84,7 @@ def draft_of(found: Costed, budget_bytes: int, progress: Progress) -> Draft:
     made = make_plan(request, found.traced, progress, profile=found.profile)
     if request.edition != 1:
         try:
-            plan, brought = second.tabled(request, found.traced, found.profile, made, progress)
+            plan, brought = marked.tabled(request, found.traced, found.profile, made, progress)
             return Draft(replace(found, request=request), made, plan, brought)
         except BudgetError as error:
             if request.edition is not None:
@@ -102,10 +102,10 @@ def write(draft: Draft, progress: Progress) -> Report:
     made = Functions(request, traced, draft.made, found.profile)
     if draft.brought is not None:
         try:
-            text = second.proved(request, traced, draft.plan, draft.brought, progress)
+            text = marked.proved(request, traced, draft.plan, draft.brought, progress)
         except UnsupportedError as error:
             return functions.instead(made, error, progress).written(progress)
-        second.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
+        marked.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
         write_atomically(request.output_path, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, draft.made.dumps())

@@ -1,4 +1,4 @@
-"""What an operation is by nature: whether it draws random numbers, what it writes, what its library hides."""
+"""What an operation is by nature: whether it draws random numbers, what it writes in place, what memory its library hides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a training step does to memory, seen by running it once on fake tensors: no memory, no time, real autograd.
 
-Each operation of the trace is run under FakeTensorMode with gradients; `saved_tensors_hooks` show what autograd
-saves for it, and
-storage identity tells views, in-place results and saved values apart without knowing any operation by name. Then the
+Each operation of the trace is run under FakeTensorMode with gradients; `saved_tensors_hooks` show what autograd saves for
+it, and storage identity tells views, in-place results and saved values apart without knowing any operation by name. Then the
 engine itself walks back, and the life of each gradient storage is followed through weak references to it.
 
 The steps of the backward pass are named by the operation they undo: the engine takes nodes by descending sequence number, so
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.graph.layouts import Layouts, added_up
+from remat_codegen.graph.fake_strides import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
 from remat_codegen.graph.unplannable import check_backward, check_devices, check_known, check_trained, without_data
 from remat_codegen.torch_seam import (

@@ -1,11 +1,9 @@
 """From operations to compute nodes and data nodes (rk-GB, appendix A.3 and A.6).
 
-Three steps. *Groups*: each operation that allocates starts one, and the views, in-place operations and sizes that
-follow join it.
-*Merging*: a group whose result is only wanted by the next one joins it, where keeping the later result is never worse
-than keeping the earlier. *Nodes*: each group becomes a forward node, and a backward node where autograd goes back
-through it; what
-they read and write comes from the record of a step.
+Three steps. *Groups*: each operation that allocates starts one, and the views, in-place operations and sizes that follow
+join it. *Merging*: a group whose result is only wanted by the next one joins it, where keeping the later result is never
+worse than keeping the earlier. *Nodes*: each group becomes a forward node, and a backward node where autograd goes back
+through it; what they read and write comes from the record of a step.
 
 Groups are contiguous in the order of the trace, so their backward steps are contiguous in the order of the engine.
 """

@@ -1,4 +1,5 @@
-"""What could be a part: the calls and expressions of the forward pass that hold whole nodes of the graph."""
+"""What could be a part, as data: a candidate is a call or an expression of the forward pass that holds whole nodes of the
+graph, a row is a candidate with its options."""
 
 from __future__ import annotations
 

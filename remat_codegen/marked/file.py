@@ -20,16 +20,16 @@ from remat_codegen import parts
 from remat_codegen.emit import usersource
 from remat_codegen.emit.helpers import names_in
 from remat_codegen.emit.imports import sections, within
-from remat_codegen.emit.layout import MIB, View
 from remat_codegen.emit.render import on_one_line
-from remat_codegen.emit.views import Heading
+from remat_codegen.emit.template_views import Heading
+from remat_codegen.emit.templates import MIB, View
 from remat_codegen.header.heading import Facts, title
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.demand import Again
 from remat_codegen.marked.features import Features, settled
 from remat_codegen.marked.library import Owner, Written, meanings, written
+from remat_codegen.marked.marking import WIDTH
 from remat_codegen.marked.table import COLUMNS, Entry, table
-from remat_codegen.marked.text import WIDTH
 
 _CALLED = (
     *("training_step", "adopt", "fitting", "of_batch"),

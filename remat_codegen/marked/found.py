@@ -1,4 +1,4 @@
-"""What can be a part in a traced model: modules' calls, which need no text, and expressions that can be marked."""
+"""Finds the candidates of a traced model: modules' calls, which need no text, and expressions that can be marked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.demand import Held
+from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.library import Library, Owner, text_of
 from remat_codegen.marked.lookups import Lookups
 from remat_codegen.marked.markable import IN_PLACE
+from remat_codegen.marked.marking import Mark, refusal_of
 from remat_codegen.marked.syntax import span_of, syntax_of
-from remat_codegen.marked.text import Mark, refusal_of
-from remat_codegen.marked.words import Text, Tree, Vertex
 from remat_codegen.profile.costs import Profile
 from remat_codegen.trace import Operation
 from remat_codegen.trace.places import Function, Span

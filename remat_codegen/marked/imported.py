@@ -1,4 +1,5 @@
-"""What a marked file's imports give to the methods of libraries in it, beside what those have where they come from."""
+"""Whether a name in a method of a library means in the marked file that has a copy of it what it means where that comes
+from."""
 
 from __future__ import annotations
 

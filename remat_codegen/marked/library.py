@@ -23,9 +23,9 @@ from typing import Any, TypeGuard
 import torch
 
 from remat_codegen.emit.usersource import rename_names
+from remat_codegen.marked.evaluations import Text, Tree
 from remat_codegen.marked.names import unused
 from remat_codegen.marked.syntax import syntax_of
-from remat_codegen.marked.words import Text, Tree
 from remat_codegen.trace.places import Function
 
 LICENSES = "License-Expression", "License"

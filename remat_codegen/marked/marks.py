@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from remat_codegen.marked.evaluations import Text, Vertex
 from remat_codegen.marked.found import Found
+from remat_codegen.marked.marking import marked
 from remat_codegen.marked.names import name_for
 from remat_codegen.marked.syntax import syntax_of
-from remat_codegen.marked.text import marked
-from remat_codegen.marked.words import Text, Vertex
 from remat_codegen.trace.places import Function, Span
 
 Key = tuple[Function, Span]

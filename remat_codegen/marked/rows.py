@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from remat_codegen.marked.candidates import Candidate, Row
 from remat_codegen.marked.choose import parts_of
+from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.reading import Mark, Reading, Said
-from remat_codegen.marked.words import Vertex
 from remat_codegen.readback.values import Problem
 
 Rows = tuple[Row[Vertex], ...]

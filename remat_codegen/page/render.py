@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from remat_codegen.ask.budget import format_bytes
-from remat_codegen.emit.layout import templates
+from remat_codegen.emit.templates import templates
 from remat_codegen.page.data import Page
 from remat_codegen.page.lives import shown_time
 

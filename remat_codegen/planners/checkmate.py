@@ -28,7 +28,7 @@ from itertools import takewhile
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import dtr
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.bound import MOST_COLUMNS as MOST_RELAXED_COLUMNS
 from remat_codegen.planners.base.bound import Relaxation, Relaxed, cuts_of
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort
@@ -73,7 +73,7 @@ def plan(
         return replace(heuristic, planner="checkmate", status=status, notes=(note,))
     effort.tell("solving the graph", 0, 1)
     seconds = effort.one_solve(_left(deadline))
-    found = exact.solve(graph, profile, budget_bytes, seconds=seconds, gap=gap)
+    found = rk_checkmate.solve(graph, profile, budget_bytes, seconds=seconds, gap=gap)
     if found.order is None:
         proved = found.status is Status.INFEASIBLE and heuristic.schedule is None
         note = "proved that no schedule fits" if proved else NO_SCHEDULE_IN_TIME
@@ -170,7 +170,7 @@ def any_point(graph: Graph, profile: Profile, budget_bytes: int, seconds: float)
     """The first 0-1 point of the whole program that the solver comes upon."""
     if not writable(graph):
         return []
-    found = exact.solve(graph, profile, budget_bytes, seconds=seconds, gap=ANY_GAP)
+    found = rk_checkmate.solve(graph, profile, budget_bytes, seconds=seconds, gap=ANY_GAP)
     return [] if found.order is None else [candidate(graph, profile, found.order)]
 
 

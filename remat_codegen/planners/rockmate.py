@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from remat_codegen.graph.ir import Graph
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, check, offer, stoppable
 from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.result import Plan, Status
@@ -125,10 +125,10 @@ def _plan_whole(graph: Graph, profile: Profile, budget_bytes: int, plain: Candid
     if graph.loss > grid.largest or any(len(p) > 1 for p in graph.producers if p[0] < graph.loss):
         notes = (f"{graph.loss} forward nodes without a way to cut them, too many for an exact plan",)
         return _plan_searched(graph, profile, budget_bytes, [plain], grid, notes)
-    found = exact.plan(graph, profile, budget_bytes, seconds=6 * grid.per_solve, gap=grid.gap)
+    found = rk_checkmate.plan(graph, profile, budget_bytes, seconds=6 * grid.per_solve, gap=grid.gap)
     if found.status is Status.OPTIMAL and found.peak_bytes <= budget_bytes:
         return replace(found, planner="rockmate", notes=("one block, solved as a whole",))
-    least = exact.solve(graph, profile, None, minimise_peak=True, seconds=6 * grid.per_solve, gap=0.0)
+    least = rk_checkmate.solve(graph, profile, None, minimise_peak=True, seconds=6 * grid.per_solve, gap=0.0)
     known = [plain] if least.order is None else [plain, judge(graph, profile, with_forgets(graph, least.order))]
     if found.schedule is not None:
         known.append(Candidate(found.schedule, found.time_ns, found.peak_bytes))

@@ -1,4 +1,5 @@
-"""Measurements kept on disk, by signature, device, versions and settings, so that a second run does not measure again."""
+"""Looks measurements up in the files of `store.py`, by signature, device, versions and settings: a second run does not measure
+again."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 
 from remat_codegen.graph.record import LOSSES
-from remat_codegen.profile import stored
+from remat_codegen.profile import store
 from remat_codegen.torch_seam import attention_kernels
 
 VERSION = 10  # raise when what is measured changes
@@ -93,7 +94,7 @@ class Cache:
         measured_by = f"{VERSION}|{torch.__version__}|{device_name(device)}|{kernel_choice(device)}"
         name = hashlib.sha256(measured_by.encode()).hexdigest()[:16]
         self.enabled = enabled
-        self.path = (folder or stored.folder()) / f"costs-{name}.json"
+        self.path = (folder or store.folder()) / f"costs-{name}.json"
         self.entries: dict[str, list[int]] = {}
         self.hurried = 0  # measurements that are not to be remembered
         self.slowed = set[Measurement]()  # those that are of a busy machine
@@ -101,7 +102,7 @@ class Cache:
         if enabled:
             with contextlib.suppress(OSError, ValueError):
                 self.entries = json.loads(self.path.read_text())
-        self.least_ns = next(iter(self.entries.pop(stored.LEAST, [])), None)
+        self.least_ns = next(iter(self.entries.pop(store.LEAST, [])), None)
 
     def get(self, key: Measurement) -> list[int] | None:
         """What was measured under `key`, if anything was."""
@@ -115,6 +116,6 @@ class Cache:
         """Writes the file, which no reader sees half of."""
         if not self.enabled:
             return
-        least = {} if self.least_ns is None else {stored.LEAST: [self.least_ns]}
+        least = {} if self.least_ns is None else {store.LEAST: [self.least_ns]}
         with contextlib.suppress(OSError):
-            stored.write(self.path, json.dumps(self.entries | least))
+            store.write(self.path, json.dumps(self.entries | least))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.graph.layouts import Layouts
+from remat_codegen.graph.fake_strides import Layouts
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import LEAST_NS, Clock

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from remat_codegen.profile.followed import followed_peak
+from remat_codegen.profile.followed_peak import followed_peak
 from remat_codegen.trace import absent
 
 BEGIN = "remat-codegen: what is measured begins"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.readback.summary import BlockSummary
-from remat_codegen.show.report import percent
+from remat_codegen.show.results import percent
 
 
 def shown(found: Any) -> Iterator[Table | Text]:

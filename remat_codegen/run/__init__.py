@@ -1,1 +1,2 @@
-"""From a request to its result: one module for each thing that the user can ask for. Sees everything else."""
+"""From a request to its result: modules for what the user can ask for, and for the steps that these share. Sees all other
+rooms."""

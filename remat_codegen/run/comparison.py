@@ -13,7 +13,7 @@ from remat_codegen.planners.base.result import Plan, Status
 from remat_codegen.run.planning import Outcome, lower_bound, peak_of, run_planner
 from remat_codegen.run.priced import Priced
 from remat_codegen.schedule import simulate
-from remat_codegen.show.report import AS_WRITTEN, Progress
+from remat_codegen.show.results import AS_WRITTEN, Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Call, Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
-from remat_codegen.run import lifecycle, pipeline, second
-from remat_codegen.run.lifecycle import Header
+from remat_codegen.run import check_update, marked, pipeline
+from remat_codegen.run.check_update import Header
 from remat_codegen.run.priced import generator_states, measured_costs
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 MOST_PROBLEMS = 20
 
@@ -195,20 +195,20 @@ def follow(
     batch: int | None = None,
 ) -> tuple[Explanation, Followed | None]:
     """As `explain`, and the schedule itself, None where it could not be followed to its end."""
-    text = lifecycle._read(file)
-    header = lifecycle.read_header(text, file)
+    text = check_update._read(file)
+    header = check_update.read_header(text, file)
     saved = header.plan if plan is None else saved_plan.load(plan)
     asked = plan_for(saved, budget, file, batch)
     table = 0 if saved is None or asked is None else saved.all().index(asked)
     if header.request.given and target is None:
         raise VerifyError("was made from a model in memory", where=str(file), hint=f"name one: explain {file.name} TARGET")
-    request = lifecycle.located(header.request, file)
+    request = check_update.located(header.request, file)
     request = replace(request, target=request.target if target is None else target, cache=cache)
     request = request if saved is None else replace(request, loss=saved.loss)
-    if request.gpu is None and lifecycle._has_no_device(request.device):
+    if request.gpu is None and check_update._has_no_device(request.device):
         what = f"{request.device} is not here, so its operations cannot be measured"
         raise VerifyError(what, where=str(file), hint="run this on a machine that has one")
-    with lifecycle._as_if_alone(request.target, file):
+    with check_update._as_if_alone(request.target, file):
         traced = trace_target(request, progress)
         if request.edition == 2:
             return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced), table), request, progress)
@@ -264,7 +264,7 @@ def _judged(case: Case, reading: Reading) -> tuple[Reading, list[Problem], list[
 
 
 def _notes(case: Case) -> list[str]:
-    digest = lifecycle._source_digest(case.traced)
+    digest = check_update._source_digest(case.traced)
     changed = digest[:12] != case.header.source
     notes = [f"{case.traced.target.path.name} has changed since the file was made"] if changed else []
     if case.plan is None:
@@ -333,7 +333,7 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
     """A file of the second edition: the schedule that its table and its marks lead to."""
     notes = _notes(case)
     with progress.stage("read"):
-        brought, problems = second.read_back(case.text, case.traced)
+        brought, problems = marked.read_back(case.text, case.traced)
         lost = bool(problems) and not _told(case, brought).rows
         problems, as_planned = _judged_by_table(case, brought, problems, notes)
     problems = sorted(problems, key=lambda p: p.line)[:MOST_PROBLEMS]
@@ -343,7 +343,7 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
 
 
 def _judged_by_table(
-    case: Case, brought: second.Brought, problems: list[Problem], notes: list[str]
+    case: Case, brought: marked.Brought, problems: list[Problem], notes: list[str]
 ) -> tuple[list[Problem], bool | None]:
     """All that is wrong, and whether its tables are the plan's."""
     orders = [order_of(one.schedule) for one in brought.all()]
@@ -356,11 +356,11 @@ def _judged_by_table(
         problems.append(Problem(1, f"has {len(orders)} tables, and the plan in its header is for {several}"))
         return _with_differences(case, problems, notes, None), as_planned
     first, *others = [replace(one, order=order) for one, order in zip(plan.all(), orders, strict=True)]
-    expected = second.emit(case.traced, replace(first, others=tuple(others)), case.header.request, brought)
+    expected = marked.emit(case.traced, replace(first, others=tuple(others)), case.header.request, brought)
     return _with_differences(case, problems, notes, expected), as_planned
 
 
-def _told(case: Case, brought: second.Brought) -> second.Brought:
+def _told(case: Case, brought: marked.Brought) -> marked.Brought:
     """The table that is told, with the others beside it, since all of them share the marks. Raises VerifyError where the file
     has fewer tables than plans."""
     tables = brought.all()
@@ -397,17 +397,17 @@ def _priced(
 
 
 def _priced_by_table(
-    found: Explanation, case: Case, brought: second.Brought, request: Request, progress: Progress
+    found: Explanation, case: Case, brought: marked.Brought, request: Request, progress: Progress
 ) -> tuple[Explanation, Followed]:
     profiles = measured_costs(request, case.traced, progress)
     traced, profile, told = case.traced_told, profiles.at(case.table), _told(case, brought)
     costs = told.found.with_held(profile)
     timeline = simulate(traced.graph, costs, told.schedule)
     plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
-    beside, states = _beside(case, brought, profiles), second.states_bytes(traced, told)
+    beside, states = _beside(case, brought, profiles), marked.states_bytes(traced, told)
     priced = replace(
         found,
-        rows=second.summary(traced, profile, told),
+        rows=marked.summary(traced, profile, told),
         peak_bytes=timeline.peak_bytes + states,
         unmodified_peak_bytes=plain.peak_bytes,
         budget_bytes=None if case.plan_told is None else case.plan_told.budget_bytes,
@@ -418,14 +418,14 @@ def _priced_by_table(
     return priced, Followed(case, request, told.schedule, profile, costs, states, others=beside)
 
 
-def _beside(case: Case, brought: second.Brought, profiles: Profile) -> tuple[Beside, ...]:
+def _beside(case: Case, brought: marked.Brought, profiles: Profile) -> tuple[Beside, ...]:
     """What the tables take that are not told, each by the graph and the costs of what it is for."""
     tables = brought.all()
     plans = case.plan.all() if case.plan is not None and len(case.plan.all()) == len(tables) else (None,) * len(tables)
     found = []
     for number, (one, plan) in enumerate(zip(tables, plans, strict=True)):
         traced, profile = case.traced.at(number), profiles.at(number)
-        took = second.as_planned(_no_plan_of(traced), traced, profile, one)
+        took = marked.as_planned(_no_plan_of(traced), traced, profile, one)
         budget, batch = (None, None) if plan is None else (plan.budget_bytes, plan.batch)
         found.append(Beside(Table(budget, took.planned_peak_bytes, took.overhead, batch), traced, profile))
     return tuple(found[: case.table] + found[case.table + 1 :])

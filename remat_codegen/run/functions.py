@@ -15,7 +15,7 @@ from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.smaller import with_smaller
 from remat_codegen.run.traced import Traced, trace_loaded
-from remat_codegen.show.report import Progress, Report
+from remat_codegen.show.results import Progress, Report
 
 FIXED = "note: such a file takes no other batch size or length than the example's; --dynamic names those that change"
 OPEN = "note: such a file takes other batch sizes, but no other length than the example's; --dynamic names what else changes"

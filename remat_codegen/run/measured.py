@@ -34,7 +34,7 @@ from remat_codegen.run.pipeline import emit
 from remat_codegen.run.planning import Outcome, saved_plan
 from remat_codegen.run.priced import Priced
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import AS_WRITTEN, Progress
+from remat_codegen.show.results import AS_WRITTEN, Progress
 from remat_codegen.torch_seam import compiling_with
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.verify.beside import load_generated

@@ -1,4 +1,5 @@
-"""From a request to a verified file of functions; and what all files share: checks, report, facts of the header, command."""
+"""What both kinds of files share on their way: from a request to a plan, checks, facts of the header, verification, report; and
+files of functions where nothing is decided (`marked.py` and `functions.py` decide)."""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced, recorded_lines, target_of, trace_target
 from remat_codegen.runtime import hooks_of, structure
 from remat_codegen.schedule import Schedule
-from remat_codegen.show.report import OtherPlan, Progress, Report, Verification
+from remat_codegen.show.results import OtherPlan, Progress, Report, Verification
 from remat_codegen.trace import Trace
 from remat_codegen.trace.sizes import Asked, parse_limits
 from remat_codegen.trace.training import deterministic_algorithms
-from remat_codegen.verify.rows import STEPS, verification
+from remat_codegen.verify.verification import STEPS, verification
 
 NEEDS_MODEL = "in Python, with that model and its inputs: no command makes them, so remat-codegen update cannot."
 

@@ -28,7 +28,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.run.priced import Priced, measured_costs, over, priced_file, priced_model, with_costs
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import order_of, simulate, validate, with_forgets
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace import Trace
 
 MOST_NAMES = 3  # of attributes in a note

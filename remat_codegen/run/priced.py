@@ -23,7 +23,7 @@ from remat_codegen.profile.estimated import Estimated
 from remat_codegen.profile.measure import Measured
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, order_of, simulate, without_recomputation
-from remat_codegen.show.report import AS_WRITTEN, AsWritten, Progress
+from remat_codegen.show.results import AS_WRITTEN, AsWritten, Progress
 
 LOOK_BYTES = 512  # of the numbers by which a part's values are known again: `_some` in parts.py takes no more
 MEASURING = 0.4  # of a limited time

@@ -1,5 +1,6 @@
-"""Inputs smaller than the example's that a file of functions has no plan for: the largest for which the model's own forward is
-within the budget, so that the file runs that. Written `x.0,scale.0=4`, several with `;` between them."""
+"""Smaller inputs than the example's, which a file of functions (edition 1) has no plan for: the largest for which the
+model's own forward is within the budget, so that the file runs that. Written `x.0,scale.0=4`, several with `;`
+between them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from remat_codegen.errors import RematError
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.run.dynamic import plain_peak
 from remat_codegen.run.traced import Traced, trace_loaded
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace.sizes import named_leaves, parse_dynamic
 

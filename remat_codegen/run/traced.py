@@ -16,7 +16,7 @@ from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.graph.unplannable import check_indices, check_place
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.run.dynamic import trace_sizes, with_least
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, Trace, know_dataclasses
 from remat_codegen.trace.sizes import parse_dynamic

@@ -12,7 +12,7 @@ from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run.planning import Outcome, lower_bound, run_planner
 from remat_codegen.run.priced import Priced
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 QUICK = ("dtr-msps", "rotor")  # together a second or so for each budget
 BUDGETS = 8  # beside those of the file's own plans, and the one that is a tenth larger

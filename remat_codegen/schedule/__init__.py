@@ -1,8 +1,7 @@
 """What a plan says: an order of computing and forgetting; its validator and its simulator.
 
 `steps` is the form of every plan, `simulate` judges it, `order` is the plan without its forgetting, `lives` what an order holds
-when: what searches work on, and the copies
-that a schedule makes.
+when: what searches work on, and the copies that a schedule makes.
 """
 
 from remat_codegen.schedule.lives import Copy, copies_of

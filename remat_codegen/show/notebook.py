@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 SECONDS_BETWEEN = 0.25  # what is being measured shares the machine's cores with the notebook
 

@@ -7,11 +7,11 @@
 Arguments hold `Ref(variable)` where a tensor stands. Nothing here knows about memory or gradients.
 """
 
-from remat_codegen.trace.functions import called, function_call
+from remat_codegen.trace.autograd_functions import called, function_call
 from remat_codegen.trace.ir import Like, Operation, Origin, Ref, Region, Source, Trace, Variable, refs, substitute
-from remat_codegen.trace.kernels import chosen_kernels, without_kernels
 from remat_codegen.trace.refusals import location
 from remat_codegen.trace.replay import BY_VALUES
+from remat_codegen.trace.sdpa_kernel import chosen_kernels, without_kernels
 from remat_codegen.trace.structures import know_dataclasses
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.tracing import silent_logs, trace

@@ -32,8 +32,8 @@ from remat_codegen.torch_seam import (
     pytree,
     register_absent,
 )
-from remat_codegen.trace.attention import Attention, kernel_for
 from remat_codegen.trace.casts import ALIKE, LOWER, SINGLE, WITH_TYPE
+from remat_codegen.trace.cuda_attention import Attention, kernel_for
 from remat_codegen.trace.ir import Operation, Trace
 from remat_codegen.trace.surroundings import Autocast
 

@@ -1,4 +1,5 @@
-"""Whether a trace that libraries were told of computes what the model does."""
+"""Whether a trace computes what the model does, where libraries were told that they are traced (`questions.py`): both are
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What forward does beside its operations, which a trace would not show or would hold fast."""
+"""What forward does beside its operations, which a trace would not show or would hold fast: random draws, attributes that it
+sets, hooks, prints."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import torch
 
 from remat_codegen.profile.devices import Device
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace.kernels import without_kernels
 from remat_codegen.trace.places import Call
+from remat_codegen.trace.sdpa_kernel import without_kernels
 from remat_codegen.trace.sizes import Dynamic, Size
 from remat_codegen.trace.surroundings import Autocast
 

@@ -10,7 +10,7 @@ import torch
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.torch_seam import TorchDispatchMode, pytree
-from remat_codegen.trace.functions import called
+from remat_codegen.trace.autograd_functions import called
 from remat_codegen.trace.ir import Like, Operation, Run, Trace, substitute
 from remat_codegen.trace.recording import copy_of, seeded
 from remat_codegen.trace.refusals import line_of, location

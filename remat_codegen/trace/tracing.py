@@ -16,10 +16,10 @@ import torch
 from remat_codegen.errors import RematError, TraceError
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
 from remat_codegen.trace import absent
+from remat_codegen.trace.autograd_functions import functions_as_operations
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.frames import places_noted
-from remat_codegen.trace.functions import functions_as_operations
 from remat_codegen.trace.hidden import (
     no_switching,
     only_plain_gradients,
@@ -28,13 +28,13 @@ from remat_codegen.trace.hidden import (
     traced_data,
 )
 from remat_codegen.trace.ir import Modules, Trace
-from remat_codegen.trace.kernels import kernels_as_operations
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
 from remat_codegen.trace.recording import recorded as record_run
 from remat_codegen.trace.recording import saving_nothing
 from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.replay import with_run
+from remat_codegen.trace.sdpa_kernel import kernels_as_operations
 from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.sizes import Asked, Together
 from remat_codegen.trace.state import Seen, attributes_of, hooks_of, put_back, put_hooks_back, watched, with_returned

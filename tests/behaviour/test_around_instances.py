@@ -13,7 +13,7 @@ from emitted import load
 
 from remat_codegen.ask.request import Request
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import compare
 
 SOURCE = '''

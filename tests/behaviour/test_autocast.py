@@ -9,7 +9,7 @@ import torch
 
 from remat_codegen.ask.request import Request
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 MODEL = """

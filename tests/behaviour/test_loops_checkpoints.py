@@ -13,7 +13,7 @@ from parted import X, same, step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from remat_codegen.ask.given import without_plan
+from remat_codegen.ask.live_model import without_plan
 from remat_codegen.integrations import at_first_step
 from remat_codegen.parts import adopt, parts
 

@@ -20,7 +20,7 @@ def made(output: Path, name: str, inputs: str | None, **options: str) -> Path:
     """A file for a model."""
     from remat_codegen.ask.request import Request
     from remat_codegen.run import pipeline
-    from remat_codegen.show.report import Progress
+    from remat_codegen.show.results import Progress
 
     spec = name if ":" in name else f"{MODELS}:{name}"
     given = {"budget": "60%", "device": "cuda:0"} | options
@@ -31,7 +31,7 @@ def made(output: Path, name: str, inputs: str | None, **options: str) -> Path:
 def graph_of(name: str, inputs: str, device: str):
     from remat_codegen.ask.request import Request
     from remat_codegen.run.traced import trace_target
-    from remat_codegen.show.report import Progress
+    from remat_codegen.show.results import Progress
 
     return trace_target(Request(f"{MODELS}:{name}", inputs=inputs, device=device), Progress(None)).graph
 
@@ -230,12 +230,12 @@ def test_out_of_memory_tells_who_has_it(device, tmp_path, room):
     """In the forward pass, or later; what the allocator lets a process have is less than the step takes."""
     from remat_codegen.ask.request import Request
     from remat_codegen.ask.target import load_target
-    from remat_codegen.run import second
-    from remat_codegen.show.report import Progress
+    from remat_codegen.run import marked
+    from remat_codegen.show.results import Progress
 
     file, init = tmp_path / "gpt2_remat.py", "layers=6, width=256, heads=4, vocabulary=101, context=256"
     given = {"init": init, "inputs": "int64[8,256]<101", "device": device}
-    second.generate(Request(f"{EXAMPLE}:GPT2", "75%", file, edition=2, **given), Progress(None))
+    marked.generate(Request(f"{EXAMPLE}:GPT2", "75%", file, edition=2, **given), Progress(None))
     target = load_target(f"{EXAMPLE}:GPT2", **given)
     model = rematerialized(file, target.module)
     step(model, target)
@@ -257,13 +257,13 @@ def test_the_largest_plan_that_there_is_room_for(device, tmp_path, monkeypatch):
     """Less gradients that are not there yet, and as much again twice; what PyTorch holds unused counts as free."""
     from remat_codegen.ask.request import Request
     from remat_codegen.ask.target import load_target
-    from remat_codegen.run import second
-    from remat_codegen.show.report import Progress
+    from remat_codegen.run import marked
+    from remat_codegen.show.results import Progress
     from remat_codegen.verify.beside import load_generated
 
     file, init = tmp_path / "gpt2_remat.py", "layers=6, width=256, heads=4, vocabulary=101, context=256"
     given = {"init": init, "inputs": "int64[8,256]<101", "device": device}
-    second.generate(Request(f"{EXAMPLE}:GPT2", "75%,90%", file, **given), Progress(None))
+    marked.generate(Request(f"{EXAMPLE}:GPT2", "75%,90%", file, **given), Progress(None))
     generated = load_generated(file)
     target = load_target(f"{EXAMPLE}:GPT2", **given)
     own = sum(p.nbytes for p in target.module.parameters())

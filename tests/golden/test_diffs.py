@@ -14,8 +14,8 @@ from conftest import EXAMPLE
 from fixed import fix
 from pinned import others
 
-from remat_codegen.run import lifecycle, pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, pipeline
+from remat_codegen.show.results import Progress
 from remat_codegen.ask.request import Request
 
 DIFFS = Path(__file__).parent / "diffs"
@@ -63,7 +63,7 @@ def test_a_small_change_of_the_model_is_a_small_one_of_the_file(name, tmp_path, 
     before = file.read_text()
     assert old in source
     model.write_text(source.replace(old, new))
-    assert lifecycle.update(file, QUIET, cache=False).changed
+    assert check_update.update(file, QUIET, cache=False).changed
     rows = list(difflib.unified_diff(before.splitlines(), file.read_text().splitlines(), "before", "after", lineterm="", n=0))
     text = re.sub(r'"seal":"\w+"', '"seal":"..."', "\n".join(rows)) + "\n"  # it follows every word of the file, changed or not
     golden = DIFFS / f"{name}.diff"

@@ -15,10 +15,10 @@ from pinned import only_with, others
 
 from remat_codegen.run.traced import trace_target
 from remat_codegen.run import explain as explaining
-from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run import check_update, pipeline
 from remat_codegen.header import saved_plan
 from remat_codegen.verify import beside as comparing
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 
@@ -103,7 +103,7 @@ def test_the_committed_file_keeps_the_constructor_and_the_state(name):
 @only_with("torch", "black")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_committed_file_is_up_to_date(name):
-    found = lifecycle.check(ROOT / "generated" / "first" / name, QUIET, strict=True)
+    found = check_update.check(ROOT / "generated" / "first" / name, QUIET, strict=True)
     assert found.ok, found.lines()
 
 

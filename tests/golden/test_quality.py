@@ -17,7 +17,7 @@ from pinned import only_with
 
 from remat_codegen.run import pipeline
 from remat_codegen.verify import beside as comparing
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 

@@ -19,8 +19,8 @@ from fixed import by_bytes, fix
 from pinned import only_with
 from test_diffs import SMALLER, UNRELATED
 
-from remat_codegen.run import lifecycle, pipeline, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, pipeline, marked
+from remat_codegen.show.results import Progress
 from remat_codegen.ask.request import Request
 
 DIFFS = Path(__file__).parent / "diffs" / "second"
@@ -63,7 +63,7 @@ def _generate():
     for piece, smaller in SMALLER.items():
         source = source.replace(piece, smaller)
     Path("gpt2.py").write_text(source)
-    second.generate(Request("gpt2.py:GPT2", "65%", Path("gpt2_remat.py"), planner="rotor", cache=False, edition=2), QUIET)
+    marked.generate(Request("gpt2.py:GPT2", "65%", Path("gpt2_remat.py"), planner="rotor", cache=False, edition=2), QUIET)
 
 
 def changed(before: str, after: str, golden: Path, update_golden: bool) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_small_change_of_the_model(file, name, update_golden):
     before, model = file.read_text(), Path("gpt2.py")
     assert old in model.read_text()
     model.write_text(model.read_text().replace(old, new))
-    assert lifecycle.update(file, QUIET, cache=False).changed
+    assert check_update.update(file, QUIET, cache=False).changed
     assert len(changed(before, file.read_text(), DIFFS / f"{name}.diff", update_golden)) <= most
 
 
@@ -91,7 +91,7 @@ def test_a_small_change_of_the_model(file, name, update_golden):
 def test_another_budget_changes_few_marks(file, update_golden):
     before = file.read_text()
     file.write_text(before.replace("--budget 65%", "--budget 60%"))
-    assert lifecycle.update(file, QUIET, cache=False).planned
+    assert check_update.update(file, QUIET, cache=False).planned
     assert len(changed(before, file.read_text(), DIFFS / "another_budget.diff", update_golden)) <= 42
     rows = difflib.ndiff(classes(before).splitlines(), classes(file.read_text()).splitlines())
     assert sum(row[0] in "+-" for row in rows) <= 8
@@ -108,7 +108,7 @@ def test_other_costs_change_rows_at_most(file, monkeypatch, update_golden):
     before = file.read_text()
     fix(monkeypatch, noisy)
     file.unlink()
-    second.generate(Request("gpt2.py:GPT2", "65%", file, planner="rotor", cache=False, edition=2), QUIET)
+    marked.generate(Request("gpt2.py:GPT2", "65%", file, planner="rotor", cache=False, edition=2), QUIET)
     assert len(changed(before, file.read_text(), DIFFS / "other_costs.diff", update_golden)) <= 12
     assert classes(file.read_text()) == classes(before)
 

@@ -13,8 +13,8 @@ from pinned import only_with, others
 
 from remat_codegen.run.traced import trace_target
 from remat_codegen.run import explain as explaining
-from remat_codegen.run import lifecycle, pipeline, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, pipeline, marked
+from remat_codegen.show.results import Progress
 from remat_codegen.ask.request import Request
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def test_the_table_gives_the_committed_bytes(name, update_golden):
     file, (cls, budget) = committed(name), FILES[name]
     if update_golden:
         again(file, Request(f"examples/{name}.py:{cls}", budget, file, edition=2))
-    found = lifecycle.check(file, QUIET, strict=True)
+    found = check_update.check(file, QUIET, strict=True)
     assert found.ok, found.lines()
 
 
@@ -58,13 +58,13 @@ def again(file, request):
     """Writes a file from its own table; from a new plan where that is not the model's any more. (Planning measures, so that it
     gives another plan each time.)"""
     text = file.read_text() if file.exists() else ""
-    header = lifecycle.read_header(text, file) if text else None
+    header = check_update.read_header(text, file) if text else None
     traced = trace_target(request, QUIET)
     if header is None or header.plan is None or header.plan.graph != traced.graph.digest():
-        second.generate(request, QUIET)
+        marked.generate(request, QUIET)
     else:
-        brought, _ = second.read_back(text, traced)
-        file.write_text(second.emit(traced, header.plan, header.request, brought))
+        brought, _ = marked.read_back(text, traced)
+        file.write_text(marked.emit(traced, header.plan, header.request, brought))
 
 
 @pytest.mark.parametrize("name", SOME)

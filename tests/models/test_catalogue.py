@@ -18,7 +18,7 @@ from remat_codegen.errors import BudgetError, TraceError
 from remat_codegen.planners.base import registry
 from remat_codegen.run import pipeline
 from remat_codegen.run.traced import Traced, trace_target
-from remat_codegen.show.report import Progress, Report
+from remat_codegen.show.results import Progress, Report
 
 pytestmark = pytest.mark.timeout(1800)
 OTHER_PLANNERS = [p for p in PLANNERS if p != DEFAULT_PLANNER]

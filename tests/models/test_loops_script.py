@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT
 
 from remat_codegen.ask.request import Request
-from remat_codegen.run import second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 
 NAMES = ("gpt2", "llama", "resnet", "unet", "vit", "train_gpt2")
 INIT = "layers=3, width=64, heads=4, vocabulary=128, context=32"
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
         shutil.copy(ROOT / "examples" / f"{name}.py", folder)
     file = folder / "gpt2_remat.py"
     inputs = "int64[6,32]<128"
-    second.generate(
+    marked.generate(
         Request(
             f"{folder / 'gpt2.py'}:GPT2",
             "50%",

@@ -19,7 +19,7 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.numbers import random_tensor
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace import Origin, Ref, autocasting, substitute
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

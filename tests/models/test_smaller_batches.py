@@ -16,8 +16,8 @@ from remat_codegen.ask.batch import at_batch, parse_batch
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 from remat_codegen.errors import BudgetError
-from remat_codegen.run import second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 from remat_codegen.trace.training import deterministic_algorithms
 from remat_codegen.verify.beside import compare, load_generated
 
@@ -30,11 +30,11 @@ QUICK = {"planner": "dtr", "time_limit": 10.0}  # the catalogue takes hours by w
 def generated(request: Request, progress: Progress) -> None:
     """The file, within a budget where something is to be forgotten: the least one, where that is more."""
     try:
-        second.generate(request, progress)
+        marked.generate(request, progress)
     except BudgetError as error:
         found = re.search(r"\((\d+) bytes\)", error.line())
         assert found is not None, error.line()
-        second.generate(replace(request, budget=found[1]), progress)
+        marked.generate(replace(request, budget=found[1]), progress)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,8 +13,8 @@ import torch
 import torchvision_cpu  # noqa: F401 - transformers imports torchvision where it is installed
 
 from remat_codegen.ask.request import Request
-from remat_codegen.run import second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -90,7 +90,7 @@ def trained(model: torch.nn.Module, folder: Path) -> list[dict[str, float]]:
 def test_every_loss_is_the_originals(targets, name, tmp_path):
     output = tmp_path / f"{name}_remat.py"
     request = Request(f"remat_trainer_targets:{name}", "60%", output, inputs="remat_trainer_targets:inputs", edition=2)
-    second.generate(request, Progress(None))
+    marked.generate(request, Progress(None))
     torch.manual_seed(0)
     original = getattr(targets, name)()
     model = load_generated(output).rematerialize(copy.deepcopy(original))

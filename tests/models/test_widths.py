@@ -12,7 +12,7 @@ import widths
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -8,7 +8,7 @@ from conftest import ROOT
 from remat_codegen.planners import auto, dtr
 from remat_codegen.run.priced import priced_file
 from remat_codegen.schedule import simulate, validate
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 GRAPHS = sorted(path.name.split(".")[0] for path in (ROOT / "benchmarks" / "results").glob("compare-*.graph.json"))
 BUDGETS = 20

@@ -12,7 +12,7 @@ from remat_codegen.errors import BudgetError
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import Measured
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2.py"
 SMALL = {"init": "layers=3, width=64, heads=4, vocabulary=300, context=64", "inputs": "idx=int64[2,64]<300"}

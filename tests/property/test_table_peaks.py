@@ -20,11 +20,11 @@ from remat_codegen.marked.demand import Again, Keeps, check, schedule_of
 from remat_codegen.marked.found import Found
 from remat_codegen.planners.base.reserve import SLACK_BYTES
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.run import second
+from remat_codegen.run import marked
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace.training import Run
 from remat_codegen.verify.beside import load_generated, own_model
 
@@ -52,7 +52,7 @@ def subject(name: str) -> Subject:
     kind, init, inputs = MODELS[name]
     request = Request(f"{ROOT}/examples/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
     traced = trace_target(request, QUIET)
-    return Subject(request, traced, second.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
+    return Subject(request, traced, marked.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
 
 
 def _step(traced: Traced, model: torch.nn.Module) -> tuple[int, list[torch.Tensor]]:
@@ -92,12 +92,12 @@ def meet(one, other) -> bool:
 def holds(name: str, rows: list[Row], folder: Path) -> None:
     of = subject(name)
     graph = of.traced.graph
-    brought = second.Brought(of.found, tuple(rows), schedule_of(graph, [p for _, p in parts_of(rows)], of.found.held), 0)
+    brought = marked.Brought(of.found, tuple(rows), schedule_of(graph, [p for _, p in parts_of(rows)], of.found.held), 0)
     plan = SavedPlan(graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
     profile = measured_costs(of.request, of.traced, QUIET)
-    plan = second.as_planned(plan, of.traced, profile, brought)
-    text = second.emit(of.traced, plan, of.request, brought)
-    back, problems = second.read_back(text, of.traced)
+    plan = marked.as_planned(plan, of.traced, profile, brought)
+    text = marked.emit(of.traced, plan, of.request, brought)
+    back, problems = marked.read_back(text, of.traced)
     assert not problems and order_of(back.schedule) == order_of(brought.schedule)
     file = folder / f"{name}_remat.py"
     file.write_text(text)

@@ -22,10 +22,10 @@ from torch import nn
 
 import remat_codegen
 from remat_codegen import RematError, api
-from remat_codegen.ask.given import without_plan
-from remat_codegen.run import lifecycle, making
+from remat_codegen.ask.live_model import without_plan
+from remat_codegen.run import check_update, in_memory
 from remat_codegen.run.explain import explain
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 QUICK = {"planner": "dtr", "progress": False}
 
@@ -263,7 +263,7 @@ def test_a_class_that_stands_in_no_file_is_wrapped():
 
 def test_a_class_of_a_file_is_carried(planned):
     plan, _, _ = planned
-    scope = making.imported(plan.source, "twice_remat")
+    scope = in_memory.imported(plan.source, "twice_remat")
     assert "class Twice(" in plan.source and hasattr(scope, "Twice") and hasattr(scope, "rematerialize")
 
 
@@ -334,7 +334,7 @@ def test_an_interruption_leaves_nothing_behind(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("remat_codegen.run.making.make_plan", interrupted)
+    monkeypatch.setattr("remat_codegen.run.in_memory.make_plan", interrupted)
     model = Twice()
     state = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
@@ -349,13 +349,13 @@ def test_check_and_update_say_what_to_do_instead(planned, tmp_path):
     plan, _, _ = planned
     file = plan.write(tmp_path / "twice_remat.py")
     again = f"run {CALL}.write('twice_remat.py')"
-    found = lifecycle.check(file, Progress(None))
+    found = check_update.check(file, Progress(None))
     assert not found.ok and found.unmakeable and again in found.lines()[0] and len(found.lines()) == 1
     with pytest.raises(RematError) as refused:
-        lifecycle.update(file, Progress(None))
+        check_update.update(file, Progress(None))
     assert again in str(refused.value) and file.read_text() == plan.source
     file.write_text(plan.source.replace("class Twice", "class  Twice"))
-    assert lifecycle.check(file, Progress(None)).reasons[0] == "it was edited by hand"
+    assert check_update.check(file, Progress(None)).reasons[0] == "it was edited by hand"
 
 
 def test_explain_needs_the_model_s_name(planned, tmp_path):
@@ -373,7 +373,7 @@ def test_a_damaged_header_is_told(planned, tmp_path, call):
     file = tmp_path / "twice_remat.py"
     file.write_text(plan.source.replace(CALL, call))
     with pytest.raises(RematError, match=r"the call in its header: .*; put it back as it was, or generate the file again"):
-        lifecycle.check(file, Progress(None))
+        check_update.check(file, Progress(None))
 
 
 # ---------------------------------------------------------------------------------------------- what is shown

@@ -38,7 +38,7 @@ INTERNAL = {
     ("remat_codegen/run/planning.py", "planned … bytes, and … more for"): "a planner that breaks its promise",
     ("remat_codegen/planners/base/judge.py", "runs again before the loss"): "a planner that breaks its promise",
     (
-        "remat_codegen/planners/base/exact.py",
+        "remat_codegen/planners/base/rk_checkmate.py",
         "a value that several nodes write cannot be planned",
     ): "it is given no such graph",
     ("remat_codegen/planners/dtr.py", "is no heuristic of DTR; they are"): "no option names one",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from remat_codegen.graph.ir import Block, Data, Graph, Node
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.result import Status
 from remat_codegen.profile.costs import Profile
@@ -286,7 +286,7 @@ class _Search:
         self.solves += 1
         limit, gap = self.grid.per_solve, self.grid.gap
         graph, profile = self.piece.graph, self.piece.profile
-        found = exact.solve(graph, profile, peak, saved, minimise_peak=minimise_peak, seconds=limit, gap=gap)
+        found = rk_checkmate.solve(graph, profile, peak, saved, minimise_peak=minimise_peak, seconds=limit, gap=gap)
         self.timed_out |= found.status is Status.TIME_LIMIT
         return found.order
 

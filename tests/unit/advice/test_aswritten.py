@@ -21,7 +21,7 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.run import pipeline
 from remat_codegen.schedule import simulate, without_recomputation
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 WIDTH, ROWS = 64, (4, 64, 64)
 OFF = 0.04  # of the peak

@@ -11,7 +11,7 @@ from remat_codegen.ask.inputs import Inputs, TensorSpec, as_inputs, make_inputs,
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import TargetError, UnsupportedError
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 
 def test_one_positional_tensor():

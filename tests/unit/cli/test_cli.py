@@ -17,7 +17,7 @@ import remat_codegen.run
 from remat_codegen.ask.request import Request, default_output
 from remat_codegen.cli.main import cli
 from remat_codegen.errors import TargetError
-from remat_codegen.show.report import Report, Row, Verification
+from remat_codegen.show.results import Report, Row, Verification
 
 GIB = 2**30
 GOOD = Verification((Row("outputs", True, "bit-identical"),), GIB, GIB, GIB, True)
@@ -54,7 +54,7 @@ class FakePipeline(types.ModuleType):
 def pipeline(monkeypatch, tmp_path) -> FakePipeline:
     fake = FakePipeline()
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    for name in ("pipeline", "second"):
+    for name in ("pipeline", "marked"):
         monkeypatch.setattr(remat_codegen.run, name, fake, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake

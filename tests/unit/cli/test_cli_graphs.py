@@ -23,9 +23,9 @@ from remat_codegen.planners.base.result import Status
 from remat_codegen.run import comparison, planning
 from remat_codegen.run.priced import priced_file, priced_model
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show import graphs as report_graphs
 from remat_codegen.show import picture
-from remat_codegen.show.report import Progress
+from remat_codegen.show import plan_tables as report_graphs
+from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
 MODEL = [f"{EXAMPLE}:GPT2", "--init", SMALL, "--inputs", SMALL_INPUTS]

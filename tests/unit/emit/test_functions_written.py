@@ -10,7 +10,7 @@ from torch import nn
 
 from remat_codegen.emit.functions import write_function
 from remat_codegen.emit.linkage import changed_argument
-from remat_codegen.emit.needs import Needs
+from remat_codegen.emit.segment_needs import Needs
 from remat_codegen.emit.segments import Role
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.schedule import with_forgets

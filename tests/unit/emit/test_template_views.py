@@ -8,12 +8,15 @@ import jinja2
 import jinja2.meta
 import pytest
 
-from remat_codegen.emit import views
-from remat_codegen.emit.layout import View, templates
+from remat_codegen.emit import template_views
+from remat_codegen.emit.templates import View, templates
 from remat_codegen.marked import file
 
 VIEWS = [
-    view for module in (views, file) for view in vars(module).values() if isinstance(view, type) and hasattr(view, "template")
+    view
+    for module in (template_views, file)
+    for view in vars(module).values()
+    if isinstance(view, type) and hasattr(view, "template")
 ]
 
 

@@ -15,7 +15,7 @@ from remat_codegen.fit.batching import QUICK_SHARE, Trials, largest_size
 from remat_codegen.fit.drafts import Least, draft_of, least_bytes, measured, quick_excess
 from remat_codegen.planners.base import registry
 from remat_codegen.planners.base.deadline import stoppable
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 BUDGET = 1000  # bytes
 PLAIN, QUICK, OWN = 20, 10, 9  # what a row of the batch takes unmodified, in quick plans and in the planner's own

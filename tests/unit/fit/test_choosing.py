@@ -15,14 +15,14 @@ from click.testing import CliRunner, Result
 
 from remat_codegen.cli.main import cli
 from remat_codegen.errors import BudgetError
-from remat_codegen.fit import standing as standing_module
+from remat_codegen.fit import resident_memory as standing_module
 from remat_codegen.fit.batching import largest_size
 from remat_codegen.fit.choosing import smallest_good, total_of
-from remat_codegen.fit.standing import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
+from remat_codegen.fit.resident_memory import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
 from remat_codegen.header.plan_line import header_of
 from remat_codegen.profile.devices import DEVICES
-from remat_codegen.run import lifecycle, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, marked
+from remat_codegen.show.results import Progress
 
 MODEL = """import torch
 from torch import nn
@@ -92,9 +92,9 @@ def error_of(*args: object) -> str:
 def assert_lasting(file: str = "net_remat.py") -> None:
     """The file can be checked and made again, by what stands in it."""
     before = Path(file).read_bytes()
-    found = lifecycle.check(Path(file), QUIET)
+    found = check_update.check(Path(file), QUIET)
     assert found.ok, found.lines()
-    assert not lifecycle.update(Path(file), QUIET).changed and Path(file).read_bytes() == before
+    assert not check_update.update(Path(file), QUIET).changed and Path(file).read_bytes() == before
 
 
 # ---------------------------------------------------------------------------------------------- what stands beside the step
@@ -256,7 +256,7 @@ def test_where_nothing_is_left(folder):
 
 
 def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
-    monkeypatch.setattr(second, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
+    monkeypatch.setattr(marked, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
     report = made("--max-overhead", "30%")
     assert 0 < report["overhead"] <= 0.3 and report["budget_bytes"] < report["unmodified_peak_bytes"]
     tried = {row["at"]: row["good"] for row in report["chosen"]["tried"]}
@@ -268,10 +268,10 @@ def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
 
 def test_pythons_time_for_parts_counts_as_more_time(folder, monkeypatch):
     asked = "--max-overhead", "30%", "--edition", "2"
-    monkeypatch.setattr(second, "PART_NS", 0)
+    monkeypatch.setattr(marked, "PART_NS", 0)
     free = made(*asked)
     assert free["overhead"] > 0 and "Python's time" not in header()
-    monkeypatch.setattr(second, "PART_NS", 10**12)
+    monkeypatch.setattr(marked, "PART_NS", 10**12)
     assert made(*asked)["overhead"] == 0
 
 
@@ -320,14 +320,14 @@ def test_a_new_plan_says_that_the_budget_is_an_older_ones(folder):
     made("--fit", "1GiB", "--optimizer", "sgd")
     text = (folder / "model.py").read_text()
     (folder / "model.py").write_text(text.replace("exp().sin()", "sin()"))
-    assert not lifecycle.check(Path("net_remat.py"), QUIET).ok
+    assert not check_update.check(Path("net_remat.py"), QUIET).ok
     for _ in range(2):
-        assert lifecycle.update(Path("net_remat.py"), QUIET).file == Path("net_remat.py")
+        assert check_update.update(Path("net_remat.py"), QUIET).file == Path("net_remat.py")
         assert header().count("found for an earlier plan of this file") == 1
     assert_lasting()
     file = Path("net_remat.py")
     file.write_text(re.sub(r"--budget \d+", "--budget 60%", file.read_text(), count=1))
-    assert lifecycle.update(file, QUIET).planned and "Budget:" not in header()
+    assert check_update.update(file, QUIET).planned and "Budget:" not in header()
 
 
 def test_a_gigabyte_of_a_gpu_that_is_not_there_is_cudas():

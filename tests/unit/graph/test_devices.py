@@ -21,7 +21,7 @@ from remat_codegen.graph.record import record
 from remat_codegen.graph.unplannable import check_devices, check_place
 from remat_codegen.header import saved_plan
 from remat_codegen.header.plan_line import plan_in, plan_lines
-from remat_codegen.run import lifecycle
+from remat_codegen.run import check_update
 from remat_codegen.trace import Trace, trace
 
 MIB = 2**20
@@ -152,10 +152,10 @@ def test_a_plan_says_which_generation_it_is_for():
 
 
 def test_another_generation_is_named_and_another_graph_is_not_blamed_on_it():
-    said = lifecycle._other_graph(plan(capability="9.0"), "8.0")
+    said = check_update._other_graph(plan(capability="9.0"), "8.0")
     assert said.startswith("it was planned for a GPU of compute capability 9.0, and this one has 8.0")
     for capability, here in (("9.0", "9.0"), (None, "8.0"), (None, None)):
-        assert "the model's graph has changed" in lifecycle._other_graph(plan(capability=capability), here)
+        assert "the model's graph has changed" in check_update._other_graph(plan(capability=capability), here)
 
 
 RECURRENT = [

@@ -24,8 +24,8 @@ from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
 from remat_codegen.readback.tables import closing_lines
-from remat_codegen.run import explain, lifecycle, pipeline, reporting, second
-from remat_codegen.show.report import Progress, percent
+from remat_codegen.run import check_update, explain, marked, pipeline, reporting
+from remat_codegen.show.results import Progress, percent
 from remat_codegen.verify import beside as comparing
 
 QUIET = Progress(None)
@@ -40,7 +40,7 @@ def written(tmp_path_factory):
     (folder / "net.py").write_text(NET)
     file = folder / "net_remat.py"
     asked = Request(f"{folder / 'net.py'}:Net", BUDGETS, file, save_plan=folder / "plan.json")
-    return file, second.generate(asked, QUIET)
+    return file, marked.generate(asked, QUIET)
 
 
 @pytest.fixture
@@ -147,13 +147,13 @@ def test_a_budget_that_is_named(file):
 
 
 def test_verbs_read_all_tables(file):
-    assert not lifecycle.check(file, QUIET).reasons
+    assert not check_update.check(file, QUIET).reasons
     found = explain.explain(file, QUIET)
     assert found.ok and found.as_planned and len(found.others) == 2
-    assert not lifecycle.update(file, QUIET).changed
+    assert not check_update.update(file, QUIET).changed
     text = file.read_text()
     file.write_text(text.replace("80%", "70%", 1))
-    assert lifecycle.update(file, QUIET).planned
+    assert check_update.update(file, QUIET).planned
     assert [p.budget for p in plan_in(file.read_text()).all()[1:]] == ["70%", "100%"]
 
 
@@ -257,7 +257,7 @@ def test_every_table_is_guarded(file):
     for edited in edits:
         assert edited != text
         file.write_text(edited)
-        assert lifecycle.check(file, QUIET).reasons
+        assert check_update.check(file, QUIET).reasons
         found = explain.explain(file, QUIET)
         assert not found.ok and found.edited
 
@@ -267,7 +267,7 @@ def test_a_saved_plan_has_all_of_them(written, tmp_path):
     plan = saved_plan.load(file.with_name("plan.json"))
     assert len(plan.others) == 2
     again = tmp_path / "net_remat.py"
-    second.generate(Request(f"{file.with_name('net.py')}:Net", None, again, plan=file.with_name("plan.json")), QUIET)
+    marked.generate(Request(f"{file.with_name('net.py')}:Net", None, again, plan=file.with_name("plan.json")), QUIET)
     assert [len(t) for t in read(again.read_text(), {}).tables] == [len(t) for t in read(file.read_text(), {}).tables]
 
 
@@ -323,7 +323,7 @@ def test_an_empty_table_is_a_plan_too(file):
 
 def test_the_same_budget_twice_is_one(written, tmp_path):
     file, _ = written
-    report = second.generate(Request(f"{file.with_name('net.py')}:Net", "55%,55%", tmp_path / "out.py"), QUIET)
+    report = marked.generate(Request(f"{file.with_name('net.py')}:Net", "55%,55%", tmp_path / "out.py"), QUIET)
     assert "PLAN = {" in (tmp_path / "out.py").read_text() and report.others == () and "others" not in report.to_json()
 
 
@@ -347,6 +347,6 @@ def test_a_larger_budget_takes_the_table_of_a_smaller_one_that_is_quicker():
         made, budget_bytes=80, planned_peak_bytes=70
     )
     found = [(p, p.overhead) for p in (larger, quick, made)]
-    taken, table = second._quickest(larger, found)
+    taken, table = marked._quickest(larger, found)
     assert (taken.budget_bytes, taken.overhead, taken.order, taken.planned_peak_bytes, table) == (150, 0.3, (1, 2), 70, 0.3)
-    assert second._quickest(made, found)[0] == made and second._quickest(quick, found)[0] == quick
+    assert marked._quickest(made, found)[0] == made and marked._quickest(quick, found)[0] == quick

@@ -26,9 +26,9 @@ from remat_codegen.integrations import at_first_step
 from remat_codegen.marked.reading import read
 from remat_codegen.page.render import render
 from remat_codegen.readback.tables import closing_lines
-from remat_codegen.run import explain, lifecycle, pipeline, reporting, second
-from remat_codegen.show.pages import page_table
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, explain, marked, pipeline, reporting
+from remat_codegen.show.page_table import page_table
+from remat_codegen.show.results import Progress
 from remat_codegen.show.tables import Shown
 from remat_codegen.verify import beside as comparing
 
@@ -61,7 +61,7 @@ def written(tmp_path_factory):
     (folder / "net.py").write_text(NET)
     file = folder / "net_remat.py"
     asked = Request(f"{folder / 'net.py'}:Net", "50%", file, batch=BATCHES, save_plan=folder / "plan.json")
-    return file, second.generate(asked, QUIET)
+    return file, marked.generate(asked, QUIET)
 
 
 @pytest.fixture
@@ -170,18 +170,18 @@ def test_a_batch_that_is_named(file):
 
 
 def test_verbs_read_all_tables(file):
-    assert not lifecycle.check(file, QUIET).reasons
+    assert not check_update.check(file, QUIET).reasons
     found = explain.explain(file, QUIET)
     assert found.ok and found.as_planned and [other.batch for other in found.others] == [32, 16]
-    assert not lifecycle.update(file, QUIET).changed
+    assert not check_update.update(file, QUIET).changed
     text = file.read_text()
     file.write_text(text.replace(f"--batch {BATCHES}", "--batch 16,64", 1))
-    assert lifecycle.check(file, QUIET).reasons and not explain.explain(file, QUIET).ok
-    assert lifecycle.update(file, QUIET).planned
+    assert check_update.check(file, QUIET).reasons and not explain.explain(file, QUIET).ok
+    assert check_update.update(file, QUIET).planned
     assert [p.batch for p in plan_in(file.read_text()).all()] == [64, 16]
     file.write_text(file.read_text().replace("--batch 16,64", "--batch 16,48,64", 1))
-    assert lifecycle.check(file, QUIET).reasons and not explain.explain(file, QUIET).ok
-    assert lifecycle.update(file, QUIET).planned and not lifecycle.check(file, QUIET).reasons
+    assert check_update.check(file, QUIET).reasons and not explain.explain(file, QUIET).ok
+    assert check_update.update(file, QUIET).planned and not check_update.check(file, QUIET).reasons
 
 
 def test_explain_tells_the_table_that_is_named_by_the_graph_of_its_batch(written):
@@ -268,7 +268,7 @@ def test_every_table_is_guarded(file):
     for edited in edits:
         assert edited != text
         file.write_text(edited)
-        assert lifecycle.check(file, QUIET).reasons
+        assert check_update.check(file, QUIET).reasons
         found = explain.explain(file, QUIET)
         assert not found.ok and found.edited
 
@@ -278,10 +278,10 @@ def test_a_saved_plan_has_all_of_them(written, tmp_path):
     saved, target = file.with_name("plan.json"), f"{file.with_name('net.py')}:Net"
     assert [p.batch for p in saved_plan.load(saved).all()] == [64, 32, 16]
     again = tmp_path / "net_remat.py"
-    second.generate(Request(target, None, again, plan=saved, batch=BATCHES), QUIET)
+    marked.generate(Request(target, None, again, plan=saved, batch=BATCHES), QUIET)
     assert [len(t) for t in read(again.read_text(), {}).tables] == [len(t) for t in read(file.read_text(), {}).tables]
     with pytest.raises(PlanFileError, match="made for other batch sizes"):
-        second.generate(Request(target, None, again, plan=saved, batch="64,32"), QUIET)
+        marked.generate(Request(target, None, again, plan=saved, batch="64,32"), QUIET)
 
 
 def test_what_cannot_have_several_is_refused(written, tmp_path):
@@ -290,7 +290,7 @@ def test_what_cannot_have_several_is_refused(written, tmp_path):
     with pytest.raises(BudgetError, match="several batch sizes are for files with tables"):
         pipeline.generate(Request(target, "50%", tmp_path / "out.py", edition=1, batch=BATCHES), QUIET)
     with pytest.raises(BudgetError, match="several budgets or several batch sizes, not both"):
-        second.generate(Request(target, "50%,60%", tmp_path / "out.py", batch=BATCHES), QUIET)
+        marked.generate(Request(target, "50%,60%", tmp_path / "out.py", batch=BATCHES), QUIET)
     for words in (["compare", target], ["trace", target, "-o", "g.json"], [target, "--budget", "1MiB", "--largest-batch", ""]):
         result = CliRunner().invoke(cli, [*words, "--batch", BATCHES])
         assert result.exit_code == 2 and "'16,64,32' names several sizes" in result.output
@@ -301,7 +301,7 @@ def test_inputs_that_do_not_grow_are_refused(tmp_path):
     (tmp_path / "net.py").write_text(WITH_A_TABLE)
     asked = Request(f"{tmp_path / 'net.py'}:Net", "100%", tmp_path / "out.py", batch="x.0=8,16")
     with pytest.raises(UnsupportedError, match="the largest input, table, has the same size at every batch"):
-        second.generate(asked, QUIET)
+        marked.generate(asked, QUIET)
 
 
 def test_from_python(written, monkeypatch, tmp_path):

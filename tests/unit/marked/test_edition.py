@@ -17,9 +17,9 @@ from remat_codegen.marked.demand import Keeps
 from remat_codegen.marked.proof import _in_one_module, difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.table import COLUMNS, Entry, table
-from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.run import check_update, marked, pipeline
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 NET = """
 import torch
@@ -62,7 +62,7 @@ def folder(tmp_path, monkeypatch):
 
 def made(folder, capsys, **options):
     """The file that is made for the model, and what is said beside."""
-    report = second.generate(
+    report = marked.generate(
         Request("net.py:Net", "60%", folder / "net_remat.py", **options), Progress(Console(stderr=True, width=200))
     )
     assert report.verify is None or report.verify.ok, report.verify
@@ -72,18 +72,18 @@ def made(folder, capsys, **options):
 def test_marks_and_a_table_where_that_takes_no_longer(folder, capsys):
     text, said = made(folder, capsys, verify=True)
     assert "PLAN = {" in text and "--edition 2" in text and "written as functions" not in said
-    assert lifecycle.check(folder / "net_remat.py", Progress(None)).ok
+    assert check_update.check(folder / "net_remat.py", Progress(None)).ok
 
 
 @pytest.fixture
 def quicker_plan(monkeypatch):
     """Has the planner say that its plan takes so much less time, as a share of the step, than any table."""
 
-    def make_plan(by, request, *given, own=second.make_plan, **options):
+    def make_plan(by, request, *given, own=marked.make_plan, **options):
         plan = own(request, *given, **options)
         return replace(plan, overhead=plan.overhead - by)
 
-    return lambda by: monkeypatch.setattr(second, "make_plan", partial(make_plan, by))
+    return lambda by: monkeypatch.setattr(marked, "make_plan", partial(make_plan, by))
 
 
 @pytest.mark.parametrize("dynamic", ["", "x.0"])
@@ -92,7 +92,7 @@ def test_functions_where_a_table_takes_much_longer(folder, capsys, quicker_plan,
     text, said = made(folder, capsys, dynamic=dynamic)
     assert "run_forward" in text and "--edition" not in text.partition('"""')[0]
     assert re.search(r"written as functions.*: a table of parts takes \d+\.\d % more time, the plan -?\d+\.\d %", said)
-    assert lifecycle.check(folder / "net_remat.py", Progress(None)).ok
+    assert check_update.check(folder / "net_remat.py", Progress(None)).ok
 
 
 @pytest.mark.parametrize("by", [0.0, 0.03])
@@ -104,8 +104,8 @@ def test_a_table_that_takes_a_little_longer_is_written_and_a_note_says_so(folder
 
 
 def test_functions_where_marks_would_change_the_model(folder, capsys, monkeypatch):
-    emit = second.emit
-    monkeypatch.setattr(second, "emit", lambda *given: emit(*given).replace("F.gelu", "F.relu"))
+    emit = marked.emit
+    monkeypatch.setattr(marked, "emit", lambda *given: emit(*given).replace("F.gelu", "F.relu"))
     text, said = made(folder, capsys)
     assert "run_forward" in text and "marks would change what the model does: gelu is another call" in said
     with pytest.raises(UnsupportedError, match="gelu is another call"):
@@ -249,7 +249,7 @@ def test_what_objects_of_the_model_hold_counts(tmp_path):
     """Maps that are collected in dataclasses stay until forward is over, whatever a table says."""
     (tmp_path / "maps.py").write_text(MAPS)
     asked = Request(f"{tmp_path / 'maps.py'}:Net", "90%", tmp_path / "maps_remat.py", edition=2, verify=True)
-    verified = second.generate(asked, Progress(None)).verify
+    verified = marked.generate(asked, Progress(None)).verify
     assert verified.ok, verified.failures()
     assert verified.measured_peak_bytes <= verified.planned_peak_bytes * 1.01
 

@@ -14,9 +14,9 @@ from marking import Once, Twice, in_file, leaves, loaded, marks_for, results, sa
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.file import reads_what_loops_set
 from remat_codegen.marked.markable import markable
+from remat_codegen.marked.marking import Mark, marked, refusal_of
 from remat_codegen.marked.names import name_for
 from remat_codegen.marked.syntax import syntax_of
-from remat_codegen.marked.text import Mark, marked, refusal_of
 
 HEAD = "class A(nn.Module):\n    def forward(self, x, y, skips, flag=False):\n"
 

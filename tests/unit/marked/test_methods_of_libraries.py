@@ -21,8 +21,8 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.run import explain, lifecycle, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, explain, marked
+from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
 LAYERS = """
@@ -184,7 +184,7 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def marked(library):
+def all_marked(library):
     """A file in which all is marked that can be, for a model of the library's, and the model itself."""
 
     def make(target: str):
@@ -208,22 +208,22 @@ def _marked(model, args, path):
 
 def _problems(text, traced):
     found = found_in(traced)
-    reading = read(text, second.carried_sources(traced), second.library_file)
+    reading = read(text, marked.carried_sources(traced), marked.library_file)
     return [*reading.problems, *rows_of(reading, found)[1]]
 
 
 def test_a_model_of_a_library_from_the_command_on(library, tmp_path):
     output = tmp_path / "made_remat.py"
-    report = second.generate(Request(f"{library}.layers:mixed", "60%", output, edition=2, verify=True), Progress(None))
+    report = marked.generate(Request(f"{library}.layers:mixed", "60%", output, edition=2, verify=True), Progress(None))
     assert report.verify is not None and report.verify.ok, report.verify.failures()
     assert report.verify.measured_peak_bytes <= report.budget_bytes
     found = explain.explain(output, Progress(None))
     assert found.ok and found.as_planned, found.problems
-    assert lifecycle.check(output, Progress(None)).ok
+    assert check_update.check(output, Progress(None)).ok
 
 
-def test_what_has_marks_is_written_and_nothing_else(marked, library, tmp_path):
-    text, traced, rows = marked("layers:plain")
+def test_what_has_marks_is_written_and_nothing_else(all_marked, library, tmp_path):
+    text, traced, rows = all_marked("layers:plain")
     assert "class Plain:\n    def widened(self, x: torch.Tensor, power: float = SCALE) -> torch.Tensor:\n" in text
     assert "        # a comment\n" in text and "    def forward(self, x):\n" in text
     assert "__init__" not in text.partition("the helpers\n")[0] and "class Model" not in text
@@ -233,10 +233,10 @@ def test_what_has_marks_is_written_and_nothing_else(marked, library, tmp_path):
     assert not _problems(text, traced)
 
 
-def test_what_a_copy_would_do_otherwise_stays_where_it_is(marked, tmp_path):
+def test_what_a_copy_would_do_otherwise_stays_where_it_is(all_marked, tmp_path):
     """Methods of which nothing says what wraps them, names that Python reads in their class only, values that change; what a
     subclass has of its own."""
-    text, traced, rows = marked("layers:mixed")
+    text, traced, rows = all_marked("layers:mixed")
     assert "class Plain:" in text and "def widened" in text and "def forward" in text
     assert "class Wrapped:\n    def forward" in text and "@twice" not in text
     assert not any(f"class {name}" in text for name in ("Decorated", "Private", "Counts", "Overrides", "Inherits"))
@@ -246,15 +246,15 @@ def test_what_a_copy_would_do_otherwise_stays_where_it_is(marked, tmp_path):
     assert not _problems(text, traced)
 
 
-def test_names_with_two_meanings(marked, library, tmp_path):
-    text, traced, _ = marked("others:Both")
+def test_names_with_two_meanings(all_marked, library, tmp_path):
+    text, traced, _ = all_marked("others:Both")
     assert "class Plain:" in text and "class Plain_2:" in text and re.search(r"import scale as scale_\d", text)
     assert trained(traced, text, tmp_path).identical
     assert not _problems(text, traced)
 
 
-def test_copies_and_pickles_have_them(marked, library, tmp_path):
-    text, traced, _ = marked("layers:plain")
+def test_copies_and_pickles_have_them(all_marked, library, tmp_path):
+    text, traced, _ = all_marked("layers:plain")
     original = traced.target.module
     module = load(text, tmp_path)
     model = module.rematerialize(copy.deepcopy(original))
@@ -283,8 +283,8 @@ def _step(model, x):
         ("class Plain:\n", "class Plain:\n    pass\n\n\nclass Plain:\n"),
     ],
 )
-def test_no_edit_of_them_goes_unnoticed(marked, old, new):
-    text, traced, _ = marked("layers:plain")
+def test_no_edit_of_them_goes_unnoticed(all_marked, old, new):
+    text, traced, _ = all_marked("layers:plain")
     assert old in text and not _problems(text, traced)
     assert _problems(text.replace(old, new, 1), traced)
 
@@ -369,7 +369,7 @@ def beside(tmp_path, monkeypatch):
         (folder / f"{name}.py").write_text(text)
     fixed.fix(monkeypatch)
     before = set(sys.modules)
-    report = second.generate(Request(f"{folder}/model_beside.py:Net", "50%", folder / "net_remat.py", verify=True), QUIET)
+    report = marked.generate(Request(f"{folder}/model_beside.py:Net", "50%", folder / "net_remat.py", verify=True), QUIET)
     assert report.verify.ok, report.verify.failures()
     yield folder
     for name in set(sys.modules) - before:
@@ -380,7 +380,7 @@ def test_layers_in_a_file_beside_the_model_are_marked(beside):
     """Whoever can import the model can import these; the command was not run in their folder."""
     text = (beside / "net_remat.py").read_text()
     assert "class Layer:" in text and "kept.part(" in text and "from layers_beside import" in text
-    assert lifecycle.check(beside / "net_remat.py", QUIET).ok
+    assert check_update.check(beside / "net_remat.py", QUIET).ok
 
 
 def test_a_script_trains_with_them(beside):

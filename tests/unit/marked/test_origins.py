@@ -15,9 +15,9 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
 from remat_codegen.marked.library import method_in
 from remat_codegen.marked.origins import origins
-from remat_codegen.run import second
+from remat_codegen.run import marked
 from remat_codegen.run.pipeline import verify
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
 MODEL = """
@@ -88,7 +88,7 @@ def carried(tmp_path_factory):
     """The text of a file that carries the model's class."""
     folder = tmp_path_factory.mktemp("carried")
     (folder / "net.py").write_text(MODEL)
-    second.generate(Request(f"{folder / 'net.py'}:Net", "60%", folder / "net_remat.py", edition=2), QUIET)
+    marked.generate(Request(f"{folder / 'net.py'}:Net", "60%", folder / "net_remat.py", edition=2), QUIET)
     text = (folder / "net_remat.py").read_text()
     assert "MADE_FROM" in text and "class Step" in text
     return text
@@ -166,7 +166,7 @@ def test_methods_of_a_package_are_compared_too(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     output = tmp_path / "packaged_remat.py"
-    second.generate(Request(f"{tmp_path / 'make.py'}:make", "60%", output, edition=2), QUIET)
+    marked.generate(Request(f"{tmp_path / 'make.py'}:make", "60%", output, edition=2), QUIET)
     assert 'MADE_FROM["origins_package.layers"] = """\n    Step.forward:' in output.read_text()
     file, layers = imported(output, "origins_packaged"), sys.modules["origins_package.layers"]
     file.rematerialize(layers.Net())(torch.randn(64, 32)).sum().backward()

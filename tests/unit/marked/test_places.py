@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from remat_codegen.marked.words import build
+from remat_codegen.marked.evaluations import build
 from remat_codegen.trace.tracing import trace
 
 

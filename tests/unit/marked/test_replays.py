@@ -17,8 +17,8 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked import replays
 from remat_codegen.marked.proof import imported
-from remat_codegen.run import second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 from remat_codegen.trace.training import example_loss
 from remat_codegen.verify.beside import load_generated
 
@@ -147,12 +147,12 @@ def asked(target: Path, name: str, edition: int | None) -> Request:
 @pytest.mark.parametrize("name", READING)
 def test_parts_that_read_what_forward_sets_are_refused(target, name):
     with pytest.raises(UnsupportedError, match=r"since forward sets what it reads: \w+ in "):
-        second.generate(asked(target, name, 2), Progress())
+        marked.generate(asked(target, name, 2), Progress())
 
 
 @pytest.mark.parametrize("name", [READING[0], *(pytest.param(name, marks=pytest.mark.slow) for name in READING[1:])])
 def test_otherwise_the_file_has_functions_and_is_exact(target, name):
-    report = second.generate(asked(target, name, None), progress := Progress())
+    report = marked.generate(asked(target, name, None), progress := Progress())
     assert any("written as functions" in note and "since forward sets what it reads" in note for note in progress.noted)
     assert report.planned_peak_bytes <= report.budget_bytes
     own = load_target(f"{target}:{name}", inputs=INPUTS).module.train()
@@ -169,7 +169,7 @@ def test_otherwise_the_file_has_functions_and_is_exact(target, name):
 
 @pytest.mark.parametrize("name", ["Buffer", "Moving"])
 def test_buffers_that_forward_assigns_are_as_they_were_for_each_part(target, name):
-    report = second.generate(asked(target, name, 2), Progress())
+    report = marked.generate(asked(target, name, 2), Progress())
     own = load_target(f"{target}:{name}", inputs=INPUTS).module.train()
     ours = load_generated(Path(report.output)).rematerialize(copy.deepcopy(own))
     x, ends = torch.randn(512, 64, generator=torch.Generator().manual_seed(0)), []
@@ -182,7 +182,7 @@ def test_buffers_that_forward_assigns_are_as_they_were_for_each_part(target, nam
 
 def test_what_is_handed_over_is_no_matter(target):
     """Dropout, batch norm, and attributes that nobody reads: none of this is another thing in a second run."""
-    report = second.generate(asked(target, "Handed", 2), Progress())
+    report = marked.generate(asked(target, "Handed", 2), Progress())
     own = load_target(f"{target}:Handed", inputs=INPUTS).module.train()
     ours = load_generated(Path(report.output)).rematerialize(copy.deepcopy(own))
     x = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
@@ -250,7 +250,7 @@ class TestDifference:
         own = dict(vars(module))
         text = target.with_name("Handed_2.py")
         if not text.exists():
-            second.generate(asked(target, "Handed", 2), Progress())
+            marked.generate(asked(target, "Handed", 2), Progress())
         with imported(text.read_text()) as file:
             back = partial(example_loss, loss="cross-entropy")
             assert replays.difference(file, module, (torch.randn(512, 64),), {}, (), back) is None

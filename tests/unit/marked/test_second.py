@@ -16,8 +16,8 @@ from remat_codegen.errors import RematError
 from remat_codegen.header import saved_plan
 from remat_codegen.header.plan_line import plan_in
 from remat_codegen.marked.candidates import Row
-from remat_codegen.run import pipeline, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked, pipeline
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 STATE_BYTES = 5056
@@ -35,7 +35,7 @@ def traced():
 def test_any_table_is_exact(traced, name, carries, tmp_path, monkeypatch):
     """Where the file has the model's class, and where only methods of it are written, as those of a library's."""
     if not carries:
-        monkeypatch.setattr(second, "carried_sources", lambda traced: {})
+        monkeypatch.setattr(marked, "carried_sources", lambda traced: {})
     found = found_in(traced(name))
     rows = random_rows(found, random.Random(carries), 0.3)
     compared = trained(traced(name), text_of(traced(name), found, rows), tmp_path)
@@ -93,7 +93,7 @@ def generated(write_file, tmp_path):
     def make(budget, source=NET, name="Net", file="model.py", **options):
         output = tmp_path / "net_remat.py"
         request = Request(f"{write_file(source, file)}:{name}", budget, output, verify=True, edition=2, **options)
-        return output, second.generate(request, Progress(Console(stderr=True, width=200)))
+        return output, marked.generate(request, Progress(Console(stderr=True, width=200)))
 
     return make
 
@@ -132,7 +132,7 @@ def test_a_row_that_names_nothing_is_refused(generated):
 def test_a_saved_plan_makes_the_same_file_again(generated, tmp_path):
     output, _ = generated("60%", save_plan=tmp_path / "plan.json")
     request = Request(str(tmp_path / "model.py:Net"), edition=2, plan=tmp_path / "plan.json", output=tmp_path / "again.py")
-    second.generate(request, Progress(None))
+    marked.generate(request, Progress(None))
     said = "-o net_remat.py"  # the command in the header, and with it the seal
     first, again = ((tmp_path / name).read_text().split("\n") for name in (output.name, "again.py"))
     different = [line for line, other in zip(first, again, strict=True) if line != other]
@@ -144,7 +144,7 @@ def test_a_plan_for_another_model_is_refused(generated, tmp_path):
     (tmp_path / "model.py").write_text(NET.replace("64", "65"))
     request = Request(str(tmp_path / "model.py:Net"), edition=2, plan=tmp_path / "plan.json", output=tmp_path / "again.py")
     with pytest.raises(RematError, match="the plan was made for another model"):
-        second.generate(request, Progress(None))
+        marked.generate(request, Progress(None))
     assert not (tmp_path / "again.py").exists()
 
 
@@ -192,7 +192,7 @@ def example_inputs():
 def test_notes_on_what_functions_leave_out_are_of_files_of_functions(write_file, tmp_path, budget):
     target, output, plan = f"{write_file(LEAVES_OUT)}:Net", tmp_path / "out.py", tmp_path / "plan.json"
     request = Request(target, budget, output, init="8, 8", save_plan=plan)
-    report = second.generate(request, Progress(None))
+    report = marked.generate(request, Progress(None))
     saved, own = saved_plan.load(plan), plan_in(output.read_text())
     assert not [n for one in own.all() for n in (*report.notes, *one.notes) if "finds" in n or "forward changes" in n]
     model = load_generated(output).Net(8, 8)

@@ -17,8 +17,8 @@ from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.run import explain, lifecycle, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, explain, marked
+from remat_codegen.show.results import Progress
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     model, output = folder / "net.py", folder / "net_remat.py"
     model.write_text(NET)
-    second.generate(Request(f"{model}:Net", "55%", output, edition=2), Progress(None))
+    marked.generate(Request(f"{model}:Net", "55%", output, edition=2), Progress(None))
     return model, output
 
 
@@ -39,8 +39,8 @@ def files(made, tmp_path):
 
 def test_a_new_file_is_up_to_date_and_does_what_was_planned(files):
     _, output = files
-    assert lifecycle.check(output, Progress(None)).ok
-    assert not lifecycle.update(output, Progress(None)).changed
+    assert check_update.check(output, Progress(None)).ok
+    assert not check_update.update(output, Progress(None)).changed
     found = explain.explain(output, Progress(None))
     assert found.ok and found.as_planned and found.rows
     assert f"PLANNED_PEAK_BYTES = {found.peak_bytes}\n" in output.read_text()
@@ -51,12 +51,12 @@ def test_a_new_file_is_up_to_date_and_does_what_was_planned(files):
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_any_table_is_read_back(name, carries, monkeypatch):
     if not carries:
-        monkeypatch.setattr(second, "carried_sources", lambda traced: {})
+        monkeypatch.setattr(marked, "carried_sources", lambda traced: {})
     traced = traced_zoo(name)
     found = found_in(traced)
     rows = random_rows(found, random.Random(3), 0.4)
     text = text_of(traced, found, rows)
-    reading = read(text, second.carried_sources(traced), second.library_file)
+    reading = read(text, marked.carried_sources(traced), marked.library_file)
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
     assert {(r.candidate, r.keeps, r.again, r.late) for r in rows} == {(r.candidate, r.keeps, r.again, r.late) for r in again}
@@ -73,8 +73,8 @@ def test_a_word_in_the_model_is_that_word_in_the_file(files, old, new):
     model, output = files
     before = output.read_text().split("\n")
     model.write_text(NET.replace(old, new))
-    assert not lifecycle.check(output, Progress(None)).ok
-    updated = lifecycle.update(output, Progress(None))
+    assert not check_update.check(output, Progress(None)).ok
+    updated = check_update.update(output, Progress(None))
     assert updated.changed and not updated.planned
     after = output.read_text().split("\n")
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
@@ -82,16 +82,16 @@ def test_a_word_in_the_model_is_that_word_in_the_file(files, old, new):
         (a, b) for a, b in changed if not a.startswith("#") and not re.fullmatch(r"    (\S+:[0-9a-f]{8} ?)+", a)
     ]  # digests
     assert all(old in a and new in b for a, b in changed)
-    assert lifecycle.check(output, Progress(None)).ok
+    assert check_update.check(output, Progress(None)).ok
 
 
 def test_a_table_that_was_edited_is_planned_again(files):
     _, output = files
     output.write_text(output.read_text().replace("PLAN = {\n", 'PLAN = {\n    "steps.9": "probs",\n', 1))
-    finding = lifecycle.check(output, Progress(None))
+    finding = check_update.check(output, Progress(None))
     assert "it was edited by hand" in finding.reasons
-    assert lifecycle.update(output, Progress(None)).changed
-    assert lifecycle.check(output, Progress(None)).ok
+    assert check_update.update(output, Progress(None)).changed
+    assert check_update.check(output, Progress(None)).ok
 
 
 def edits(text):
@@ -156,7 +156,7 @@ def test_verify_finds_the_model_in_the_header(made, monkeypatch):
     model, output = made
     monkeypatch.chdir(model.parent)
     unsaid = {"init": "", "inputs": None, "batch": "", "device": "cpu", "seed": 0}
-    target, options = lifecycle.original(output, unsaid)
+    target, options = check_update.original(output, unsaid)
     assert target == f"{model}:Net" and options == unsaid
-    assert lifecycle.original(output, unsaid | {"batch": "8"})[1]["batch"] == "8"
+    assert check_update.original(output, unsaid | {"batch": "8"})[1]["batch"] == "8"
     assert CliRunner().invoke(cli, ["verify", str(output), "--quiet"]).exit_code == 0

@@ -24,9 +24,9 @@ from remat_codegen.page.data import Page
 from remat_codegen.page.lives import lives_of
 from remat_codegen.page.render import HERE, render
 from remat_codegen.profile.costs import Profile
-from remat_codegen.run import explain, pipeline, reporting, second, tradeoff
+from remat_codegen.run import explain, marked, pipeline, reporting, tradeoff
 from remat_codegen.schedule import simulate
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
 HOSTILE = "# </script><script>document.title = 'taken'</script> <!-- & <b>bold</b> \u2028\n"
@@ -39,7 +39,7 @@ def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shown")
     (folder / "net.py").write_text(HOSTILE + NET)
     asked = Request(f"{folder / 'net.py'}:Net", "55%", folder / "net_remat.py", edition=request.param)
-    (pipeline if request.param == 1 else second).generate(asked, QUIET)
+    (pipeline if request.param == 1 else marked).generate(asked, QUIET)
     return folder / "net_remat.py"
 
 

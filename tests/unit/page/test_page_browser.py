@@ -12,7 +12,7 @@ from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.page.render import render
 from remat_codegen.run import pipeline, reporting
-from remat_codegen.show.report import Progress, percent
+from remat_codegen.show.results import Progress, percent
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)

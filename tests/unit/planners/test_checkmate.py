@@ -5,7 +5,7 @@ from graphs import Op, budgets, least_time, random_graph, training_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_codegen.planners.base import exact, milp
+from remat_codegen.planners.base import milp, rk_checkmate
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.result import Status
 from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
@@ -22,7 +22,7 @@ def test_time_equals_brute_force(seed, count, once):
     graph, profile = random_graph(seed, count, once)
     peak = plain_peak(graph, profile)
     for budget in budgets(peak // 2, peak, 4):
-        plan, expected = exact.plan(graph, profile, budget), least_time(graph, profile, budget)
+        plan, expected = rk_checkmate.plan(graph, profile, budget), least_time(graph, profile, budget)
         if expected is None:
             assert plan.status is Status.INFEASIBLE and plan.schedule is None
         else:
@@ -35,7 +35,7 @@ def test_time_equals_brute_force(seed, count, once):
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 5))
 def test_least_peak_is_the_edge_of_what_is_feasible(seed, count):
     graph, profile = random_graph(seed, count)
-    found = exact.solve(graph, profile, None, minimise_peak=True)
+    found = rk_checkmate.solve(graph, profile, None, minimise_peak=True)
     least = simulate(graph, profile, with_forgets(graph, found.order)).peak_bytes
     assert least_time(graph, profile, least) is not None
     assert least_time(graph, profile, least - 1) is None
@@ -45,7 +45,7 @@ def test_least_peak_is_the_edge_of_what_is_feasible(seed, count):
 @given(seed=st.integers(0, 10**6), limit=st.integers(0, 10))
 def test_saved_bytes_are_limited(seed, limit):
     graph, profile = random_graph(seed, 5)
-    found = exact.solve(graph, profile, None, limit)
+    found = rk_checkmate.solve(graph, profile, None, limit)
     # Every op can run again, except the last one, whose value the caller gets: its phantom has to be kept.
     phantoms = sum(graph.data[d].nbytes for d in graph.forward_nodes[-1].writes if d not in graph.outputs)
     assert (found.order is None) == (phantoms > limit)
@@ -62,8 +62,8 @@ def test_saved_counts_what_is_held_over_the_loss_but_not_what_the_loss_reads():
 def test_recomputation_in_the_forward_stages_never_costs_more(seed):
     graph, profile = random_graph(seed, 4)
     budget = plain_peak(graph, profile) - 2
-    restricted = exact.plan(graph, profile, budget)
-    free = exact.plan(graph, profile, budget, recompute_in_forward=True)
+    restricted = rk_checkmate.plan(graph, profile, budget)
+    free = rk_checkmate.plan(graph, profile, budget, recompute_in_forward=True)
     if restricted.schedule is not None:
         assert free.time_ns <= restricted.time_ns and free.peak_bytes <= budget
     if free.schedule is not None:
@@ -73,9 +73,9 @@ def test_recomputation_in_the_forward_stages_never_costs_more(seed):
 def test_a_node_that_runs_once_is_never_run_again():
     ops = [Op((), 9, 0, (), 1, recomputable=False), Op((0,), 9, 0, (0, 1)), Op((1,), 9, 0, (1, 2)), Op((2,), 1)]
     graph, profile = training_graph(ops)
-    found = exact.solve(graph, profile, None, 9)  # room for one value, and only v0 cannot be rebuilt
+    found = rk_checkmate.solve(graph, profile, None, 9)  # room for one value, and only v0 cannot be rebuilt
     assert [found.order.count(i) for i in range(4)] == [1, 2, 2, 1]
-    assert exact.solve(graph, profile, None, 8).status is Status.INFEASIBLE
+    assert rk_checkmate.solve(graph, profile, None, 8).status is Status.INFEASIBLE
 
 
 def test_sizes_beyond_the_units_round_up():
@@ -83,7 +83,7 @@ def test_sizes_beyond_the_units_round_up():
     big = [d.__class__(d.id, d.name, d.kind, d.nbytes * 10**9 + 7 * d.id) for d in graph.data]
     graph = graph.__class__(graph.nodes, tuple(big), graph.loss, graph.outputs)
     for budget in budgets(plain_peak(graph, profile) * 6 // 10, plain_peak(graph, profile), 5):
-        plan = exact.plan(graph, profile, budget)
+        plan = rk_checkmate.plan(graph, profile, budget)
         assert plan.schedule is None or plan.peak_bytes <= budget
 
 
@@ -124,6 +124,6 @@ def test_a_stopped_solver_hands_over_its_incumbent(monkeypatch):
         return milp.Result(Status.TIME_LIMIT, result.objective, 0.0, 1.0, result.values)
 
     monkeypatch.setattr(milp.Program, "minimise", stopped)
-    plan = exact.plan(graph, profile, plain_peak(graph, profile))
+    plan = rk_checkmate.plan(graph, profile, plain_peak(graph, profile))
     assert plan.status is Status.TIME_LIMIT
     assert [s.node for s in plan.schedule.steps if isinstance(s, Compute)][-1] == len(graph.nodes) - 1

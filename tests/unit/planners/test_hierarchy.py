@@ -6,7 +6,7 @@ import pytest
 from graphs import budgets, chen, dense_graph, dtr, encoder_decoder_graph, random_graph, unet_graph
 
 from remat_codegen.planners import rockmate
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.chain.options import Grid
@@ -102,7 +102,7 @@ def test_small_graphs_come_close_to_the_optimum(seed):
     graph, profile = random_graph(seed, 11, seed % 2 == 1)
     search, whole = Search(graph, profile), plain(graph, profile).peak_bytes
     for budget in list(budgets(search.least[1], whole, 4))[1:]:
-        best = exact.solve(graph, profile, budget, seconds=20)
+        best = rk_checkmate.solve(graph, profile, budget, seconds=20)
         found = search.best(Limits(budget), 100)
         assert best.status is Status.OPTIMAL
         assert best.bound_ns <= search.problem.time_of(found) <= 1.05 * best.bound_ns

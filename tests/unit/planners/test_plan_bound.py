@@ -7,7 +7,7 @@ import time
 import graphs
 import pytest
 
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.schedule import simulate, without_recomputation
 
@@ -22,7 +22,7 @@ def test_never_above_the_optimum(seed):
     graph, profile = graphs.random_graph(seed, 4 + seed % 4, once=seed % 2 == 1)
     most = need(graph, profile)
     for budget in graphs.budgets(most // 3, most, 5):
-        free = exact.solve(graph, profile, budget, recompute_in_forward=True)
+        free = rk_checkmate.solve(graph, profile, budget, recompute_in_forward=True)
         for cuts in (None, 1, 2, len(graph.nodes)):
             found = bound(graph, profile, budget, cuts=cuts).time_ns
             if free.order is not None:

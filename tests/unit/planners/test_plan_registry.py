@@ -9,7 +9,7 @@ import pytest
 
 from remat_codegen.graph.ir import Kind
 from remat_codegen.planners import best, checkmate, chen, dtr, knapsack, mincut, none_and_all, rockmate, rotor
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.deadline import Effort, stoppable
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.registry import PLANNERS
@@ -210,8 +210,8 @@ def test_the_knapsack_never_takes_too_much():
     values, weights = [5, 4, 3, 9], [4000, 3001, 2999, 5000]
     for kept in knapsack.keep_most(values, weights, 15):
         assert sum(weights[i] for i in kept) <= sum(weights)
-    exact = knapsack.keep_most([6, 5, 5], [3, 2, 2], 8)
-    assert exact[0] == {0, 1, 2} and frozenset({1, 2}) in exact and exact[-1] == frozenset()
+    found = knapsack.keep_most([6, 5, 5], [3, 2, 2], 8)
+    assert found[0] == {0, 1, 2} and frozenset({1, 2}) in found and found[-1] == frozenset()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -245,7 +245,7 @@ def test_checkmate_proves_and_falls_back():
     graph, profile = graphs.random_graph(5, 6)
     budget = need(graph, profile) * 8 // 10
     plan = checkmate.plan(graph, profile, budget, effort=Effort.lasting(20.0))
-    solved = exact.solve(graph, profile, budget)
+    solved = rk_checkmate.solve(graph, profile, budget)
     if solved.order is None:
         assert plan.schedule is None
     else:

@@ -14,7 +14,7 @@ from remat_codegen.planners.base.result import Status
 from remat_codegen.run import pipeline
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 SMALL = """
 import torch

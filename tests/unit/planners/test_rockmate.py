@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_codegen.planners import rockmate
-from remat_codegen.planners.base import exact, milp
+from remat_codegen.planners.base import milp, rk_checkmate
 from remat_codegen.planners.base.deadline import Effort
 from remat_codegen.planners.base.judge import restrict
 from remat_codegen.planners.base.result import Status
@@ -83,7 +83,7 @@ def test_large_graphs_are_searched(seed):
 
 def test_large_blocks_in_a_chain_are_searched(monkeypatch):
     graph, profile = chain_graph([1, 2, 2, 3])
-    monkeypatch.setattr(exact, "solve", None)
+    monkeypatch.setattr(rk_checkmate, "solve", None)
     walk(graph, profile, 4, grid=Grid(largest=2, search_work=4_000))
 
 
@@ -91,11 +91,11 @@ def test_equal_blocks_are_solved_once(monkeypatch):
     def count(seeds):
         family_of.cache_clear()
         calls = []
-        original = exact.solve
-        monkeypatch.setattr(exact, "solve", lambda *a, **k: calls.append(1) or original(*a, **k))
+        original = rk_checkmate.solve
+        monkeypatch.setattr(rk_checkmate, "solve", lambda *a, **k: calls.append(1) or original(*a, **k))
         graph, profile = chain_graph(seeds)
         rockmate.plan(graph, profile, plain(graph, profile).peak_bytes * 3 // 4, grid=COARSE)
-        monkeypatch.setattr(exact, "solve", original)
+        monkeypatch.setattr(rk_checkmate, "solve", original)
         return len(calls)
 
     assert count([1, 2, 2, 3]) == count([1, *[2] * 10, 3]) > 0

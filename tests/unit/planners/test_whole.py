@@ -4,7 +4,7 @@ import pytest
 from graphs import chain_graph, dense_graph, random_graph, unet_graph
 
 from remat_codegen.planners import checkmate
-from remat_codegen.planners.base import exact
+from remat_codegen.planners.base import rk_checkmate
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.result import Status
 from remat_codegen.schedule import simulate, with_forgets, without_recomputation
@@ -14,7 +14,7 @@ MANY = 160
 
 def least_peak(graph, profile):
     """The least peak that the integer program knows; proved to be the least where it is OPTIMAL."""
-    found = exact.solve(graph, profile, None, minimise_peak=True, seconds=20)
+    found = rk_checkmate.solve(graph, profile, None, minimise_peak=True, seconds=20)
     return simulate(graph, profile, with_forgets(graph, found.order)).peak_bytes, found.status
 
 

@@ -14,7 +14,7 @@ from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.pace import SLOWED, Pace
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 MODEL = """
 import torch

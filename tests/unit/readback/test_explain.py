@@ -21,13 +21,13 @@ from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
 from remat_codegen.profile.cache import Cache
 from remat_codegen.readback.values import WIDEST, cut, told_apart
-from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run import check_update, pipeline
 from remat_codegen.run.explain import explain
 from remat_codegen.run.priced import generator_states
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, with_forgets
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
 REQUEST = Request("gpt2.py:GPT2", None, Path("gpt2_remat.py"), init=SMALL, inputs=SMALL_INPUTS)
@@ -71,7 +71,7 @@ def edited(case, tmp_path, monkeypatch):
     priced_at_nothing(monkeypatch)
     file, traced, _ = case
     monkeypatch.setattr("remat_codegen.run.explain.trace_target", lambda request, progress: traced)
-    monkeypatch.setattr(lifecycle, "_as_if_alone", lambda target, file: contextlib.nullcontext())
+    monkeypatch.setattr(check_update, "_as_if_alone", lambda target, file: contextlib.nullcontext())
     monkeypatch.setattr(pipeline, "emit", emit_once)
     shutil.copy(file.parent / "gpt2.py", tmp_path)
 
@@ -279,7 +279,7 @@ def test_a_plan_on_disk_is_checked_and_written(case, edited, tmp_path):
     assert CliRunner().invoke(cli, ["check", str(path), "--plan", str(other)]).exit_code == 1
     assert CliRunner().invoke(cli, ["check", str(path), str(path), "--plan", str(other)]).exit_code == 2
     assert CliRunner().invoke(cli, ["update", str(path), "--plan", str(other)]).exit_code == 0
-    assert "run_backward" not in path.read_text() and lifecycle.check(path, QUIET).ok
+    assert "run_backward" not in path.read_text() and check_update.check(path, QUIET).ok
     assert CliRunner().invoke(cli, ["update", str(path), "--plan", str(beside)]).exit_code == 0
     assert path.read_text() == before
 

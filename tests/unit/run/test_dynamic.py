@@ -12,9 +12,9 @@ import torch
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run import check_update, pipeline
 from remat_codegen.run.explain import explain
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import compare, load_generated
 
 MODEL = """
@@ -203,7 +203,7 @@ def _become(model, kind):
 def test_the_header_makes_the_same_file_again(made, folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert "--dynamic idx.0,idx.1,targets.0,targets.1" in (folder / "LM.py").read_text()
-    assert lifecycle.check(Path("LM.py"), Progress(None)).ok
+    assert check_update.check(Path("LM.py"), Progress(None)).ok
 
 
 def test_its_schedule_is_read_back(made, folder, monkeypatch):

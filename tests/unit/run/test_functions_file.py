@@ -16,9 +16,9 @@ from remat_codegen import runtime
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, TargetError
 from remat_codegen.header.plan_line import plan_in
-from remat_codegen.run import functions, lifecycle, pipeline, second
+from remat_codegen.run import check_update, functions, marked, pipeline
 from remat_codegen.run.functions import FIXED, OPEN
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 NETS = """
@@ -71,7 +71,7 @@ def made(name="Net", **options):
     """The text of a file, and what is noted."""
     progress = Progress(None)
     request = Request(f"net.py:{name}", "75%", **QUICK | options)
-    (functions if request.edition == 1 else second).generate(request, progress)
+    (functions if request.edition == 1 else marked).generate(request, progress)
     return request.output_path, progress.noted
 
 
@@ -88,7 +88,7 @@ def trains(file, *sizes):
 def load_original(file):
     from remat_codegen.ask.target import load_target
 
-    header = lifecycle.read_header(file.read_text(), file)
+    header = check_update.read_header(file.read_text(), file)
     return load_target(header.request.target).module
 
 
@@ -97,15 +97,15 @@ def test_a_file_of_functions_takes_other_batch_sizes(folder):
     file, notes = made()
     assert "--dynamic x.0,scale.0" in file.read_text() and OPEN in notes
     trains(file, 8, 5, 2, 1, 9)
-    assert lifecycle.check(file, Progress(None)).ok
-    assert not lifecycle.update(file, Progress(None)).changed
+    assert check_update.check(file, Progress(None)).ok
+    assert not check_update.update(file, Progress(None)).changed
 
 
 def test_a_file_of_functions_whose_batch_is_fixed_by_its_model_says_so_when_it_is_made(folder):
     file, notes = made("OfOneSize")
     assert "--dynamic" not in file.read_text().partition('"""')[0] and FIXED in notes
     trains(file, 8)
-    assert lifecycle.check(file, Progress(None)).ok
+    assert check_update.check(file, Progress(None)).ok
 
 
 LENGTH = "x.1,scale.1=2"
@@ -129,8 +129,8 @@ def test_what_is_smaller_trains_by_the_original_forward_where_that_is_within_the
         inputs = torch.randn(*size, 16), torch.randn(*size, 1)
         same(step(ours, inputs), step(model, inputs))
         assert peak(partial(step, ours, inputs)) <= plan.budget_bytes
-    assert lifecycle.check(file, Progress(None)).ok
-    assert not lifecycle.update(file, Progress(None)).changed
+    assert check_update.check(file, Progress(None)).ok
+    assert not check_update.update(file, Progress(None)).changed
 
 
 def test_what_is_smaller_but_too_large_for_the_original_forward_is_refused(folder):
@@ -182,11 +182,11 @@ def test_which_inputs_are_smaller():
 def test_a_file_of_one_size_says_nothing_of_smaller_ones(folder):
     made("OfTwoSizes", save_plan=folder / "plan.json")
     file, _ = made("OfTwoSizes", plan=folder / "plan.json", static=True)
-    assert "SMALLER" not in file.read_text() and lifecycle.check(file, Progress(None)).ok
+    assert "SMALLER" not in file.read_text() and check_update.check(file, Progress(None)).ok
     file, _ = made("OfTwoSizes")
     file.write_text(file.read_text().replace(" --planner dtr", " --static --planner dtr"))
-    lifecycle.update(file, Progress(None))
-    assert "SMALLER" not in file.read_text() and lifecycle.check(file, Progress(None)).ok
+    check_update.update(file, Progress(None))
+    assert "SMALLER" not in file.read_text() and check_update.check(file, Progress(None)).ok
 
 
 def test_an_input_may_get_another_name(folder):
@@ -194,18 +194,18 @@ def test_an_input_may_get_another_name(folder):
     before, name, after = (folder / "net.py").read_text().partition("class OfTwoSizes(Net):")
     own, end, rest = after.partition("class OfAFew")
     (folder / "net.py").write_text(before + name + re.sub(r"\bx\b", "h", own) + end + rest)
-    found = lifecycle.check(file, Progress(None))
+    found = check_update.check(file, Progress(None))
     assert not found.ok and "the plan names sizes of other inputs" in found.reasons[-1]
-    assert lifecycle.update(file, Progress(None)).changed
+    assert check_update.update(file, Progress(None)).changed
     assert plan_in(file.read_text()).smaller == "h.0,scale.0=4;h.1,scale.1=2"
-    assert lifecycle.check(file, Progress(None)).ok
+    assert check_update.check(file, Progress(None)).ok
 
 
 def test_sizes_that_are_named_are_told_as_the_file_has_them(folder, monkeypatch):
     def no_table(*_):
         raise BudgetError("no table")
 
-    monkeypatch.setattr(second, "tabled", no_table)
+    monkeypatch.setattr(marked, "tabled", no_table)
     file, notes = made("OfAFew", edition=None, dynamic="x.0,scale.0")
     smaller = plan_in(file.read_text()).smaller
     told = [note for note in notes if note.startswith("note: but up to")]
@@ -215,9 +215,9 @@ def test_sizes_that_are_named_are_told_as_the_file_has_them(folder, monkeypatch)
 def test_an_update_that_plans_again_finds_what_may_be_smaller_again(folder):
     file, _ = made("OfTwoSizes")
     file.write_text(file.read_text().replace("--budget 75%", "--budget 90%"))
-    assert lifecycle.update(file, Progress(None)).changed
+    assert check_update.update(file, Progress(None)).changed
     assert plan_in(file.read_text()).smaller == "x.0,scale.0=5;x.1,scale.1=2"
-    assert lifecycle.check(file, Progress(None)).ok
+    assert check_update.check(file, Progress(None)).ok
 
 
 def test_sizes_that_are_named_are_those_that_change(folder):
@@ -229,7 +229,7 @@ def test_a_saved_plan_is_written_out_as_it_is(folder):
     made(save_plan=folder / "plan.json")
     file, _ = made(plan=folder / "plan.json", output=folder / "again.py")
     trains(file, 8, 3)
-    assert lifecycle.check(file, Progress(None)).ok
+    assert check_update.check(file, Progress(None)).ok
 
 
 @pytest.mark.parametrize("edition", [1, 2])
@@ -241,8 +241,8 @@ def test_other_sizes_are_refused_where_that_is_asked_for(folder, edition):
         trains(file, 4)
     ours = load_generated(file).rematerialize(load_original(file)).eval()
     assert ours(torch.randn(3, 4, 16), torch.randn(3, 4, 1)).shape == (3, 4, 16)  # it trains by none, and evaluates by any
-    assert lifecycle.check(file, Progress(None)).ok
-    assert not lifecycle.update(file, Progress(None)).changed
+    assert check_update.check(file, Progress(None)).ok
+    assert not check_update.update(file, Progress(None)).changed
 
 
 @pytest.mark.parametrize("options", [{"dynamic": "x.0"}, {"batch": "8,4"}, {"batch": "x.0,scale.0=8,4"}])

@@ -15,7 +15,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import PlanFileError, VerifyError
 from remat_codegen.header.seal import seal
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify import beside as comparing
 
 SIZES = {"init": "layers=2, width=32, heads=2, vocabulary=101, context=16", "inputs": "int64[2,16]<101"}

@@ -27,12 +27,12 @@ from remat_codegen.planners.base.bound import bound
 from remat_codegen.planners.base.deadline import stoppable
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
-from remat_codegen.run import lifecycle, making, pipeline, second
+from remat_codegen.run import check_update, in_memory, marked, pipeline
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 PAST = 0.0  # of time.monotonic()
 QUIET = Progress(None)
@@ -98,10 +98,10 @@ def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
     monkeypatch.setattr(Chooser, "search", search)
     traced = trace_target(asked, QUIET)
     profile = measured_costs(asked, traced, QUIET)
-    plain, found = without_recomputation(traced.graph), second.found_of(traced)
+    plain, found = without_recomputation(traced.graph), marked.found_of(traced)
     limit = simulate(traced.graph, profile, plain).peak_bytes // 2
     for seconds in (None, 0.0):
-        second.Search(traced, found, profile, limit).brought([plain], seconds)
+        marked.Search(traced, found, profile, limit).brought([plain], seconds)
     assert tried[True] < tried[False] // 4
 
 
@@ -159,7 +159,7 @@ def test_no_batch_in_time_is_not_said_of_the_model(endless):
 
 @pytest.mark.slow
 def test_a_search_for_a_budget_that_was_cut_short_finds_more_than_the_whole_step(endless, monkeypatch):
-    monkeypatch.setattr(second, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
+    monkeypatch.setattr(marked, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
     progress = Progress(None)
     report = choosing.generate(replace(endless, budget=None), Question(max_overhead="20%"), progress)
     assert 0 < report.overhead <= 0.2 and report.budget_bytes < report.unmodified_peak_bytes
@@ -169,7 +169,7 @@ def test_a_search_for_a_budget_that_was_cut_short_finds_more_than_the_whole_step
 
 @pytest.mark.slow
 def test_what_was_cut_short_says_what_to_do(endless):
-    report = second.generate(endless, QUIET)
+    report = marked.generate(endless, QUIET)
     assert "stopped after 0.01 s, the best plan so far; raise --time-limit for a better one" in report.notes
 
 
@@ -177,13 +177,13 @@ def test_what_was_cut_short_says_what_to_do(endless):
 def test_notes_of_a_plan_in_python_do_not_say_twice_that_they_are_notes(asked, monkeypatch, hurried, said):
     monkeypatch.setattr(Cache, "hurried", property(lambda self: hurried, lambda self, value: None), raising=False)
     progress, traced = Progress(None), trace_target(asked, QUIET)
-    report = making._report(make_plan(replace(asked, budget="100%"), traced, progress), traced, progress)
+    report = in_memory._report(make_plan(replace(asked, budget="100%"), traced, progress), traced, progress)
     note = f"{said} operations could not be measured as often as usual, within 1 s"
     assert report.notes[0] == note and progress.noted == [f"note: {note}"]
 
 
 def test_a_file_made_when_the_time_was_up_is_exact_and_within_its_budget(asked):
-    report = second.generate(asked, QUIET)
+    report = marked.generate(asked, QUIET)
     assert report.verify.ok, report.verify.failures()
     assert report.verify.measured_peak_bytes <= report.budget_bytes
 
@@ -191,20 +191,20 @@ def test_a_file_made_when_the_time_was_up_is_exact_and_within_its_budget(asked):
 @pytest.mark.parametrize("edition", [1, 2])
 def test_an_update_keeps_to_its_limit_and_writes_none_of_it(asked, monkeypatch, edition):
     made = replace(asked, time_limit=None, verify=False, edition=edition)
-    (pipeline if edition == 1 else second).generate(made, QUIET)
+    (pipeline if edition == 1 else marked).generate(made, QUIET)
     file = made.output
     file.write_text(file.read_text().replace("--budget 60%", "--budget 70%", 1))
     planned = []
 
-    def make_plan(request, *given, own=lifecycle.make_plan, **options):
+    def make_plan(request, *given, own=check_update.make_plan, **options):
         planned.append(request)
         return own(request, *given, **options)
 
-    monkeypatch.setattr(lifecycle, "make_plan", make_plan)
+    monkeypatch.setattr(check_update, "make_plan", make_plan)
     before = time.monotonic()
     done = CliRunner().invoke(cli, ["update", str(file), "--time-limit", "3", "--no-cache"], standalone_mode=False)
     assert done.exit_code == 0 and "planned again" in done.output
     assert [request.time_limit for request in planned] == [3.0] and planned[0].asked_at >= before
-    header = lifecycle.read_header(file.read_text(), file)
+    header = check_update.read_header(file.read_text(), file)
     assert header.request.budget == "70%" and "--time-limit" not in command_in(file.read_text())
-    assert not lifecycle.update(file, QUIET).changed
+    assert not check_update.update(file, QUIET).changed

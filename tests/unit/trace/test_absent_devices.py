@@ -23,21 +23,21 @@ from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.header.command import command_in
 from remat_codegen.header.plan_line import plan_in
 from remat_codegen.header.seal import seal
-from remat_codegen.profile import devices, followed, room
+from remat_codegen.profile import devices, followed_peak, kernel_workspace
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.devices import DEVICES
 from remat_codegen.profile.estimated import Estimated, Kernels
+from remat_codegen.profile.kernel_workspace import room_bytes
 from remat_codegen.profile.measure import Measured
-from remat_codegen.profile.room import room_bytes
-from remat_codegen.run import lifecycle, pipeline
+from remat_codegen.run import check_update, pipeline
 from remat_codegen.run.explain import explain
+from remat_codegen.run.marked import generate
 from remat_codegen.run.planning import unseen
-from remat_codegen.run.second import generate
 from remat_codegen.run.traced import trace_loaded
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.torch_seam import attention_kernels
 from remat_codegen.trace import absent, trace
-from remat_codegen.trace.attention import Attention, kernel_for
+from remat_codegen.trace.cuda_attention import Attention, kernel_for
 
 H100 = DEVICES["h100"]
 QUIET = Progress(None)
@@ -278,8 +278,8 @@ def test_gradients_go_back_elsewhere_before_and_after():
 
 def test_followed_memory_is_what_the_cpu_takes(monkeypatch):
     """But for CUDA's blocks, and its product in the gradient of a softmax, which are left out here, and for seeds and sums."""
-    monkeypatch.setattr(followed, "allocated_bytes", lambda nbytes, device: nbytes)
-    monkeypatch.delitem(room._ROOM, torch.ops.aten._softmax_backward_data.default)
+    monkeypatch.setattr(followed_peak, "allocated_bytes", lambda nbytes, device: nbytes)
+    monkeypatch.delitem(kernel_workspace._ROOM, torch.ops.aten._softmax_backward_data.default)
     module, inputs = zoo.GPT2(layers=1, dropout=0.1), torch.zeros(4, 64, dtype=torch.int64)
     traced = trace(module, (inputs,), {})
     here = simplify(traced, record(traced))
@@ -392,19 +392,19 @@ def test_a_file_says_for_which_gpu_it_was_estimated(planned):
 
 def test_check_update_and_explain_need_no_gpu(planned):
     file, report = planned
-    assert lifecycle.check(file, QUIET).lines() == [f"{file}: up to date"]
-    updated = lifecycle.update(file, QUIET)
+    assert check_update.check(file, QUIET).lines() == [f"{file}: up to date"]
+    updated = check_update.update(file, QUIET)
     assert not updated.changed and not updated.planned
     assert explain(file, QUIET).peak_bytes == report.planned_peak_bytes
     source = file.parent / "net.py"
     source.write_text(NET.replace(".sin()", ".cos()"))
-    assert lifecycle.check(file, QUIET).reasons[0] == "net.py has changed"
+    assert check_update.check(file, QUIET).reasons[0] == "net.py has changed"
 
 
 def test_another_gpu_is_another_plan(planned):
     file, _ = planned
     file.write_text(seal(file.read_text().replace("--device h100", "--device v100", 1)))
-    assert lifecycle.update(file, QUIET).planned
+    assert check_update.update(file, QUIET).planned
     saved = plan_in(file.read_text())
     assert (saved.capability, saved.estimated) == ("7.0", "v100")
 
@@ -414,7 +414,7 @@ def test_measured_costs_need_the_gpu(planned):
     file, _ = planned
     before = file.read_text()
     with pytest.raises(TargetError, match="'cuda' is not there"):
-        lifecycle.update(file, QUIET, measured=True)
+        check_update.update(file, QUIET, measured=True)
     assert file.read_text() == before
 
 

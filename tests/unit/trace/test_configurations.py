@@ -14,7 +14,7 @@ from conftest import ROOT
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace.objects import Objects, is_setting
 from remat_codegen.verify.beside import load_generated, own_model
 

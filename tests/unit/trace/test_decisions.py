@@ -12,7 +12,7 @@ from torch import nn
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace import faithful
 from remat_codegen.verify.beside import compare
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import TraceError, UnsupportedError
-from remat_codegen.run import second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 from remat_codegen.trace import trace
 from remat_codegen.verify.beside import load_generated
 
@@ -101,7 +101,7 @@ def load(file):
 def made(name, file, capsys):
     """The text of the file for a model, and what is said beside."""
     request = Request(f"net.py:{name}", "70%", file.parent / "out.py")
-    second.generate(request, Progress(Console(stderr=True, width=400)))
+    marked.generate(request, Progress(Console(stderr=True, width=400)))
     return (file.parent / "out.py").read_text(), capsys.readouterr().err
 
 

@@ -13,9 +13,9 @@ import remat_codegen
 from remat_codegen.ask import request
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
-from remat_codegen.run import lifecycle, pipeline, second
+from remat_codegen.run import check_update, marked, pipeline
 from remat_codegen.run.traced import trace_target
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace import training
 from remat_codegen.verify.beside import load_generated
 
@@ -90,12 +90,12 @@ class TestUsual:
 class TestPlanned:
     @pytest.mark.parametrize("loss, edition", CASES)
     def test_files_are_exact_and_within_budget_by_the_loss_that_was_planned(self, target, tmp_path, loss, edition):
-        generate = pipeline.generate if edition == 1 else second.generate
+        generate = pipeline.generate if edition == 1 else marked.generate
         report = generate(asked(target, tmp_path, loss=loss, edition=edition, verify=True), Progress())
         assert report.verify.ok, report.verify.rows
         assert abs(report.verify.measured_peak_bytes - report.planned_peak_bytes) <= 64
-        assert lifecycle.check(tmp_path / "net.py", Progress()).ok
-        assert not lifecycle.update(tmp_path / "net.py", Progress()).changed
+        assert check_update.check(tmp_path / "net.py", Progress()).ok
+        assert not check_update.update(tmp_path / "net.py", Progress()).changed
 
     def test_a_loss_outside_takes_what_one_in_the_model_does_not(self, target, tmp_path):
         peaks = {loss: trace_target(asked(target, tmp_path, loss=loss), Progress()).graph.data for loss in training.LOSSES}
@@ -103,17 +103,17 @@ class TestPlanned:
         assert size["cross-entropy"] == size["none"] > size["sum"] >= size["model"]
 
     def test_the_header_says_so(self, target, tmp_path):
-        second.generate(asked(target, tmp_path), progress := Progress())
+        marked.generate(asked(target, tmp_path), progress := Progress())
         text = (tmp_path / "net.py").read_text()
         assert "in training mode, from the loss that forward returns." in text
         assert any("--loss cross-entropy counts one" in note for note in progress.noted)
-        second.generate(asked(target, tmp_path, loss="sum"), Progress())
+        marked.generate(asked(target, tmp_path, loss="sum"), Progress())
         assert re.search(r"#     remat-codegen .* --loss sum ", (tmp_path / "net.py").read_text())
 
     @pytest.mark.parametrize("edition", [1, 2])
     def test_a_step_from_the_logits_is_exact_too(self, target, tmp_path, edition):
         """Planned from the loss that forward returns, and used otherwise: only the budget is not promised then."""
-        (second.generate if edition == 2 else pipeline.generate)(asked(target, tmp_path, edition=edition), Progress())
+        (marked.generate if edition == 2 else pipeline.generate)(asked(target, tmp_path, edition=edition), Progress())
         generated = load_generated(tmp_path / "net.py")
         torch.manual_seed(0)
         original = generated.Net()

@@ -6,7 +6,7 @@ import pytest
 
 from remat_codegen.ask.request import Request
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 MODEL = """
 import torch

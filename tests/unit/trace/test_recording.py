@@ -22,11 +22,11 @@ from remat_codegen.marked.candidates import Row
 from remat_codegen.profile.bench import Bench
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.numbers import random_tensor
-from remat_codegen.run import lifecycle, second
+from remat_codegen.run import check_update, marked
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced, target_of
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace import trace
 from remat_codegen.verify.beside import compare, load_generated
 
@@ -89,8 +89,8 @@ def test_a_file_for_a_budget_keeps_to_it_and_trains_on_other_values(traced, name
     request = Request(one.target.spec, budget, tmp_path / "out.py")
     profile = measured_costs(request, one, Progress(None))
     made = make_plan(request, one, Progress(None), profile=profile)
-    plan, brought = second.tabled(request, one, profile, made, Progress(None))
-    generated = load(second.proved(request, one, plan, brought, Progress(None)), tmp_path)
+    plan, brought = marked.tabled(request, one, profile, made, Progress(None))
+    generated = load(marked.proved(request, one, plan, brought, Progress(None)), tmp_path)
     compared = compare(one.target.module, generated.rematerialize, one.target.args, {}, steps=1)
     assert compared.identical and compared.measured_peak_bytes <= plan.budget_bytes
     assert all(compare(one.target.module, generated.rematerialize, inputs, {}, steps=3).identical for inputs in others)
@@ -102,8 +102,8 @@ def test_what_runs_under_no_grad_counts_as_no_evaluation(traced, name, tmp_path)
     request = Request(one.target.spec, "50%", tmp_path / "out.py")
     profile = measured_costs(request, one, Progress(None))
     made = make_plan(request, one, Progress(None), profile=profile)
-    plan, brought = second.tabled(request, one, profile, made, Progress(None))
-    text = second.proved(request, one, plan, brought, Progress(None))
+    plan, brought = marked.tabled(request, one, profile, made, Progress(None))
+    text = marked.proved(request, one, plan, brought, Progress(None))
     table = text[text.index("PLAN = {") : text.index("BUDGET_BYTES")]
     assert "blocks" in table and not re.search(r"#\d", re.sub(r"  # .*", "", table))
     generated = load(text, tmp_path)
@@ -247,7 +247,7 @@ def made(write_file, tmp_path):
     def make(inputs="x=float32[32,16]", **options):
         request = Request(f"{write_file(NET, 'model.py')}:Net", "70%", tmp_path / "out.py", inputs=inputs, **options)
         progress = Progress(None)
-        return request.output_path, second.generate(request, progress), progress.noted
+        return request.output_path, marked.generate(request, progress), progress.noted
 
     return make
 
@@ -258,8 +258,8 @@ def test_a_file_says_that_its_plan_is_for_one_run(made):
     assert any(note.startswith(f"note: {line}: the plan and its budget are for what these inputs take") for note in noted)
     assert f"# {line}: the plan is for what these inputs take." in file.read_text()
     assert report.verify is not None and report.verify.ok
-    assert lifecycle.check(file, Progress(None)).lines() == [f"{file}: up to date"]
-    assert not lifecycle.update(file, Progress(None)).changed
+    assert check_update.check(file, Progress(None)).lines() == [f"{file}: up to date"]
+    assert not check_update.update(file, Progress(None)).changed
 
 
 LONGER = NET.replace(
@@ -276,7 +276,7 @@ class Step""",
 
 def test_a_step_that_holds_more_than_planned_says_so_once(write_file, tmp_path):
     file = write_file(LONGER, "longer.py")
-    second.generate(Request(f"{file}:Net", "70%", tmp_path / "out.py", inputs="x=float32[512,16]"), Progress(None))
+    marked.generate(Request(f"{file}:Net", "70%", tmp_path / "out.py", inputs="x=float32[512,16]"), Progress(None))
     generated, other = load_generated(tmp_path / "out.py"), torch.randn(512, 16) + 3
     model = generated.Net().train()
     original = load_target(f"{file}:Net", inputs="x=float32[512,16]").module
@@ -306,10 +306,10 @@ def test_check_says_what_it_compared_where_inputs_lead_another_way(made, monkeyp
         return found
 
     monkeypatch.setattr("remat_codegen.run.traced.target_of", other)
-    found = lifecycle.check(file, Progress(None))
-    assert found.ok and found.notes == (lifecycle.ANOTHER_WAY,)
+    found = check_update.check(file, Progress(None))
+    assert found.ok and found.notes == (check_update.ANOTHER_WAY,)
     (file.parent / "model.py").write_text(NET + "\n# changed\n")
-    assert not lifecycle.check(file, Progress(None)).ok
+    assert not check_update.check(file, Progress(None)).ok
 
 
 def test_functions_and_dynamic_sizes_are_refused(made):
@@ -323,7 +323,7 @@ def test_no_file_of_functions_is_written_where_no_table_is_found(made, monkeypat
     def none(*_, **__):
         raise BudgetError("no table was found")
 
-    monkeypatch.setattr(second, "_within_budget", none)
+    monkeypatch.setattr(marked, "_within_budget", none)
     with pytest.raises(BudgetError, match="no table was found"):
         made()
 

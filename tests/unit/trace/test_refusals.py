@@ -8,7 +8,7 @@ import torch
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 REFUSED = {
     "hook": ("(h.register_hook(lambda g: -g), h)[1]", r"register_hook\(\) inside of forward"),

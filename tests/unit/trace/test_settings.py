@@ -12,7 +12,7 @@ from emitted import droppable, emit, load, model_of, rebuilding
 import remat_codegen
 from remat_codegen.ask.request import Request
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.trace.settings import Reads
 from remat_codegen.verify.beside import load_generated
 

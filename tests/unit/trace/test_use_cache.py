@@ -11,8 +11,8 @@ from rich.console import Console
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
 from remat_codegen.errors import RematError
-from remat_codegen.run import pipeline, second
-from remat_codegen.show.report import Progress
+from remat_codegen.run import marked, pipeline
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
 MODEL = """
@@ -52,7 +52,7 @@ globals()  # so that the file wraps the model
 """
 
 
-@pytest.mark.parametrize("generate", [pipeline.generate, second.generate])
+@pytest.mark.parametrize("generate", [pipeline.generate, marked.generate])
 def test_training_steps_make_no_cache(write_file, tmp_path, generate):
     said, output = io.StringIO(), tmp_path / "made_remat.py"
     target = f"{write_file(MODEL, f'makes_a_cache_{generate.__module__[-6:]}.py')}:made"

@@ -11,7 +11,7 @@ import torch
 from remat_codegen.ask.request import Request
 from remat_codegen.header.seal import seal
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress, verification_table
+from remat_codegen.show.results import Progress, verification_table
 
 ALONE = "in a process of its own"
 NET = """

@@ -12,10 +12,10 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
 from remat_codegen.header.seal import seal
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify import beside as comparing
 from remat_codegen.verify import fresh, stepcosts
-from remat_codegen.verify import rows as verification
+from remat_codegen.verify import verification as verification
 
 NET = """
 import torch

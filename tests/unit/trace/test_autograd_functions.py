@@ -13,7 +13,7 @@ from torch import nn
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import compare
 
 HEAD = '''import enum

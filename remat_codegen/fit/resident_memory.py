@@ -22,7 +22,7 @@ from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.optimizers import NO_OPTIMIZER, state_pieces
 from remat_codegen.errors import BudgetError
 from remat_codegen.graph.allocator import allocated_bytes
-from remat_codegen.show.report import Item
+from remat_codegen.show.results import Item
 from remat_codegen.torch_seam import pytree, storage_key
 from remat_codegen.trace.absent import kind_of
 

@@ -18,8 +18,8 @@ from remat_codegen.header import saved_plan
 from remat_codegen.header.heading import read_header
 from remat_codegen.header.plan_line import plan_in
 from remat_codegen.header.seal import seal
-from remat_codegen.run import functions, lifecycle, pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.run import check_update, functions, pipeline
+from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[3]
 MODEL = """import torch
@@ -85,12 +85,12 @@ def rename(file: Path) -> None:
     file.write_text(file.read_text().replace("hidden", "wide"))
 
 
-def check() -> lifecycle.Finding:
-    return lifecycle.check(Path("net_remat.py"), QUIET)
+def check() -> check_update.Finding:
+    return check_update.check(Path("net_remat.py"), QUIET)
 
 
-def update() -> lifecycle.Updated:
-    return lifecycle.update(Path("net_remat.py"), QUIET)
+def update() -> check_update.Updated:
+    return check_update.update(Path("net_remat.py"), QUIET)
 
 
 # ---------------------------------------------------------------------------------------------- check
@@ -113,9 +113,9 @@ def test_the_model_is_found_from_elsewhere(folder, tmp_path_factory, monkeypatch
     deep = folder / "generated" / "for_cpu"
     deep.mkdir(parents=True)
     shutil.move(folder / "net_remat.py", deep)
-    assert lifecycle.check(Path("generated/for_cpu/net_remat.py"), QUIET).ok
+    assert check_update.check(Path("generated/for_cpu/net_remat.py"), QUIET).ok
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert lifecycle.check(deep / "net_remat.py", QUIET).ok
+    assert check_update.check(deep / "net_remat.py", QUIET).ok
 
 
 @pytest.mark.parametrize("place", ["net_remat.py", "inner/net_remat.py"])
@@ -128,7 +128,7 @@ def test_a_package_is_found_from_elsewhere(folder, tmp_path_factory, monkeypatch
         sys.modules.pop(name, None)
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     path = list(sys.path)
-    found = lifecycle.check(folder / place, QUIET)
+    found = check_update.check(folder / place, QUIET)
     assert found.ok, found.lines()
     assert sys.path == path and "bag.model" not in sys.modules
 
@@ -190,19 +190,19 @@ def test_a_plan_that_cannot_be_read_is_noticed_and_update_plans_again(folder):
 
 
 def test_a_newer_generator_that_writes_the_same_changes_nothing(folder, monkeypatch):
-    for module in (lifecycle, pipeline):
+    for module in (check_update, pipeline):
         monkeypatch.setattr(module, "__version__", "99.0")
     assert check().ok
 
 
 def test_a_newer_generator_that_writes_otherwise_is_noticed(folder, monkeypatch):
-    old = lifecycle.pipeline.render
+    old = check_update.pipeline.render
     monkeypatch.setattr(pipeline, "render", lambda *given: old(*given).replace("The forward pass", "The new forward pass"))
-    for module in (lifecycle, pipeline):
+    for module in (check_update, pipeline):
         monkeypatch.setattr(module, "__version__", "99.0")
     found = check()
     assert found.ok and len(found.notes) == 1 and "99.0 writes it differently than" in found.notes[0] and not found.diff
-    found = lifecycle.check(Path("net_remat.py"), QUIET, strict=True)
+    found = check_update.check(Path("net_remat.py"), QUIET, strict=True)
     assert len(found.reasons) == 1 and "99.0 writes it differently than" in found.reasons[0]
     assert any("new forward" in line for line in found.diff) and len(found.diff) < 16
     change(folder / "model.py", "import torch\n", "import torch  # and nothing else\n")
@@ -271,7 +271,7 @@ def test_the_plan_beside_a_file_serves_where_it_holds_none(folder):
 
 def test_update_leaves_a_file_alone_that_is_up_to_date(folder):
     before = (folder / "net_remat.py").stat()
-    assert update() == lifecycle.Updated(Path("net_remat.py"), changed=False, planned=False)
+    assert update() == check_update.Updated(Path("net_remat.py"), changed=False, planned=False)
     assert (folder / "net_remat.py").stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -279,7 +279,7 @@ def test_update_keeps_the_plan_while_the_graph_is_the_same(folder, monkeypatch):
     before = plan_in((folder / "net_remat.py").read_text())
     rename(folder / "model.py")
     monkeypatch.setattr("remat_codegen.run.priced.costs_for", None)
-    assert update() == lifecycle.Updated(Path("net_remat.py"), changed=True, planned=False)
+    assert update() == check_update.Updated(Path("net_remat.py"), changed=True, planned=False)
     assert plan_in((folder / "net_remat.py").read_text()) == before and check().ok
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
 from remat_codegen.ask.request import Request
-from remat_codegen.graph.layouts import Layouts
+from remat_codegen.graph.fake_strides import Layouts
 from remat_codegen.run import pipeline
-from remat_codegen.show.report import Progress
+from remat_codegen.show.results import Progress
 
 MODEL = """
 import torch

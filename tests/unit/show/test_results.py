@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from remat_codegen.show import heartbeat
-from remat_codegen.show.report import Progress, Report, Row, Verification, report_table, verification_table
+from remat_codegen.show.results import Progress, Report, Row, Verification, report_table, verification_table
 
 GIB = 2**30
 REPORT = Report(
@@ -175,7 +175,7 @@ def test_silence_begins_anew_with_every_line(monkeypatch):
 
 
 def test_quiet_runs_and_terminals_have_no_heartbeat(monkeypatch):
-    monkeypatch.setattr("remat_codegen.show.report.Heartbeat", None)  # which would fail
+    monkeypatch.setattr("remat_codegen.show.results.Heartbeat", None)  # which would fail
     for console in (None, Console(file=io.StringIO(), force_terminal=True)):
         with Progress(console).stage("plan"):
             pass

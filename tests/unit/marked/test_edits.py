@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from remat_codegen.marked.layout import Edit, applied, first_lines, laid_out
+from remat_codegen.marked.edits import Edit, applied, first_lines, laid_out
 
 
 @pytest.mark.parametrize(

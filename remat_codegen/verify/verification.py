@@ -22,7 +22,7 @@ from remat_codegen.header.plan_line import plan_in
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import is_sealed
 from remat_codegen.header.several import plan_taken
-from remat_codegen.show.report import Progress, Row, Verification
+from remat_codegen.show.results import Progress, Row, Verification
 from remat_codegen.torch_seam import has_forward_hooks
 from remat_codegen.trace import Autocast
 from remat_codegen.trace.training import Run

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_codegen.emit.layout import View
+from remat_codegen.emit.templates import View
 from remat_codegen.emit.usersource import Carried
 from remat_codegen.header.heading import Facts
 

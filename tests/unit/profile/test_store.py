@@ -11,13 +11,13 @@ from torch import nn
 
 from remat_codegen import RematError, api
 from remat_codegen.cli.main import cli
-from remat_codegen.profile import stored
+from remat_codegen.profile import store
 from remat_codegen.profile.cache import Cache, Measurement
 
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(stored, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(store, "user_cache_path", lambda name: tmp_path / name)
     return tmp_path / "remat-codegen"
 
 
@@ -52,9 +52,9 @@ def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stored.os, "replace", interrupted)
+    monkeypatch.setattr(store.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        stored.write(folder / "costs-1.json", "{}")
+        store.write(folder / "costs-1.json", "{}")
     assert not list(folder.iterdir())
 
 
@@ -65,13 +65,13 @@ def test_what_was_measured_before_an_interruption_is_kept(folder, monkeypatch):
     monkeypatch.setattr("remat_codegen.profile.measure.Bench.run", interrupted)  # after the loss
     with pytest.raises(KeyboardInterrupt):
         api.plan(nn.Linear(4, 4), torch.ones(2, 4), budget="100%", progress=False)
-    assert [f.entries for f in stored.files()] == [1]
+    assert [f.entries for f in store.files()] == [1]
 
 
 def test_what_cannot_be_cleared_is_told_in_one_line(folder, monkeypatch):
     def refuse():
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(stored, "clear", refuse)
+    monkeypatch.setattr(store, "clear", refuse)
     found = run("--clear")
     assert isinstance(found.exception, (RematError, SystemExit)) and found.exit_code != 0

@@ -1,4 +1,5 @@
-"""Where measured costs are kept between runs, one file for each device, version of PyTorch and choice of kernels."""
+"""The files that measured costs are kept in between runs, one for each device, version of PyTorch and choice of kernels: where
+they are, listed, cleared, written whole. Without torch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.marked.layout import Edit, applied, first_lines, laid_out
+from remat_codegen.marked.edits import Edit, applied, first_lines, laid_out
 from remat_codegen.marked.markable import IN_PLACE, markable, method_of
 from remat_codegen.marked.names import free_names, local_names, said, unused
 from remat_codegen.marked.outside import Outside, outside_of

@@ -28,14 +28,14 @@ from remat_codegen.header.command import LINE_BACK, call_in
 from remat_codegen.header.heading import Header, by_version, read_header
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
-from remat_codegen.run import pipeline, second
+from remat_codegen.run import marked, pipeline
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import capability_of, measured_costs
 from remat_codegen.run.smaller import with_smaller
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate, with_forgets, without_recomputation
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import Progress, percent
+from remat_codegen.show.results import Progress, percent
 
 LONGEST_DIFF = 40  # lines
 NEWER = "`update` writes it anew, `check --strict` shows how"
@@ -259,11 +259,11 @@ def _with_plan_of(file: Path, text: str, header: Header, plan: SavedPlan, traced
         raise PlanFileError("its plan is for other batch sizes than its command", where=str(file))
     if header.request.edition == 1:
         return pipeline.emit(traced, schedule, plan, header.request)
-    brought, problems = second.read_back(text, traced)
+    brought, problems = marked.read_back(text, traced)
     if [order_of(one.schedule) for one in brought.all()] != [one.order for one in plan.all()]:
         more = "".join(f": line {p.line}: {p.text}" for p in problems[:1])
         raise PlanFileError(f"its table is not the plan in its header{more}", where=str(file))
-    return second.emit(traced, plan, header.request, brought)
+    return marked.emit(traced, plan, header.request, brought)
 
 
 def _diff(old: str, new: str, file: Path) -> tuple[str, ...]:
@@ -367,10 +367,10 @@ def _made_again(
             return pipeline.emit(traced, saved_plan.schedule_of(plan, traced.graph, file), plan, header.request), plan
     profile = measured_costs(request, traced, progress)
     made = make_plan(request, traced, progress, profile=profile)
-    plan, brought = second.tabled(request, traced, profile, made, progress)
-    second.note_losses(plan, made, brought, profile, progress)
+    plan, brought = marked.tabled(request, traced, profile, made, progress)
+    marked.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
-    return second.proved(header.request, traced, plan, brought, progress), plan
+    return marked.proved(header.request, traced, plan, brought, progress), plan
 
 
 def _names_inputs(plan: SavedPlan, traced: Traced) -> bool:

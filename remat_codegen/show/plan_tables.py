@@ -12,7 +12,7 @@ from remat_codegen.planners.base.result import Status
 from remat_codegen.run.comparison import Compared, budget_text
 from remat_codegen.run.planning import Outcome, lower_bound, peak_of
 from remat_codegen.run.priced import Priced
-from remat_codegen.show.report import percent, two_columns
+from remat_codegen.show.results import percent, two_columns
 
 
 def trace_table(found: dict[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""A traced model planned and written out, but for the disk: the text of a file, its plan, and what the schedule does where."""
+"""A file that is not on disk, for Python (`api.plan`): its text, its plan, and what the schedule does where."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat_codegen.marked.summary import RowSummary
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.interpreter import Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
-from remat_codegen.run import functions, pipeline, second
+from remat_codegen.run import functions, marked, pipeline
 from remat_codegen.run.explain import Explanation, Table
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.planning import make_plan
@@ -27,7 +27,7 @@ from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, without_recomputation
 from remat_codegen.show.memory import Curve, curve
-from remat_codegen.show.report import Progress, Report
+from remat_codegen.show.results import Progress, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ def _of_functions(made: Functions, progress: Progress) -> Made:
 
 
 def _with_a_table(request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress) -> Made:
-    plan, brought = second.tabled(request, traced, profile, made, progress)
-    text = second.proved(request, traced, plan, brought, progress)
-    second.note_losses(plan, made, brought, profile, progress)
-    rows, costs = second.summary(traced, profile, brought), brought.found.with_held(profile)
+    plan, brought = marked.tabled(request, traced, profile, made, progress)
+    text = marked.proved(request, traced, plan, brought, progress)
+    marked.note_losses(plan, made, brought, profile, progress)
+    rows, costs = marked.summary(traced, profile, brought), brought.found.with_held(profile)
     return _made(text, plan, traced, costs, brought.schedule, rows, request, progress)
 
 

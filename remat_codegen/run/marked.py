@@ -1,4 +1,5 @@
-"""The second edition of generated files, from a traced model to text: marks in the user's own source, and a table."""
+"""What the command does by default: a marked file (edition 2), which is the user's own source with marks and a table; or one of
+functions (edition 1), where a table would cost too much, or there is nothing to mark."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from remat_codegen.marked import replays
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run, schedule_of
+from remat_codegen.marked.evaluations import Vertex, build
 from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
@@ -36,7 +38,6 @@ from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
 from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
-from remat_codegen.marked.words import Vertex, build
 from remat_codegen.parts import own_modules
 from remat_codegen.planners.base.reserve import Reserve
 from remat_codegen.planners.limited import limited
@@ -50,7 +51,7 @@ from remat_codegen.run.priced import measured_costs, reserve_of
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Compute, Schedule, alive_before, simulate
 from remat_codegen.schedule.order import order_of
-from remat_codegen.show.report import Progress, Report, percent
+from remat_codegen.show.results import Progress, Report, percent
 from remat_codegen.trace.ir import Variable
 from remat_codegen.trace.training import example_loss
 

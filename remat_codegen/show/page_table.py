@@ -9,7 +9,7 @@ from rich.text import Text
 
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.page.data import OtherPlan, Page
-from remat_codegen.show.report import percent, two_columns
+from remat_codegen.show.results import percent, two_columns
 
 
 def page_table(page: Page, output: Path | None) -> Table:

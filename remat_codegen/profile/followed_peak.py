@@ -1,8 +1,8 @@
 """The most memory that a piece of work would hold on a GPU that is not there: the life of each piece of memory is followed
 while the work runs on tensors without data.
 
-What the caching allocator rounds is rounded here. What a kernel allocates for itself nobody sees: `room.py` says it, where it
-is known. cuDNN's and cuBLAS's workspaces are not counted.
+What the caching allocator rounds is rounded here. What a kernel allocates for itself nobody sees: `kernel_workspace.py` says
+it, where it is known. cuDNN's and cuBLAS's workspaces are not counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from remat_codegen.graph.allocator import allocated_bytes
-from remat_codegen.profile.room import room_bytes
+from remat_codegen.profile.kernel_workspace import room_bytes
 from remat_codegen.torch_seam import TorchDispatchMode, current_node, key_of_storage, pytree
 from remat_codegen.trace import absent
 
