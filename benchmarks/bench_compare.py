@@ -62,7 +62,8 @@ def run(name: str, budgets: str, planners: list[str]) -> dict:
     if before and before["budgets"] != [b.text for b in wanted]:
         raise SystemExit(f"the rows of {name} are for the budgets {','.join(before['budgets'])}")
     compared = comparison.compare(found, wanted, tuple(planners), progress, limits=LIMITS)
-    outcomes = {n: compared.outcomes.get(n) or remembered(found, before, n) for n in PLANNERS}
+    known = [n for n in PLANNERS if n in compared.outcomes or n in before.get("planners", {})]  # a new one was not run before
+    outcomes = {n: compared.outcomes.get(n) or remembered(found, before, n) for n in known}
     compared = replace(compared, outcomes=outcomes)
     path = RESULTS / f"compare-{name}.svg"
     path.write_bytes(picture.draw(compared, path))

@@ -105,10 +105,11 @@ class Expressions:
             return Shapes(base.number)
         if isinstance(base, Block) and node.attr == "stops":
             return Stops(base.number)
-        if isinstance(base, Tensor):
-            self.machine.drop(base)
-            return self.model.trace.variables[base.variable].shape if node.attr == "shape" else Other()
+        if isinstance(base, Tensor) and node.attr == "T":
+            return self.apply(node.attr, (base,))
         self.machine.drop(base)
+        if isinstance(base, Tensor) and node.attr == "shape":
+            return self.model.trace.variables[base.variable].shape
         return Other()
 
     def _in_model(self, place: Place) -> Any:

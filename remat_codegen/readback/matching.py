@@ -35,6 +35,7 @@ _SPELLED = {
     "|": ("bitwise_or", "__or__"),
     "^": ("bitwise_xor", "__xor__"),
     "[]": ("slice", "select", "index", "alias"),
+    "T": ("numpy_T",),
     "==": ("eq",),
     "!=": ("ne",),
     "<": ("lt", "gt"),

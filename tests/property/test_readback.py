@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import random_models
+import torch
 import zoo
 from emitted import droppable, emit, model_of, reads_back, rebuilding, zoo_model
 
@@ -25,6 +26,28 @@ def test_the_zoo(name):
     for dropped in choices(model, 0):
         schedule = rebuilding(model.graph, dropped)
         reads_back(model, schedule, emit(module, args, kwargs, model, schedule, Path(zoo.__file__).read_text()))
+
+
+class Turned(torch.nn.Module):
+    """What is spelled as an attribute, beside another operation that reads the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 6)
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        return torch.sigmoid(torch.exp(y.T) @ y) + torch.exp(y.T).sum()
+
+
+def test_attributes():
+    module, args = Turned(), (torch.ones(5, 4),)
+    model = model_of(module, args, {})
+    for dropped in choices(model, 0):
+        schedule = rebuilding(model.graph, dropped)
+        text = emit(module, args, {}, model, schedule, None)
+        assert ".T" in text
+        reads_back(model, schedule, text)
 
 
 def tries_random_model(seed: int) -> None:
