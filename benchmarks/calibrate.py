@@ -1,20 +1,24 @@
 """Estimated times beside measured ones, and what a plan loses that was made from estimates.
 
-    python benchmarks/calibrate.py [--device cpu|cuda] [--models gpt2 vit ...]
+    python benchmarks/calibrate.py [--device cpu|cuda] [--models gpt2 vit ...] [--minutes 8] [--to FOLDER]
+    make gpu-calibrate PYTHON=python3    on a GPU, with what is missing from WHEELS=folder
 
 Each distinct operation of some models is measured, forward and backward, and its kernels are priced by the roofline by which
 GPUs that are not there are (`remat_codegen/profile/estimated.py`). A device has three numbers there that no data sheet has:
 what kernels reach of its peak and of its memory's, and what starting one takes. They are fitted to the others' operations,
 never to those of the model that is judged. Then each model is planned with both, and both plans are priced as measured.
 
-Writes benchmarks/results/calibration-<device>.md.
+Writes calibration-<device>.md into benchmarks/results, or the folder that is named; of a GPU also its entry for
+remat_devices.toml. Models for which the time is too short are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,15 +224,45 @@ def losses(model: Subject, fit: Fit) -> list[tuple[float, float, float]]:
     return rows
 
 
+def name_of(device: str) -> str:
+    """What the device is called."""
+    return "this CPU" if device == "cpu" else torch.cuda.get_device_name(device)
+
+
+def entry(device: str, fit: Fit) -> str:
+    """A GPU with the figures that were fitted, as `remat_devices.toml` has it."""
+    here = torch.cuda.get_device_properties(device)
+    rows = {
+        "name": f'"{here.name}"',
+        "compute_capability": f'"{here.major}.{here.minor}"',
+        "multiprocessors": here.multi_processor_count,
+        "bytes_per_s": f"{fit.bytes_per_s:.3g}",
+        "memory_bytes": here.total_memory,
+        "cache_bytes": here.L2_cache_size,
+        "peaks": f"{{float32 = {fit.flops:.3g}}}",
+        "reached_flops": 1.0,
+        "reached_bytes": 1.0,
+        "launch_ns": round(fit.launch_ns),
+        "source": f'"measured with PyTorch {torch.__version__}, benchmarks/calibrate.py"',
+    }
+    return "\n".join([f"[{slug(here.name)}]", *(f"{key} = {value}" for key, value in rows.items())])
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
 def table(device: str, models: dict[str, Subject]) -> str:
     """The report."""
     every = [p for m in models.values() for p in useful(m.pairs)]
     fits = {n: fitted([p for o, m in models.items() if o != n for p in useful(m.pairs)]) for n in models}
     judged = [(p, p.estimated_ns(fits[n]) / p.measured_ns) for n, m in models.items() for p in useful(m.pairs)]
-    where = "this CPU" if device == "cpu" else torch.cuda.get_device_name(device)
+    overall = fitted(every)
     lines = [
-        f"Estimated times beside measured ones on {where} ({torch.get_num_threads()} threads, PyTorch {torch.__version__}). "
-        f"Fitted to all: {fitted(every).said()} for a kernel at least. Each model is judged by a fit to the others.",
+        f"Estimated times beside measured ones on {name_of(device)} ({torch.get_num_threads()} threads, PyTorch "
+        f"{torch.__version__}). Fitted to all: {overall.said()} for a kernel at least. "
+        "Each model is judged by a fit to the others.",
         "",
         "| operations | how many | half are between | estimated by measured, median |",
         "|---|---:|---:|---:|",
@@ -253,6 +287,8 @@ def table(device: str, models: dict[str, Subject]) -> str:
             cells = f"{100 * known:.2f} % | {100 * guessed:.2f} % | {100 * worse[-1]:+.0f} %"
             lines.append(f"| {name} | {100 * share:.0f} % | {cells} |")
     lines += ["", f"Median {100 * statistics.median(worse):+.1f} % of the overhead, most {100 * max(worse):+.0f} %."]
+    if device != "cpu":
+        lines += ["", "As an entry of `remat_devices.toml`:", "", "```toml", entry(device, overall), "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -261,14 +297,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="the most that may be spent on measuring")
+    parser.add_argument("--to", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
+    end = time.monotonic() + 60 * given.minutes
     gpu = unit_device(given.device)
-    models = {}
+    models: dict[str, Subject] = {}
     for name in given.models:
+        if len(models) >= 2 and time.monotonic() > end:
+            print(f"no time for {name}")
+            continue
         models[name] = seen(name, given.device, gpu)
         print(name, len(models[name].pairs), flush=True)
     text = table(given.device, models)
-    (ROOT / "benchmarks" / "results" / f"calibration-{given.device}.md").write_text(text)
+    (given.to / f"calibration-{slug(name_of(given.device)) if given.device != 'cpu' else 'cpu'}.md").write_text(text)
     print(text)
 
 

@@ -114,6 +114,7 @@ PARTS: dict[str, tuple[Step, ...]] = {
     "resnet50": steps("resnet50", "80%", "60%", "40%"),
     "llama": steps("llama", "60%", "35%"),
     "times": steps("gpt2", "90%", "80%", "60%", "40%") + steps("llama", "80%", "50%"),
+    "calibrate": (),  # estimated times beside measured ones: benchmarks/calibrate.py
 }
 
 
@@ -154,10 +155,18 @@ class Run:
     def _work(self, name: str) -> dict[str, Callable[[float], dict[str, Any]]]:
         if name == "tests":
             return {"tests/cuda": self._tests}
+        if name == "calibrate":
+            return {"benchmarks/calibrate.py": self._calibrate}
         return {step.name: lambda limit, step=step: self._step(step, limit) for step in PARTS[name]}
 
     def _tests(self, limit: float) -> dict[str, Any]:
         return run([sys.executable, "-m", "pytest", "tests/cuda", "-q", "-rs", "-p", "no:cacheprovider"], limit, tail=True)
+
+    def _calibrate(self, limit: float) -> dict[str, Any]:
+        """Measures for half the time; planning with what was found takes the rest."""
+        minutes = (limit - time.monotonic()) / 120
+        options = ["--device", "cuda", "--minutes", f"{minutes:.1f}", "--to", str(self.results)]
+        return run([sys.executable, "benchmarks/calibrate.py", *options], limit, tail=True)
 
     def _step(self, step: Step, limit: float) -> dict[str, Any]:
         """Generates a file by the command line, then measures it."""

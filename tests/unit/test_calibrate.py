@@ -1,0 +1,52 @@
+"""What estimated times are fitted by, and what is written of a GPU."""
+
+from __future__ import annotations
+
+import math
+import random
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from remat_codegen.profile.devices import read_devices
+from remat_codegen.profile.estimated import Kernel
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def calibrate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/calibrate.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import calibrate
+
+    return calibrate
+
+
+def pairs(calibrate: ModuleType, fit: object, noise: float) -> list:
+    """Work of one kernel each, which takes what a fit says, but for noise."""
+    draw = random.Random(0)
+    kernels = [Kernel("mm", 10 ** draw.uniform(-1, 5), 10 ** draw.uniform(-1, 5)) for _ in range(200)]
+    return [calibrate.Pair(max(1, round(fit.time_ns(k) * math.exp(draw.gauss(0, noise)))), (k,)) for k in kernels]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_fit_finds_the_figures_that_times_come_from(calibrate, noise):
+    fit = calibrate.Fit(3e10, 5e9, 4000.0)
+    found = calibrate.fitted(pairs(calibrate, fit, noise))
+    for name in ("flops", "bytes_per_s", "launch_ns"):
+        assert getattr(found, name) == pytest.approx(getattr(fit, name), rel=0.05 + noise)
+
+
+def test_the_entry_of_a_gpu_is_one_that_is_read(calibrate, monkeypatch, tmp_path):
+    here = SimpleNamespace(name="A GPU (80GB)", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
+    here.L2_cache_size = 50 << 20
+    monkeypatch.setattr(calibrate.torch.cuda, "get_device_properties", lambda device: here)
+    text = calibrate.entry("cuda", calibrate.Fit(4.5e13, 2.25e12, 3456.7))
+    (tmp_path / "remat_devices.toml").write_text(text)
+    [(key, device)] = read_devices(tmp_path / "remat_devices.toml").items()
+    assert key == "a-gpu-80gb" and tomllib.loads(text)[key]["name"] == "A GPU (80GB)"
+    assert (device.flops, device.bytes_per_s, device.launch_ns) == (4.5e13, 2.25e12, 3457)
+    assert (device.capability, device.multiprocessors, device.memory_bytes) == ("9.0", 132, 80 << 30)
