@@ -26,7 +26,7 @@ ALLOWED = {
     "trace.training": (),
     "trace": ("errors", "profile.devices", "runtime", "torch_seam"),
     "graph": ("errors", "torch_seam", "trace"),
-    "profile.stored": (),
+    "profile.store": (),
     "profile": ("errors", "graph", "torch_seam", "trace"),
     "schedule": ("graph", "profile.costs"),
     "planners": ("graph", "profile.costs", "schedule"),
@@ -47,20 +47,20 @@ ALLOWED = {
         "trace",
     ),
     "readback": (
-        *("ask.budget", "emit", "errors", "graph", "profile.costs", "schedule", "show.report", "torch_seam", "trace"),
+        *("ask.budget", "emit", "errors", "graph", "profile.costs", "schedule", "show.results", "torch_seam", "trace"),
     ),
     "page": (
-        *("ask.budget", "emit.layout", "graph", "profile.costs", "readback.interpreter", "readback.summary", "schedule"),
+        *("ask.budget", "emit.templates", "graph", "profile.costs", "readback.interpreter", "readback.summary", "schedule"),
         "trace",
     ),
     "header": ("ask.budget", "ask.request", "errors", "graph", "schedule", "trace.sizes"),
-    "show.graphs": ("ask.budget", "planners.base", "run", "show"),  # of what `run` found
+    "show.plan_tables": ("ask.budget", "planners.base", "run", "show"),  # of what `run` found
     "show.picture": ("errors", "run"),
-    "show.pages": ("ask.budget", "page.data", "show"),
+    "show.page_table": ("ask.budget", "page.data", "show"),
     "show": ("ask.budget", "graph", "profile.costs", "schedule"),
-    "advice": ("ask.budget", "graph", "header", "planners", "profile.costs", "schedule", "show.report", "trace"),
+    "advice": ("ask.budget", "graph", "header", "planners", "profile.costs", "schedule", "show.results", "trace"),
     "verify.fresh_runner": (),
-    "verify": ("ask", "errors", "header", "profile", "show.report", "torch_seam", "trace"),
+    "verify": ("ask", "errors", "header", "profile", "show.results", "torch_seam", "trace"),
 }
 SEES_EVERYTHING = {"__main__", "api", "cli", "fit", "integrations", "run"}
 MOST_AT_THE_ROOT = 8
