@@ -20,26 +20,27 @@ SIZE = 256 * 256 * 4
 X = torch.randn(256, 256)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """What other tests left is looked at no more, such as frames that a compiler knows."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _uncollected():
     gc.collect()
     gc.disable()
-    BEFORE[:] = steps()
+    gc.freeze()
     yield
     gc.enable()
-    BEFORE.clear()
-
-
-BEFORE: list = []  # what other tests left, such as frames that a compiler knows
-
-
-def steps():
-    return [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
 
 
 def left():
     """What is still there of the steps of this test."""
-    return [o for o in steps() if not any(o is known for known in BEFORE)]
+    return [o for o in gc.get_objects() if type(o) in (helpers.Part, helpers.Place, helpers.Step, helpers.Held)]
 
 
 def chain(length, tail=0):

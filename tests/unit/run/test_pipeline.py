@@ -35,30 +35,14 @@ def made(tmp_path_factory) -> Path:
     return folder
 
 
-def test_two_runs_with_the_same_plan_write_the_same_bytes_in_any_process(made, tmp_path):
-    outputs = []
-    for seed in ("1", "2"):
-        output = tmp_path / seed / "small_remat.py"
-        output.parent.mkdir()
-        code = "import sys; from remat_codegen.cli.main import main; main()"
-        options = [
-            "--init",
-            SIZES["init"],
-            "--inputs",
-            SIZES["inputs"],
-            "--plan",
-            str(made / "plan.json"),
-            "-o",
-            str(output),
-            "-q",
-            "--edition",
-            "1",
-        ]
-        subprocess.run(
-            [sys.executable, "-c", code, SPEC, *options], check=True, env={"PYTHONHASHSEED": seed, "PATH": ""}, cwd=tmp_path
-        )
-        outputs.append(output.read_bytes())
-    assert outputs[0] == outputs[1] == (made / "small_remat.py").read_bytes()
+def test_the_same_plan_gives_the_same_bytes_in_any_process(made, tmp_path):
+    """Also where sets have another order; this process's hashes are random."""
+    output = tmp_path / "small_remat.py"
+    code = "import sys; from remat_codegen.cli.main import main; main()"
+    options = ["--init", SIZES["init"], "--inputs", SIZES["inputs"], "--plan", str(made / "plan.json"), "-o", str(output), "-q"]
+    command = [sys.executable, "-c", code, SPEC, *options, "--edition", "1"]
+    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "1", "PATH": ""}, cwd=tmp_path)
+    assert output.read_bytes() == (made / "small_remat.py").read_bytes()
 
 
 def test_the_file_imports_only_torch_and_the_standard_library(made):
