@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import gc
 import logging
 import os
 import sys
@@ -395,5 +396,6 @@ def _exit_code(verification: Any) -> int:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """The console script. Graphs and plans are many small objects, few of them in cycles, which are looked for less often."""
+    gc.set_threshold(10_000, 10, 10)
     cli.main()
