@@ -4,9 +4,10 @@
     make gpu-calibrate PYTHON=python3    on a GPU, with what is missing from WHEELS=folder
 
 Each distinct operation of some models is measured, forward and backward, and its kernels are priced by the roofline by which
-GPUs that are not there are (`remat_codegen/profile/estimated.py`). A device has three numbers there that no data sheet has:
-what kernels reach of its peak and of its memory's, and what starting one takes. They are fitted to the others' operations,
-never to those of the model that is judged. Then each model is planned with both, and both plans are priced as measured.
+GPUs that are not there are (`remat_codegen/profile/estimated.py`). A device has three numbers there that no data sheet has: what
+kernels reach of its peak and of its memory's, and what starting one takes. They, and how fast a CPU draws random numbers, are
+fitted to the others' operations, never to those of the model that is judged. Then each model is planned with both, and both plans
+are priced as measured.
 
 Writes calibration-<device>.md into benchmarks/results, or the folder that is named; of a GPU also its entry for
 remat_devices.toml. Models for which the time is too short are left out.
@@ -62,6 +63,7 @@ CLASSES = {
     "dropout, random": ("dropout", "bernoulli", "rand"),
     "sum, mean": ("sum", "mean", "amax", "pool"),
 }
+DRAWS = ("bernoulli_", "bernoulli", "rand", "rand_like", "randn", "randn_like", "uniform_", "normal_")
 UNIT = 10.0**12  # operations and bytes per second of the device that kernels are priced on before the fit
 STEPS, WIDTH = 40, 0.25  # of the fit, and how far its first step goes, in powers of e
 
@@ -86,20 +88,25 @@ class Pair:
 
 @dataclass(frozen=True)
 class Fit:
-    """Operations per second and bytes per second that kernels reach, and the least that one takes."""
+    """Operations per second and bytes per second that kernels reach, and the least that one takes. CPUs draw random numbers one
+    after the other: `drawn_per_s` are bytes of them."""
 
     flops: float
     bytes_per_s: float
     launch_ns: float
+    drawn_per_s: float
 
     def time_ns(self, kernel: Kernel) -> int:
         """What a kernel takes, as `Kernel.time_ns`."""
-        return round(max(self.launch_ns, kernel.bytes_ns * UNIT / self.bytes_per_s, kernel.product_ns * UNIT / self.flops))
+        speed = self.drawn_per_s if kernel.name in DRAWS else self.bytes_per_s
+        return round(max(self.launch_ns, kernel.bytes_ns * UNIT / speed, kernel.product_ns * UNIT / self.flops))
 
     def said(self) -> str:
         """The figures in words."""
-        speeds = f"{self.flops / 1e9:,.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s"
-        return f"{speeds}, {self.launch_ns / 1000:.1f} us"
+        speeds = (
+            f"{self.flops / 1e9:,.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s, {self.drawn_per_s / 1e9:.1f} GB/s of random"
+        )
+        return f"{speeds} numbers, {self.launch_ns / 1000:.1f} us"
 
 
 class Both(Clock):
@@ -190,12 +197,12 @@ def error(fit: Fit, pairs: Iterable[Pair]) -> float:
 
 
 def fitted(pairs: Sequence[Pair]) -> Fit:
-    """The three figures by which estimates are the least off, one after the other, in ever smaller steps."""
-    best = Fit(1e11, 1e10, 3000.0)
+    """The figures by which estimates are the least off, one after the other, in ever smaller steps."""
+    best = Fit(1e11, 1e10, 3000.0, 1e10)
     least, width = error(best, pairs), WIDTH * 4
     for _ in range(STEPS):
         before = least
-        for field in ("flops", "bytes_per_s", "launch_ns"):
+        for field in ("flops", "bytes_per_s", "launch_ns", "drawn_per_s"):
             for factor in (math.exp(width), math.exp(-width)):
                 other = replace(best, **{field: getattr(best, field) * factor})
                 if (off := error(other, pairs)) < least:

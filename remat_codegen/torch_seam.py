@@ -402,10 +402,12 @@ _formulas = _take(
 
 def flop_formula(operation: Any) -> Callable[..., int] | None:
     """What counts an operation's floating-point operations, by its arguments and its result (`out_val`); None where it is no
-    product."""
+    product. Attention on CPUs, which PyTorch does not list, is as much work as flash attention."""
     if _formulas is None:
         raise _missing(NAMES["torch.utils.flop_counter.flop_registry"])
-    found: Callable[..., int] | None = _formulas.get(operation.overloadpacket)
+    packet = operation.overloadpacket
+    alike = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""), packet)
+    found: Callable[..., int] | None = _formulas.get(packet, _formulas.get(alike))
     return found
 
 

@@ -28,15 +28,16 @@ def calibrate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def pairs(calibrate: ModuleType, fit: object, noise: float) -> list:
     """Work of one kernel each, which takes what a fit says, but for noise."""
     draw = random.Random(0)
-    kernels = [Kernel("mm", 10 ** draw.uniform(-1, 5), 10 ** draw.uniform(-1, 5)) for _ in range(200)]
+    names = draw.choices(("mm", "bernoulli_"), (3, 1), k=200)
+    kernels = [Kernel(n, 10 ** draw.uniform(-1, 5), 10 ** draw.uniform(-1, 5) if n == "mm" else 0.0) for n in names]
     return [calibrate.Pair(max(1, round(fit.time_ns(k) * math.exp(draw.gauss(0, noise)))), (k,)) for k in kernels]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_a_fit_finds_the_figures_that_times_come_from(calibrate, noise):
-    fit = calibrate.Fit(3e10, 5e9, 4000.0)
+    fit = calibrate.Fit(3e10, 5e9, 4000.0, 1e9)
     found = calibrate.fitted(pairs(calibrate, fit, noise))
-    for name in ("flops", "bytes_per_s", "launch_ns"):
+    for name in ("flops", "bytes_per_s", "launch_ns", "drawn_per_s"):
         assert getattr(found, name) == pytest.approx(getattr(fit, name), rel=0.05 + noise)
 
 
@@ -44,7 +45,7 @@ def test_the_entry_of_a_gpu_is_one_that_is_read(calibrate, monkeypatch, tmp_path
     here = SimpleNamespace(name="A GPU (80GB)", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
     here.L2_cache_size = 50 << 20
     monkeypatch.setattr(calibrate.torch.cuda, "get_device_properties", lambda device: here)
-    text = calibrate.entry("cuda", calibrate.Fit(4.5e13, 2.25e12, 3456.7))
+    text = calibrate.entry("cuda", calibrate.Fit(4.5e13, 2.25e12, 3456.7, 2.25e12))
     (tmp_path / "remat_devices.toml").write_text(text)
     [(key, device)] = read_devices(tmp_path / "remat_devices.toml").items()
     assert key == "a-gpu-80gb" and tomllib.loads(text)[key]["name"] == "A GPU (80GB)"
