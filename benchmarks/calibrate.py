@@ -3,11 +3,11 @@
     python benchmarks/calibrate.py [--device cpu|cuda] [--models gpt2 vit ...] [--minutes 8] [--to FOLDER]
     make gpu-calibrate PYTHON=python3    on a GPU, with what is missing from WHEELS=folder
 
-Each distinct operation of some models is measured, forward and backward, and its kernels are priced by the roofline by which
-GPUs that are not there are (`remat_codegen/profile/estimated.py`). A device has three numbers there that no data sheet has: what
-kernels reach of its peak and of its memory's, and what starting one takes. They, and how fast a CPU draws random numbers, are
-fitted to the others' operations, never to those of the model that is judged. Then each model is planned with both, and both plans
-are priced as measured.
+Each distinct operation of some models is measured, forward and backward, and its kernels are priced by the roofline by
+which GPUs that are not there are (`remat_codegen/profile/estimated.py`). A device has three numbers there that no data sheet
+has: what kernels reach of its peak and of its memory's, and what starting one takes. They, and how fast a CPU draws random
+numbers, are fitted to the others' operations, never to those of the model that is judged. Then each model is planned with
+both, and both plans are priced as measured.
 
 Writes calibration-<device>.md into benchmarks/results, or the folder that is named; of a GPU also its entry for
 remat_devices.toml. Models for which the time is too short are left out.
