@@ -103,10 +103,7 @@ class Fit:
 
     def said(self) -> str:
         """The figures in words."""
-        speeds = (
-            f"{self.flops / 1e9:,.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s, {self.drawn_per_s / 1e9:.1f} GB/s of random"
-        )
-        return f"{speeds} numbers, {self.launch_ns / 1000:.1f} us"
+        return f"{self.flops / 1e9:,.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s, {self.launch_ns / 1000:.1f} us"
 
 
 class Both(Clock):
@@ -266,9 +263,10 @@ def table(device: str, models: dict[str, Subject]) -> str:
     fits = {n: fitted([p for o, m in models.items() if o != n for p in useful(m.pairs)]) for n in models}
     judged = [(p, p.estimated_ns(fits[n]) / p.measured_ns) for n, m in models.items() for p in useful(m.pairs)]
     overall = fitted(every)
+    draws = f", {overall.drawn_per_s / 1e9:.1f} GB/s of random numbers" if device == "cpu" else ""
     lines = [
         f"Estimated times beside measured ones on {name_of(device)} ({torch.get_num_threads()} threads, PyTorch "
-        f"{torch.__version__}). Fitted to all: {overall.said()} for a kernel at least. "
+        f"{torch.__version__}). Fitted to all: {overall.said()} for a kernel at least{draws}. "
         "Each model is judged by a fit to the others.",
         "",
         "| operations | how many | half are between | estimated by measured, median |",

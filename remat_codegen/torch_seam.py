@@ -406,8 +406,9 @@ def flop_formula(operation: Any) -> Callable[..., int] | None:
     if _formulas is None:
         raise _missing(NAMES["torch.utils.flop_counter.flop_registry"])
     packet = operation.overloadpacket
-    alike = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""), packet)
-    found: Callable[..., int] | None = _formulas.get(packet, _formulas.get(alike))
+    if operation.namespace == "aten" and "_for_cpu" in packet.__name__:
+        packet = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""), packet)
+    found: Callable[..., int] | None = _formulas.get(packet)
     return found
 
 

@@ -14,14 +14,16 @@ from remat_codegen.emit.lines import COLUMNS
 MODE = black.Mode(target_versions={black.TargetVersion.PY311}, line_length=COLUMNS)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 STAND_IN = "stands_for_definition_"
-AT_ONCE = re.compile(rf"# *(fmt|yapf):|[\r\f]|{STAND_IN}")  # what concerns lines that are further away
+AT_ONCE = re.compile(rf"(fmt|yapf) *:|[\r\f\v]|\\\n|{STAND_IN}")  # what concerns lines that are further away
 
 
 def formatted(text: str) -> str:
     """The text of a file as black lays it out: what is around its functions and classes with others in their place, and each of
     them alone."""
-    definitions = [] if AT_ONCE.search(text) else [s for s in ast.parse(text).body if isinstance(s, DEFINITIONS)]
-    if not definitions or any(map(_is_empty, definitions)):  # empty ones may stand close together
+    body = [] if AT_ONCE.search(text) else ast.parse(text).body
+    definitions = [s for s in body if isinstance(s, DEFINITIONS)]
+    begins = bool(definitions) and isinstance(body[0], ast.Expr) and definitions[0] in body[1:2]  # right after the docstring
+    if not definitions or begins or any(map(_has_empty_ones, definitions)):  # empty ones may stand close together
         return _laid_out(text)
     lines, alone, around, done = text.split("\n"), list[str](), list[str](), 0
     for definition in definitions:
@@ -43,10 +45,10 @@ def _is_class(definition: ast.stmt) -> bool:
     return isinstance(definition, ast.ClassDef)
 
 
-def _is_empty(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """Whether there is nothing in it but three dots."""
-    [*_, last] = definition.body
-    return len(definition.body) == 1 and isinstance(last, ast.Expr) and getattr(last.value, "value", None) is Ellipsis
+def _has_empty_ones(definition: ast.stmt) -> bool:
+    """Whether there is nothing but three dots in it, or in a function or class in it."""
+    bodies = [n.body for n in ast.walk(definition) if isinstance(n, DEFINITIONS)]
+    return any(len(b) == 1 and isinstance(b[0], ast.Expr) and getattr(b[0].value, "value", None) is Ellipsis for b in bodies)
 
 
 def _lines_of(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]) -> tuple[int, int]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import symtable
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
 from remat_codegen.emit.effects import is_quiet
 
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what a generated file may import from
 
 
@@ -26,15 +26,17 @@ class Statement:
     def __init__(self, node: cst.BaseStatement | cst.SimpleStatementLine) -> None:
         self.node = node
         code = cst.Module([]).code_for_node(node).lstrip("\f")
-        self.parts = ast.parse(code).body
+        tree = ast.parse(code)
+        self.parts = tree.body
         self.is_import = _is_import(node)
         self.is_future = self.is_import and any(_module_name(i) == "__future__" for i in imports_in(node))
         finder = Names()
         node.visit(finder)
         self.mentions, self.star = finder.mentions, finder.star
         self.is_main_guard = _is_main_guard(self.parts[0]) if self.parts else False
-        given = _given(self.parts) if finder.imports else ()  # import numpy, or numpy = None: nobody knows
-        self.bindings = {n: "" if n in given else finder.imports.get(n, "") for n in bound_in(code)}
+        bound = list(bound_in(tree))
+        given = {name for name, imported in bound if not imported}  # import numpy, or numpy = None: nobody knows
+        self.bindings = {name: "" if name in given else finder.imports.get(name, "") for name, _ in bound}
         self.bindings |= {n: f"{m}.{n}" for m in self.stars() for n in _exported(m)}
         self.defines = set(self.bindings)
         self.sets_forward = finder.sets_forward
@@ -124,20 +126,27 @@ def _loud(body: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement
     return body if len(kept) == len(body) else kept or [cst.Pass()]  # type: ignore[return-value]
 
 
-def bound_in(code: str) -> list[str]:
-    """The names that code binds outside of functions and classes in it, by Python's own scope analysis: libcst's would need all
-    of a file at once, and a copy of that. What `:=` in a comprehension binds is there as a name that anyone may bind."""
-    table = symtable.symtable(code, "<statement>", "exec")
-    bound = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
-    on_the_way = (n.target.id for n in ast.walk(ast.parse(code if ":=" in code else "")) if isinstance(n, ast.NamedExpr))
-    return bound + [name for name in on_the_way if name in table.get_identifiers()]
+def bound_in(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """The names that code binds where it stands, outside of functions and classes in it, each with whether an import does.
 
-
-def _given(nodes: Sequence[ast.stmt]) -> set[str]:
-    """The names that some code gives something else than what it imports, in functions, too."""
-    found = [n for node in nodes for n in ast.walk(node)]
-    named = {n.name for n in found if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    return named | {n.id for n in found if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    Python's own scope analysis (`symtable`) takes the variables of comprehensions for those around them since 3.12, and
+    libcst's needs all of a file at once, and a copy of that: thirteen times the time.
+    """
+    ahead: list[ast.AST] = [tree]
+    for node in ahead:  # which grows
+        if isinstance(node, SCOPES):
+            yield from [] if isinstance(node, ast.Lambda) else [(node.name, False)]
+            continue
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id, False
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name is not None:
+            yield node.name, False
+        elif isinstance(node, ast.MatchMapping) and node.rest is not None:
+            yield node.rest, False
+        elif isinstance(node, ast.alias) and node.name != "*":
+            yield node.asname or node.name.partition(".")[0], True
+        own = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
+        ahead += own
 
 
 class Names(cst.CSTVisitor):

@@ -208,7 +208,7 @@ def _is_plain_class(node: cst.ClassDef) -> bool:
     finder, bound = Names(), set[str]()
     for statement in _class_body(node):
         if not isinstance(statement, cst.FunctionDef):
-            bound |= {*bound_in(cst.Module([]).code_for_node(statement))}
+            bound |= {name for name, _ in bound_in(ast.parse(cst.Module([]).code_for_node(statement)))}
             if not isinstance(statement, cst.ClassDef):
                 statement.visit(finder)
     return "forward" not in finder.mentions | bound

@@ -11,11 +11,12 @@ slow as that one, and the larger at most. The answer is the plan of `low` once `
 equally long. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not
 fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
-Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of few
-kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number, squeezed,
-where no sequence of the dynamic program fits. Of budgets that are far from a middle little depends on its plan, so the first
-middles are searched less. Where memory is so tight that a node runs twice within one stage, which a ledger does not hold, the
-moves of `improve` and the search of `hierarchy` go on in its place.
+Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of
+few kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number,
+squeezed, where no sequence of the dynamic program fits. Of budgets that are far from a middle little depends on its plan, so
+the first middles are searched less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is
+so tight that a node runs twice within one stage, which a ledger does not hold, the moves of `improve` and the search of
+`hierarchy` go on in its place.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
@@ -60,7 +61,7 @@ EVICT_WORK = 1_500_000  # storages that one of DTR's plans may look at, some hal
 LARGE = 2500  # nodes; beyond them DTR alone takes seconds
 DEEP = 8  # bisections after which the two plans beside a middle are as good a start as any
 SHALLOW = 4  # bisections up to which what costs more is tried as well, and the search does less: budgets asked for are far off
-FAR_OFF = 3  # times less
+FAR_OFF = 3  # times less, there and after DEEP
 SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
 LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
@@ -328,9 +329,9 @@ class Frontier:
     def _searched(self, point: Point, limit: int, fastest_ns: int, work: int, seed: int) -> Point:
         """An order that a ledger does not hold, improved by moves on the order, and by the slower search of `hierarchy`."""
         order = improved(self.problem, point.order, limit, MOVE_WORK * work // len(point.order), fastest_ns)
-        order = hierarchy.improve(self.problem, order, Limits(limit), work // STEP_WORK, seed)
-        time_ns = self.problem.time_of(order)
-        return replace(point, time_ns=time_ns, order=order) if fastest_ns <= time_ns < point.time_ns else point
+        orders = [hierarchy.improve(self.problem, order, Limits(limit), work // STEP_WORK, seed), order]
+        points = [replace(point, time_ns=self.problem.time_of(order), order=order) for order in orders]
+        return min([point, *(p for p in points if p.time_ns >= fastest_ns)], key=lambda p: p.time_ns)
 
     def _starts(self, limit: int, low: Point, high: Point, depth: int) -> Iterator[tuple[str, Order]]:
         """Orders to start from, brought within the limit or not."""

@@ -1,7 +1,7 @@
 """Checkmate: the whole graph as one integer program, and the rounding of its linear relaxation (Jain, Jain, Nrusimha, Gholami,
 Abbeel, Keutzer, Stoica, Gonzalez, MLSys 2020).
 
-`plan` is `exact.solve` with a time limit and a gap, on graphs for which the program can be written down
+`plan` is `rk_checkmate.solve` with a time limit and a gap, on graphs for which the program can be written down
 (`MOST_COLUMNS`). Its budget for time starts with a heuristic plan, DTR's improved: if the solver's incumbent is not faster, or
 there is none, that plan is the answer, with the solver's proof of how good it is. OPTIMAL is claimed only of what the
 solver proved, with a gap of zero.

@@ -61,7 +61,6 @@ PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in 
 LITTLE_LOST = 0.005  # the same: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
 A_START = 0.3  # of a limited time: what each of those may take
 TRIES = 2  # of those, if the search found a table that fits
-FAR = 0.05  # of the budget: a table that is so far above it is given up if the next is no closer
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -278,15 +277,13 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     found = found_of(traced)
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search, best = Search(traced, found, profile, plan.budget_bytes, progress.update), None
-    first = search.brought([own], request.seconds_left())
-    far = first.over_bytes > FAR * plan.budget_bytes
-    more = others(request, traced.graph, found.with_held(profile), reserve_of(traced), plan.budget_bytes, far)
-    tried = (search.brought(schedules, request.seconds_left()) for schedules in more)
-    for number, brought in enumerate(chain([first], tried)):
+    more = others(request, traced.graph, found.with_held(profile), reserve_of(traced), plan.budget_bytes)
+    for number, schedules in enumerate(chain([[own]], more)):
+        brought = search.brought(schedules, request.seconds_left())
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
         enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
-        if enough or request.time_is_up or (number and far and brought.over_bytes >= first.over_bytes):
+        if enough or request.time_is_up:
             break
     if best is None:
         budget = format_bytes(plan.budget_bytes)
@@ -295,17 +292,15 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     return best
 
 
-def others(
-    request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int, far: bool
-) -> Iterator[Iterator[Schedule]]:
+def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Iterator[Schedule]]:
     """What else the search for a table starts from: plans by the costs of the text, whose variables hold more than the planner
     knew of; each for ever less, until that leads to a table that fits. Those of `auto`, where that was asked for, go on once
-    more from there; those of rockmate treat equal blocks alike, as rows do, and take the least time: where the first table was
-    `far` above the budget, they show whether others come closer."""
+    more from there; those of rockmate treat equal blocks alike, as rows do."""
     limits = [int(share * budget_bytes) - reserve.most_bytes for share in SHARES]
-    ours, auto = iter(limits), ("auto", "auto") if request.planner in ("auto", "best") else ()
-    for planner in ("rockmate", *auto) if far else (*auto, "rockmate"):
-        yield _for_ever_less(request, planner, graph, costs, limits if planner == "rockmate" else ours)
+    ours = iter(limits)
+    for planner in ("auto", "auto") if request.planner in ("auto", "best") else ():
+        yield _for_ever_less(request, planner, graph, costs, ours)
+    yield _for_ever_less(request, "rockmate", graph, costs, limits)
 
 
 def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:

@@ -38,7 +38,7 @@ cuts x (data + 2 nodes) columns; first the loss alone, then more cuts, most wher
 memory, some spread evenly, while columns and MOST_CUTS allow. (Cuts at equal distances, or the highest of each of so many equal
 parts of the backward pass, bound less on the table of benchmarks/paper.py: 23.6 instead of 24.0 % where memory is tight, 9.5
 instead of 10.0 where it is not.) Ties: none. Oracle: `least_time` of `tests/graphs.py` and
-`exact.solve`, never below.
+`rk_checkmate.solve`, never below.
 """
 
 from __future__ import annotations

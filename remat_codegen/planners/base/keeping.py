@@ -6,7 +6,7 @@ nodes x rebuilt nodes). Ties: the first candidate, in the order tried, of the le
 
 No planner here computes anything again before the loss, because a generated file's forward pass is plain PyTorch, each
 operation once. Little is lost: the forward pass holds less than the backward pass, unless what later forward nodes read is
-itself most of the memory (long skips); budgets below that are INFEASIBLE to all. `exact.solve` and `dtr` can do without
+itself most of the memory (long skips); budgets below that are INFEASIBLE to all. `rk_checkmate.solve` and `dtr` can do without
 that rule (`recompute_in_forward`); on the models of benchmarks/results/compare.md that lets DTR keep to no further budget.
 `bound` holds without the rule.
 """

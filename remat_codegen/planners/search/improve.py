@@ -70,7 +70,8 @@ def improve(
 def improved(
     problem: Problem, order: Order, limit_bytes: int, moves: int, fastest_ns: int = 0, *, effort: Effort = NO_LIMIT
 ) -> Order:
-    """The order, which keeps to the limit, or a faster one that does: after so many moves, and not below `fastest_ns`."""
+    """The order, which keeps to the limit, or a faster one that does: after so many moves, none of which leads below
+    `fastest_ns`."""
     if tuple(order[: problem.loss + 1]) != problem.plain[: problem.loss + 1]:
         return order
     search = _Search(problem, limit_bytes, order, moves, fastest_ns, effort)

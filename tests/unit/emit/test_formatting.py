@@ -28,6 +28,10 @@ ODD = {
     "other ends of lines": "def f(a,b): pass\r\ndef g(a,b): pass\r\n",
     "functions in conditions": "if x:\n    def f(a,b): pass\n    class A: pass\nelse:\n    def f(a): pass\n",
     "texts of several lines": 'def f():\n    return """\n# no comment\n    """\n  # of f\n',
+    "empty ones within": "class A:\n    def f(self): ...\ndef g(): pass\nclass B:\n    if x:\n        def f(self): ...\nz=1\n",
+    "a decorator after the docstring": '"""Text."""\n@one\ndef f(a,b): pass\ndef g(a,b): pass\n',
+    "switched off beside another comment": "def f(a,b): pass  # type: ignore; fmt:skip\ndef g(a,b): pass\n",
+    "a line that goes on": "def f(a,b): pass; \\\n\ndef g(a,b): pass\n",
     "async": "async def f(a,b): await a\nasync def g(): pass\n",
     "names like those that stand in": f"def {formatting.STAND_IN}0(): pass\ndef f(a,b): pass\n",
 }

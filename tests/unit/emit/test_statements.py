@@ -39,6 +39,8 @@ def statement(text):
         pytest.param("with x as (a, b.c, d[0]): pass", {"a": ""}, id="what with unpacks"),
         pytest.param("a = [b for b in c if (d := b)]", {"a": "", "d": ""}, id="not: what a comprehension goes through"),
         pytest.param("f = lambda a: (b := a)", {"f": ""}, id="not: what is bound in a lambda"),
+        pytest.param("[a for a in b]; {c: d for c, d in e}; {f for f in g}; list(h for h in i)", {}, id="of no kind"),
+        pytest.param("def f(a=y): (y := 2)", {"f": ""}, id="not: what a function binds, even if it is read beside it"),
         pytest.param("def f():\n    global a\n    a = 1", {"f": ""}, id="not: what a function may bind"),
         pytest.param("a.b = 1", {}, id="not: an attribute"),
         pytest.param("a[0] = 1", {}, id="not: an element"),
@@ -48,6 +50,8 @@ def statement(text):
         pytest.param("from math import pi, tau as t", {"pi": "math.pi", "t": "math.tau"}, id="what is in a module"),
         pytest.param("try: import a\nexcept E: a = None", {"a": ""}, id="not: what may be none"),
         pytest.param("try: from a import b\nexcept E:\n    def b(): pass", {"b": ""}, id="not: what may be a function"),
+        pytest.param("try: from a import b\nexcept E:\n    async def b(): pass", {"b": ""}, id="of any kind"),
+        pytest.param("if c:\n    import a\n    def f(): a = 1", {"a": "a", "f": ""}, id="whatever functions call so"),
     ],
 )
 def test_names_that_a_statement_binds(text, names):

@@ -20,17 +20,9 @@ SIZE = 256 * 256 * 4
 X = torch.randn(256, 256)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _frozen():
-    """What other tests left is looked at no more, such as frames that a compiler knows."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _uncollected():
+    """What other tests left is looked at no more, such as frames that a compiler knows."""
     gc.collect()
     gc.disable()
     gc.freeze()
