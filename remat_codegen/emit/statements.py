@@ -130,7 +130,7 @@ def bound_in(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     """The names that code binds where it stands, outside of functions and classes in it, each with whether an import does.
 
     Python's own scope analysis (`symtable`) takes the variables of comprehensions for those around them since 3.12, and
-    libcst's needs all of a file at once, and a copy of that: thirteen times the time.
+    libcst's needs all of a file at once, and a copy of that: twelve times the time.
     """
     ahead: list[ast.AST] = [tree]
     for node in ahead:  # which grows
