@@ -12,8 +12,6 @@ from remat_codegen.run import pipeline
 from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
-PLANNER = "dtr"  # a quick one: what is asked here is the same for all
-
 MODEL = """
 import torch
 import torch.nn as nn
@@ -77,7 +75,7 @@ def model(tmp_path_factory):
 
 
 def generate(model: Path, name: str, budget: str, folder: Path):
-    request = Request(f"{model}:{name}", budget, folder / "out.py", autocast="bfloat16", planner=PLANNER, verify=True)
+    request = Request(f"{model}:{name}", budget, folder / "out.py", autocast="bfloat16", verify=True)
     return pipeline.generate(request, Progress(None))
 
 
@@ -103,7 +101,7 @@ def test_called_without_it_is_refused(model, tmp_path):
 
 
 def test_a_plan_without_it_is_refused_under_it(model, tmp_path):
-    pipeline.generate(Request(f"{model}:Once", "90%", tmp_path / "plain.py", planner=PLANNER), Progress(None))
+    pipeline.generate(Request(f"{model}:Once", "90%", tmp_path / "plain.py"), Progress(None))
     made = load_generated(tmp_path / "plain.py")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="generate it again"):
         made.Once()(torch.randn(8, 32, 64))

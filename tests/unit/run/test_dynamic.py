@@ -84,8 +84,7 @@ def folder(tmp_path_factory):
 
 
 def generate(folder: Path, name: str, dynamic: str, budget: str = "60%", **more):
-    asked = {"planner": "dtr"} | more  # a quick one: what is asked here is the same for all
-    request = Request(f"{folder / 'model.py'}:{name}", budget, folder / f"{name}.py", dynamic=dynamic, verify=True, **asked)
+    request = Request(f"{folder / 'model.py'}:{name}", budget, folder / f"{name}.py", dynamic=dynamic, verify=True, **more)
     return pipeline.generate(request, Progress(None))
 
 
