@@ -78,7 +78,7 @@ def test_four_times_the_layers_are_hardly_more_to_read(budget, tmp_path):
     few, many = (
         marked_file(tmp_path / f"gpt2_{layers}.py", budget=budget, init=f"layers={layers}").splitlines() for layers in (12, 48)
     )
-    assert len(many) <= 1.1 * len(few)
+    assert len(many) <= 1.2 * len(few)
 
 
 def marked_file(output, **asked):
