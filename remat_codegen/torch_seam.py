@@ -412,6 +412,21 @@ def flop_formula(operation: Any) -> Callable[..., int] | None:
     return found
 
 
+_fake_results = _take(
+    "torch._subclasses.fake_impls.register_op_impl",
+    "which says what an operation gives on tensors without data",
+    "no recurrent network can be planned for a GPU that is not there",
+    optional=True,
+)
+
+
+def set_fake_result(operation: Any, result: Callable[..., Any]) -> None:
+    """Has `result(mode, operation, *args)` say what an operation gives on tensors without data; NotImplemented leaves it to
+    PyTorch."""
+    if _fake_results is not None:
+        _fake_results(operation)(result)
+
+
 def autocast_excluded() -> Any:
     """A context in which autocast does nothing on the device that was registered, though it stays on."""
     return _excluded(_Keys(_Key.AutocastPrivateUse1))

@@ -23,7 +23,7 @@ import torch
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.fake_strides import Layouts, added_up
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
-from remat_codegen.graph.unplannable import check_backward, check_devices, check_known, check_trained, without_data
+from remat_codegen.graph.unplannable import check_backward, check_devices, check_trained, without_data
 from remat_codegen.torch_seam import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -345,8 +345,7 @@ class _Recorder:
         mutated = {self.of_storage[storage_key(t)] for t, v in zip(given, versions, strict=True) if version(t) != v}
         mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(packed)
-        if is_opaque(op):
-            check_known(op, self.trace)
+        if is_opaque(op) and self.trace.gpu is None:  # where that is not there, a rule has said it
             with autocasting(op.autocast):
                 phantoms = real_phantoms(op, args, kwargs)
         return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op))

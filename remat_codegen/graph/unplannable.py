@@ -77,13 +77,6 @@ def without_data(operation: Callable[[], Operation]) -> Iterator[None]:
         raise UnsupportedError(f"{name} cannot be planned without its data ({said})", where=where, hint=hint) from error
 
 
-def check_known(op: Operation, trace: Trace) -> None:
-    """Of a library that keeps a workspace of its own, nobody knows how large that is without its GPU."""
-    if trace.gpu is not None:
-        what = f"what cuDNN keeps for {called(op.target)} is not known without a GPU"
-        raise UnsupportedError(what, where=location(op.source), hint="plan it where the GPU is, with --device cuda")
-
-
 def check_backward(op: Operation, writes: bool) -> None:
     """Refuses an operation of the user's whose backward `writes` into what it has not made. PyTorch's own know who reads it."""
     if writes and op.target.namespace != "aten":

@@ -9,7 +9,7 @@ a plan needs of them is their order and their ratios.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.devices import FILE, Device
 from remat_codegen.profile.measure import Measured
 from remat_codegen.torch_seam import TorchDispatchMode, flop_formula, key_of_storage, pytree, schema
-from remat_codegen.trace import absent
+from remat_codegen.trace import absent, cudnn_rnn
 
 aten = torch.ops.aten
 OURS = ("aten", "prims", "prim")  # the namespaces of PyTorch's own kernels
@@ -156,6 +156,8 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: Any, on: str) -> float:
     """What the floating-point operations of a product take; nothing where an operation is none."""
+    if "cudnn_rnn" in name:
+        return _recurrent_ns(gpu, name, args)
     formula = flop_formula(func)
     if formula is None:
         return 0.0
@@ -163,26 +165,44 @@ def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: 
     operand = next(_tensors((args, kwargs), on))
     peak = gpu.peak(_type_of(operand.dtype, name)) * gpu.reached_flops
     if "attention" in name:
-        causal = any(a is True for a in args[3:7]) or kwargs.get("is_causal") is True
         part = FUSED["attention_backward" if "backward" in name else "attention"]
-        return float(operations / (CAUSAL if causal else 1) / (peak * part) * 1e9)
-    part = FUSED["convolution"] if "convolution" in name else _reached_by_tiles(gpu, operations, next(_tensors(out, on)))
+        return float(operations / (CAUSAL if _is_causal(func, args, kwargs) else 1) / (peak * part) * 1e9)
+    part = FUSED["convolution"] if "convolution" in name else _reached_by_tiles(gpu, operations, next(_tensors(out, on)).shape)
     return float(operations / (peak * part) * 1e9)
+
+
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether attention leaves out what comes later: each of its operations has that in another place."""
+    places = [i for i, a in enumerate(schema(func).arguments) if a.name == "is_causal"]
+    given = [args[i] for i in places if i < len(args)] or [kwargs.get("is_causal", False)]
+    return bool(given[0])
+
+
+def _recurrent_ns(gpu: Device, name: str, args: Any) -> float:
+    """What the products of a recurrent network take, step by step where one waits for the other; back twice as many."""
+    net, peak = cudnn_rnn.of_call(name, args), gpu.peak(_type_of(args[0].dtype, name)) * gpu.reached_flops
+    total = 0.0
+    for rows, columns, length, steps in net.products():
+        operations = 2 * rows * columns * length
+        step_ns = operations / (peak * _reached_by_tiles(gpu, operations, (rows, columns))) * 1e9
+        total += steps * max(step_ns, gpu.launch_ns)
+    return total * (2 if "backward" in name else 1)
 
 
 def _type_of(dtype: torch.dtype, name: str) -> str:
     """What a product computes in: float32 may be rounded to tf32, as PyTorch's settings say."""
     if dtype is not torch.float32:
         return str(dtype).removeprefix("torch.")
-    rounded = torch.backends.cudnn.allow_tf32 if "convolution" in name else torch.get_float32_matmul_precision() != "highest"
+    of_cudnn = "convolution" in name or "cudnn_rnn" in name
+    rounded = torch.backends.cudnn.allow_tf32 if of_cudnn else torch.get_float32_matmul_precision() != "highest"
     return "tf32" if rounded else "float32"
 
 
-def _reached_by_tiles(gpu: Device, operations: int, result: torch.Tensor) -> float:
-    """How well the tiles of a product fill the GPU's multiprocessors, with the size of tile that does best. Where there are
-    few, libraries split long sums."""
-    *batch, rows, columns = (1, *result.shape)[-3:]
-    length = operations // max(1, 2 * result.numel())
+def _reached_by_tiles(gpu: Device, operations: int, result: Sequence[int]) -> float:
+    """How well the tiles of a product of shape `result` fill the GPU's multiprocessors, with the size of tile that does best.
+    Where there are few, libraries split long sums."""
+    *batch, rows, columns = (1, *result)[-3:]
+    length = operations // max(1, 2 * math.prod(result))
 
     def part(height: int, width: int) -> float:
         tiles = math.prod(batch) * math.ceil(rows / height) * math.ceil(columns / width)

@@ -1,7 +1,7 @@
 """What kernels of CUDA's allocate for themselves while they run, and give back: by PyTorch's source, where it is much.
 
 The figures for attention are to the byte what PyTorch allocates, but for cuDNN's, whose library is not open: for it stands what
-flash attention takes.
+flash attention takes. For its recurrent networks stands a rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from remat_codegen.graph.allocator import BLOCK_BYTES, allocated_bytes
-from remat_codegen.trace import absent
+from remat_codegen.trace import absent, cudnn_rnn
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -116,8 +116,29 @@ def _copied(tensor: Tensor) -> int:
     return 0 if tensor.transpose(1, 2).is_contiguous() else _nbytes(tensor)
 
 
+# ---------------------------------------------------------------------------------------------- recurrent networks
+
+
+def _recurrent(x: Tensor, *args: Any) -> list[int]:
+    """cuDNN's workspace, and the input where its steps are not first in memory."""
+    return [cudnn_rnn.of_call("", (x, *args)).workspace_bytes(), _in_steps(x, batch_first=args[9])]
+
+
+def _recurrent_backward(x: Tensor, *args: Any) -> list[int]:
+    """As there, and the gradient of the result."""
+    grad, first = args[6], args[13]
+    copied = _in_steps(x, batch_first=first), 0 if grad is None else _in_steps(grad, batch_first=first)
+    return [cudnn_rnn.of_call("backward", (x, *args)).workspace_bytes(), *copied]
+
+
+def _in_steps(x: Tensor, batch_first: bool) -> int:
+    return 0 if (x.transpose(0, 1) if batch_first else x).is_contiguous() else _nbytes(x)
+
+
 _ROOM: dict[Any, Callable[..., list[int]]] = {
     aten.embedding_dense_backward.default: _sorted_rows,
+    aten._cudnn_rnn.default: _recurrent,
+    aten._cudnn_rnn_backward.default: _recurrent_backward,
     aten.logsumexp.default: _as_much,
     aten._softmax_backward_data.default: _product,
     aten.native_group_norm_backward.default: _groups,

@@ -32,6 +32,7 @@ from remat_codegen.torch_seam import (
     pytree,
     register_absent,
 )
+from remat_codegen.trace import cudnn_rnn
 from remat_codegen.trace.casts import ALIKE, LOWER, SINGLE, WITH_TYPE
 from remat_codegen.trace.cuda_attention import Attention, kernel_for
 from remat_codegen.trace.ir import Operation, Trace
@@ -186,6 +187,8 @@ def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     library.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
+    for name, kernel in cudnn_rnn.kernels(present).items():
+        library.impl(name, kernel, "AutogradPrivateUse1")
     for name in OWN_KERNELS.split():
         library.impl(name, _never_run, "PrivateUse1")
     others = torch.library.Library("_", "IMPL")

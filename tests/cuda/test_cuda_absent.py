@@ -62,3 +62,22 @@ def test_a_gpu_that_is_not_there_plans_as_if_it_were(both, label):
     here, there = (found[label] for found in both)
     assert here["graph"] == there["graph"] and here["saved"] == there["saved"]
     assert abs(here["peak"] - there["peak"]) <= (ROUNDING if torch.cuda.get_device_capability() >= (9, 0) else OF_BLAS)
+
+
+@pytest.mark.real_gpu
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_cudnn_keeps_no_more_than_the_rule_says(device, kind):
+    from remat_codegen.trace import cudnn_rnn
+
+    for options in ({}, {"num_layers": 3, "bidirectional": True}, {"num_layers": 2, "dropout": 0.1, "batch_first": True}):
+        module, saved = getattr(torch.nn, kind)(64, 128, **options).to(device), []
+        x = torch.zeros(16, 32, 64, device=device)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+            module(x)
+        kept = max(t.numel() for t in saved if t.dtype is torch.uint8)
+        layers, both = options.get("num_layers", 1), 1 + options.get("bidirectional", False)
+        steps, batch = (32, 16) if options.get("batch_first") else (16, 32)
+        mode = cudnn_rnn.MODES["rnn_tanh" if kind == "RNN" else kind.lower()]
+        net = cudnn_rnn.Recurrent(steps, batch, mode, 128, 128, layers, both, "dropout" in options, 4, ())
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        assert kept <= max(net.reserve_bytes(), processors * cudnn_rnn.DROPOUT_BYTES)
