@@ -182,7 +182,7 @@ class Frontier:
             if not high.order:
                 break
             if low.order:
-                offer(self.graph, low.order, low.time_ns)
+                offer(self.graph, low.order, low.time_ns, low.limit_bytes)
             depth += 1
         return low if low.order or self.least.limit_bytes > budget_bytes else self.least
 

@@ -59,7 +59,7 @@ def _limited(name: str, effort: Effort, seconds: float, graph: Graph, profile: P
 def quick_plans(graph: Graph, profile: Profile, budget_bytes: int, seconds: float, searching: bool = True) -> list[Plan]:
     """What quick planners make of a budget: segments in any case, the others as far as they come in so many seconds."""
     quick = [chen.plan(graph, profile, budget_bytes)]
-    with within(Watch(graph, time.monotonic() + seconds)), contextlib.suppress(TimeUp):
+    with within(Watch(graph, budget_bytes, time.monotonic() + seconds)), contextlib.suppress(TimeUp):
         for heuristic in ("dtr", "msps"):
             quick.append(dtr.plan(graph, profile, budget_bytes, heuristic=heuristic))
         if searching:

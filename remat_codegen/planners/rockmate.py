@@ -92,7 +92,7 @@ def _plan_chain(
         check()
         tried[columns[middle]] = found = tried.get(columns[middle]) or candidate(columns[middle])
         if found.peak_bytes <= budget_bytes:
-            offer(graph, order_of(found.schedule), found.time_ns)
+            offer(graph, order_of(found.schedule), found.time_ns, budget_bytes)
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
         effort.tell("fitting the budget", len(columns) - (high - low), len(columns))
     if low < 0:  # peaks need not grow with the column: look at all of the smallest
@@ -181,7 +181,7 @@ def _plan_searched(
         return _infeasible(min(candidates, key=lambda c: c.peak_bytes), notes)
     orders = [] if best is None else [order_of(best.schedule)]
     if best is not None:
-        offer(graph, orders[0], best.time_ns)
+        offer(graph, orders[0], best.time_ns, budget_bytes)
     steps = hierarchy.steps_for(graph, grid.search_work)
     found = search.best(hierarchy.Limits(budget_bytes), steps, orders)
     if found is not None:

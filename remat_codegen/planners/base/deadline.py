@@ -72,9 +72,10 @@ class TimeUp(Exception):
 
 @dataclass(slots=True)
 class Watch:
-    """Until when a plan of `graph` is looked for, by time.monotonic(), and the fastest order that was offered."""
+    """Until when a plan of `graph` within the budget is looked for, by time.monotonic(), and the fastest that was offered."""
 
     graph: Graph
+    budget_bytes: int
     until: float
     best: Order | None = None
     best_ns: int = 0
@@ -100,7 +101,7 @@ def stoppable(planner: Callable[..., Plan]) -> Callable[..., Plan]:
     def run(graph: Graph, profile: Profile, budget_bytes: int, *, effort: Effort = NO_LIMIT, **options: Any) -> Plan:
         if effort.deadline is None or _watch.get() is not None:
             return planner(graph, profile, budget_bytes, effort=effort, **options)
-        with within(Watch(graph, effort.deadline)):
+        with within(Watch(graph, budget_bytes, effort.deadline)):
             return planner(graph, profile, budget_bytes, effort=effort, **options)
 
     return run
@@ -119,8 +120,11 @@ def seconds_left(most: float) -> float:
     return most if watch is None else max(0.1, min(most, watch.until - time.monotonic()))
 
 
-def offer(graph: Graph, order: Order, time_ns: int) -> None:
-    """Tells of an order that keeps to the budget, in case the time is over before there is a better one."""
+def offer(graph: Graph, order: Order, time_ns: int, limit_bytes: int) -> None:
+    """Tells of an order that keeps to so many bytes, in case the time is over before there is a better one. Planners look at
+    other limits, too, than what is asked for."""
     watch = _watch.get()
-    if watch is not None and (watch.best is None or time_ns < watch.best_ns) and graph == watch.graph:
+    if watch is None or limit_bytes > watch.budget_bytes or graph != watch.graph:
+        return
+    if watch.best is None or time_ns < watch.best_ns:
         watch.best, watch.best_ns = order, time_ns

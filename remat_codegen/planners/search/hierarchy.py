@@ -56,7 +56,7 @@ def improve(problem: Problem, order: Order, limits: Limits, steps: int, seed: in
     best = current = order
     best_ns = current_ns = problem.time_of(order)
     lives = Lives(problem, current)
-    offer(problem.graph, best, best_ns)
+    offer(problem.graph, best, best_ns, limits.peak)
     for step in range(steps if best_ns > problem.plain_ns else 0):
         if problem.visited > last:
             break
@@ -73,7 +73,7 @@ def improve(problem: Problem, order: Order, limits: Limits, steps: int, seed: in
             current, current_ns, lives = found, found_ns, Lives(problem, found)
         if found_ns < best_ns:
             best, best_ns = found, found_ns
-            offer(problem.graph, best, best_ns)
+            offer(problem.graph, best, best_ns, limits.peak)
     return best
 
 

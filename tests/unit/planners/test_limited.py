@@ -34,12 +34,12 @@ def for_ever(graph, profile, budget_bytes, *, effort):
 
 def test_without_a_limit_nothing_is_stopped_and_planners_are_themselves():
     check()
-    offer(None, (), 0)
+    offer(None, (), 0, 0)
     assert seconds_left(7.0) == 7.0 and limited("auto", None).func is registry.PLANNERS["auto"]
 
 
 def test_within_a_limit_the_time_is_shared_out_and_ends():
-    with within(Watch(None, time.monotonic() + 0.2)):
+    with within(Watch(None, 0, time.monotonic() + 0.2)):
         assert 0.1 <= seconds_left(7.0) <= 0.2 and seconds_left(0.15) <= 0.15
         with pytest.raises(TimeUp):
             for_ever(None, None, 0, effort=NO_LIMIT)
@@ -66,9 +66,10 @@ def test_what_the_planner_itself_came_upon_is_taken_where_it_is_better(case, mon
 
     @stoppable
     def offering(graph, profile, budget_bytes, *, effort):
-        offer(graphs.chain_graph([1])[0], (), 0)  # of a part, which is no plan
-        offer(graph, order, best.time_ns)
-        offer(graph, tuple(range(len(graph.nodes))), best.time_ns + 1)
+        offer(graphs.chain_graph([1])[0], (), 0, 0)  # of a part, which is no plan
+        offer(graph, order, best.time_ns, budget_bytes)
+        offer(graph, tuple(range(len(graph.nodes))), best.time_ns + 1, budget_bytes)
+        offer(graph, tuple(range(len(graph.nodes))), 0, budget_bytes + 1)  # for another limit, on the way
         for_ever(graph, profile, budget_bytes, effort=effort)
 
     monkeypatch.setitem(registry.PLANNERS, "mincut", offering)
@@ -81,7 +82,7 @@ def test_offers_above_the_budget_are_no_plans(case, monkeypatch):
 
     @stoppable
     def offering(graph, profile, budget_bytes, *, effort):
-        offer(graph, tuple(range(len(graph.nodes))), 0)
+        offer(graph, tuple(range(len(graph.nodes))), 0, budget_bytes)
         for_ever(graph, profile, budget_bytes, effort=effort)
 
     monkeypatch.setitem(registry.PLANNERS, "auto", offering)
@@ -133,7 +134,7 @@ def test_what_a_deadline_cut_short_is_not_remembered(case, monkeypatch):
 
 def test_which_solver_works_does_not_depend_on_the_time_that_is_left():
     milp.solver.cache_clear()
-    with within(Watch(None, 0.0)):
+    with within(Watch(None, 0, 0.0)):
         found = milp.solver()
     milp.solver.cache_clear()
     assert found == milp.solver()
@@ -142,7 +143,7 @@ def test_which_solver_works_does_not_depend_on_the_time_that_is_left():
 def test_inside_of_another_planner_its_deadline_counts(case):
     @stoppable
     def inner(graph, profile, budget_bytes, *, effort):
-        offer(graph, (0,), 1)
+        offer(graph, (0,), 1, budget_bytes)
         for_ever(graph, profile, budget_bytes, effort=effort)
 
     outer = stoppable(lambda *given, effort: inner(*given, effort=Effort.lasting(60.0)))
