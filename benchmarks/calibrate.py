@@ -20,7 +20,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import torch
 from remat_codegen.ask.request import Request
 from remat_codegen.planners import auto
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.clock import Clock, clock_for
+from remat_codegen.profile.clock import Clock, Stage, clock_for
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.devices import DEVICES, Device
 from remat_codegen.profile.estimated import Kernel, Kernels, kernel_of
@@ -113,13 +113,14 @@ class Both(Clock):
         super().__init__(device)
         self.real, self.gpu, self.pairs = clock_for(device), gpu, list[Pair]()
 
-    def median_after_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
-        """The measured time."""
-        found = self.real.median_after_ns(prepare, work)
-        prepared = prepare()
-        with Seen(self.gpu, self.device) as seen:
-            work(prepared)
-        self.pairs.append(Pair(found, tuple(seen.kernels)))
+    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+        """The measured times."""
+        found, value = self.real.medians_ns(*stages, warm=warm), None
+        for number, (stage, time_ns) in enumerate(zip(stages, found, strict=True)):
+            prepares = len(stages) > 1 and number % 2 == 0  # of a node: inputs, its work, gradients, its way back
+            with Seen(self.gpu, self.device) as seen:
+                value = stage(value)
+            self.pairs.append(Pair(time_ns, () if prepares else tuple(seen.kernels)))
         return found
 
 
@@ -145,9 +146,9 @@ class Told(Clock):
         super().__init__(device)
         self.times = iter(times)
 
-    def median_after_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
-        """The next time."""
-        return next(self.times)
+    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+        """The next times."""
+        return [next(self.times) for _ in stages]
 
 
 @dataclass(frozen=True)

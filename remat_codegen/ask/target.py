@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from remat_codegen.ask.drawing import quick_draws
 from remat_codegen.ask.inputs import CACHE, Inputs, as_inputs, make_inputs, parse_init
 from remat_codegen.errors import TargetError
 from remat_codegen.profile.devices import Device, find, is_name
@@ -340,7 +341,8 @@ def _build(
         raise TargetError(f"is {type(found).__name__}, not a torch.nn.Module", where=where, hint=MODULES)
     _check_arguments(found, args, kwargs, where)
     try:
-        made = found(*args, **kwargs)
+        with quick_draws():
+            made = found(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise _users_error(f"{name}() fails", where, error) from error
     if not isinstance(made, torch.nn.Module):

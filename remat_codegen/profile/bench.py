@@ -12,12 +12,13 @@ import torch
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.simplify import Model, early_ends
-from remat_codegen.profile.clock import Clock
+from remat_codegen.profile.clock import Clock, Stage
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
 from remat_codegen.profile.numbers import random_tensor, recorded_tensor
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, refs, substitute
 
+Seeded = tuple[torch.Tensor, list[Any]]  # what the way back begins at, and what is held until it is over
 Values = Callable[[Variable, str, int], torch.Tensor]  # of a variable, on a device, integers below a number
 
 
@@ -117,14 +118,19 @@ class Bench:
             return value
         return value.copy_(known) if value.shape == known.shape else known.clone()
 
-    def forward(self, held: list[Any] | None = None) -> dict[int, torch.Tensor]:
+    def _inputs(self, held: list[Any] | None) -> dict[int, torch.Tensor]:
+        """What the node reads; `held` gets the gradients of that."""
         tensors: dict[int, torch.Tensor] = {}
         for v, tensor in self.given.items():
             if held is not None and tensor.requires_grad and tensor.grad is None:
                 tensor = Swallow.apply(tensor, held)
-            if v in self.changed:  # autograd lets nobody change a leaf in place; the copy is counted, which does no harm
+            if v in self.changed:  # autograd lets nobody change a leaf in place
                 tensor = tensor.clone()
             tensors[v] = tensor
+        return tensors
+
+    def _forward(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What the node hands on. `tensors` gets the others that it makes."""
         for op in self.operations:
             with (
                 torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()),
@@ -148,22 +154,37 @@ class Bench:
 
     def run(self) -> list[int]:
         """Forward time, forward peak, backward time, backward peak (0, 0 where there is none)."""
-        forward_ns = self.clock.median_ns(self.forward)
         held: list[Any] = []
 
         def forward() -> None:
-            held.append(self.forward())
+            held.append(self._forward(self._inputs(None)))
 
         forward_peak = peak_bytes(forward, self.device)
         held.clear()
         if not self.goes_back:
+            _, forward_ns = self.clock.medians_ns(lambda _: self._inputs(None), self._forward, warm=True)
             return [forward_ns, forward_peak, 0, 0]
-        backward_ns, backward_peak = self._measure_backward()
+        backward_peak = peak_bytes_after(self._prepare, _go_back, self.device)
+        _, forward_ns, _, backward_ns = self.clock.medians_ns(*self._stages(), lambda seeded: seeded[0].backward(), warm=True)
         return [forward_ns, forward_peak, backward_ns, backward_peak]
 
-    def _prepare(self) -> tuple[torch.Tensor, list[Any]]:
-        held: list[Any] = []
-        outputs = self.forward(held)
+    def _stages(self) -> tuple[Stage, Stage, Stage]:
+        """What comes before the way back: inputs, results, and the gradients of these."""
+
+        def begun(_: Any) -> tuple[list[Any], dict[int, torch.Tensor]]:
+            held: list[Any] = []
+            return held, self._inputs(held)
+
+        return begun, lambda given: (given[0], self._forward(given[1])), lambda made: self._seeded(*made)
+
+    def _prepare(self) -> Seeded:
+        value: Any = None
+        for stage in self._stages():
+            value = stage(value)
+        return value
+
+    def _seeded(self, held: list[Any], outputs: dict[int, torch.Tensor]) -> Seeded:
+        """What the way back begins at, and what is held until it is over."""
         record = self.model.record
         roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.variables[v].gradient_strides is not None]
         grads = [self._gradient(v) for v in roots]
@@ -178,12 +199,8 @@ class Bench:
         v = self.model.trace.variables[variable]
         return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
 
-    def _measure_backward(self) -> tuple[int, int]:
-        backward_ns = self.clock.median_after_ns(self._prepare, lambda prepared: prepared[0].backward())
-        return backward_ns, peak_bytes_after(self._prepare, _go_back, self.device)
 
-
-def _go_back(prepared: tuple[torch.Tensor, list[Any]]) -> None:
+def _go_back(prepared: Seeded) -> None:
     root, held = prepared
     root.backward()
     del held

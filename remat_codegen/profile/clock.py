@@ -13,21 +13,25 @@ A model so small that the device waits for the host costs more than this says: t
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 MEASURED_SECONDS = 0.3  # a piece of work is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
-LEAST_RUNS = 3
+LEAST_RUNS, LONG_RUNS = 3, 2  # at least; and if one takes MEASURED_SECONDS by itself
 LEAST_NS = 100  # on CUDA; below what events tell apart (500 ns), so that running something again is never for nothing
 LEAST_FLUSHED_BYTES = 16 << 20  # writing less takes the device no longer than queueing it takes the host
 MOST_WRITES = 1000  # of the buffer before a run, some 40 ms
 AHEAD = 2.0  # how many times as long as queueing the work takes, the device is kept busy
+
+
+Stage = Callable[[Any], Any]  # a piece of work, given what the one before it has made
 
 
 def clock_for(device: str, hurry_at: float = math.inf) -> Clock:
@@ -46,35 +50,37 @@ class Clock:
         """Whether work is run once from now on."""
         return time.monotonic() > self.hurry_at
 
-    def median_ns(self, work: Callable[[], Any]) -> int:
+    def median_ns(self, work: Callable[[], Any], warm: bool = False) -> int:
         """The median time of several runs of `work`, after some to warm up, in nanoseconds."""
-        return self.median_after_ns(lambda: None, lambda _: work())
+        return self.medians_ns(lambda _: work(), warm=warm)[0]
 
-    def median_after_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
-        """The same of `work(prepare())`, without what `prepare` takes; what it made is there until `work` is over.
+    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+        """The same of pieces of work that follow each other, one time for each. Each is given what the one before has made,
+        which is there until it is over. `warm` says that all have run before.
 
-        Each run prepares anew, so that never more than one run's tensors exist.
+        Each run begins anew, so that never more than one run's tensors exist.
         """
-        self._warm_up(prepare, work)
-        runs = [self._run_ns(prepare, work)]
-        while not self.in_a_hurry and (
-            len(runs) < LEAST_RUNS or (sum(runs) < MEASURED_SECONDS * 1e9 and len(runs) < MOST_RUNS)
-        ):
-            runs.append(self._run_ns(prepare, work))
-        return self._cost_ns(int(statistics.median(runs)))
+        self._warm_up(stages, warm)
+        runs = [self._run_ns(stages)]
+        while not self.in_a_hurry and not _enough(runs):
+            runs.append(self._run_ns(stages))
+        return [self._cost_ns(int(statistics.median(times))) for times in zip(*runs, strict=True)]
 
     def once_ns(self, work: Callable[[], Any]) -> int:
         """The time of one run of `work`, which has run before."""
-        return self._cost_ns(self._run_ns(lambda: None, lambda _: work()))
+        return self._cost_ns(self._run_ns([lambda _: work()])[0])
 
-    def _warm_up(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> None:
-        work(prepare())
+    def _warm_up(self, stages: Sequence[Stage], warm: bool) -> None:
+        if not warm:
+            self._run_ns(stages)
 
-    def _run_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
-        prepared = prepare()
-        begin = time.perf_counter_ns()
-        work(prepared)
-        return time.perf_counter_ns() - begin
+    def _run_ns(self, stages: Sequence[Stage]) -> list[int]:
+        value, times = None, []
+        for stage in stages:
+            begin = time.perf_counter_ns()
+            value = stage(value)
+            times.append(time.perf_counter_ns() - begin)
+        return times
 
     def _cost_ns(self, measured_ns: int) -> int:
         return measured_ns
@@ -87,26 +93,30 @@ class CudaClock(Clock):
         super().__init__(device, hurry_at)
         cache_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
         self.buffer = torch.empty(max(2 * cache_bytes, LEAST_FLUSHED_BYTES), dtype=torch.uint8, device=device)
-        self.writes, self.empty_ns = 1, 0
+        self.writes, self.empty_ns = [1], 0
         self._between_ns(lambda: self._write(1))  # the first one takes longer
         self.write_ns = max(1, self._between_ns(lambda: self._write(100)) // 100)
-        self.empty_ns = int(statistics.median(self._run_ns(lambda: None, lambda _: None) for _ in range(MOST_RUNS)))
+        self.empty_ns = int(statistics.median(self._run_ns([lambda _: None])[0] for _ in range(MOST_RUNS)))
 
-    def _warm_up(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> None:
+    def once_ns(self, work: Callable[[], Any]) -> int:
+        """As there."""
+        self.writes = self.writes[:1]
+        return super().once_ns(work)
+
+    def _warm_up(self, stages: Sequence[Stage], warm: bool) -> None:
         """Runs it once for libraries to load and to choose their algorithms, and once to see how long queueing takes."""
-        work(prepare())
-        prepared = prepare()
-        torch.cuda.synchronize(self.device)
-        begin = time.perf_counter_ns()
-        work(prepared)
-        queueing_ns = time.perf_counter_ns() - begin
-        self.writes = 1 + min(MOST_WRITES, int(AHEAD * queueing_ns / self.write_ns))
+        if not warm:
+            _queued(stages, self.device)
+        queueing_ns = _queued(stages, self.device)
+        self.writes = [1 + min(MOST_WRITES, int(AHEAD * ns / self.write_ns)) for ns in queueing_ns]
 
-    def _run_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
-        prepared = prepare()
-        torch.cuda.synchronize(self.device)
-        self._write(self.writes)
-        return self._between_ns(lambda: work(prepared))
+    def _run_ns(self, stages: Sequence[Stage]) -> list[int]:
+        made, times = [None], list[int]()
+        for stage, writes in zip(stages, self.writes, strict=True):
+            torch.cuda.synchronize(self.device)
+            self._write(writes)
+            times.append(self._between_ns(functools.partial(_replace, made, stage)))
+        return times
 
     def _cost_ns(self, measured_ns: int) -> int:
         return max(LEAST_NS, measured_ns - self.empty_ns)
@@ -124,3 +134,25 @@ class CudaClock(Clock):
         end.record(stream)
         end.synchronize()
         return int(begin.elapsed_time(end) * 1e6)
+
+
+def _enough(runs: Sequence[Sequence[int]]) -> bool:
+    taken = sum(map(sum, runs))
+    least = LONG_RUNS if taken >= len(runs) * MEASURED_SECONDS * 1e9 else LEAST_RUNS
+    return len(runs) >= least and (taken >= MEASURED_SECONDS * 1e9 or len(runs) >= MOST_RUNS)
+
+
+def _queued(stages: Sequence[Stage], device: str) -> list[int]:
+    """How long the host takes for each."""
+    value, times = None, list[int]()
+    for stage in stages:
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter_ns()
+        value = stage(value)
+        times.append(time.perf_counter_ns() - begin)
+    return times
+
+
+def _replace(made: list[Any], stage: Stage) -> None:
+    """Puts what a stage makes of what is there in its place."""
+    made[0] = stage(made[0])

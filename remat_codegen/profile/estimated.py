@@ -9,7 +9,7 @@ a plan needs of them is their order and their ratios.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.fake_strides import Layouts
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.clock import LEAST_NS, Clock
+from remat_codegen.profile.clock import LEAST_NS, Clock, Stage
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.devices import FILE, Device
 from remat_codegen.profile.measure import Measured
@@ -59,12 +59,14 @@ class EstimatedClock(Clock):
         """Never: nothing is measured."""
         return False
 
-    def median_after_ns(self, prepare: Callable[[], Any], work: Callable[[Any], Any]) -> int:
-        """The time of the kernels that `work(prepare())` starts, without those of `prepare`."""
-        prepared = prepare()
-        with Kernels(self.gpu) as kernels:
-            work(prepared)
-        return max(LEAST_NS, kernels.time_ns)
+    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+        """The times of the kernels that each piece of work starts."""
+        value, times = None, list[int]()
+        for stage in stages:
+            with Kernels(self.gpu) as kernels:
+                value = stage(value)
+            times.append(max(LEAST_NS, kernels.time_ns))
+        return times
 
 
 class Kernels(TorchDispatchMode):

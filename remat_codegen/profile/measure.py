@@ -170,7 +170,8 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
         held: list[Any] = []
         example_loss([Swallow.apply(t, held) for t in leaves], model.record.loss).backward()
 
-    return [clock.median_ns(work), peak_bytes(work, clock.device)]
+    peak = peak_bytes(work, clock.device)
+    return [clock.median_ns(work, warm=True), peak]
 
 
 def _differentiable_outputs(model: Model) -> list[Variable]:

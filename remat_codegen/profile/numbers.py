@@ -9,6 +9,8 @@ import torch
 
 from remat_codegen.trace import Variable
 
+DRAWN = 2**20 + 7  # numbers that are drawn at most; not even, so that no two rows of a matrix are equal
+
 
 def random_tensor(
     variable: Variable, device: str, high: int = 1, floats: Callable[..., torch.Tensor] = torch.randn
@@ -16,11 +18,21 @@ def random_tensor(
     """A tensor of a variable's layout: normal numbers, integers from 0 to below `high`, either where it is boolean."""
     size = span(variable)
     if variable.dtype.is_floating_point or variable.dtype.is_complex:
-        base = floats(size, dtype=variable.dtype, device=device)
+        drawn = floats(min(size, DRAWN), dtype=variable.dtype, device=device)
+        base = drawn if size <= DRAWN else _repeated(drawn, size)
     else:
         high = 2 if variable.dtype is torch.bool else min(high, torch.iinfo(variable.dtype).max)
         base = torch.randint(0, high, (size,), device=device).to(variable.dtype)
     return base.as_strided(variable.shape, variable.stride)
+
+
+def _repeated(drawn: torch.Tensor, size: int) -> torch.Tensor:
+    """So many numbers, over and over the same ones, for drawing takes longer than many an operation on them."""
+    base = drawn.new_empty(size)
+    whole = size // len(drawn) * len(drawn)
+    base[:whole].view(-1, len(drawn)).copy_(drawn)
+    base[whole:].copy_(drawn[: size - whole])
+    return base
 
 
 def span(variable: Variable) -> int:

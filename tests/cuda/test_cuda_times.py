@@ -57,7 +57,7 @@ def test_never_more_than_one_run_of_a_node_is_in_memory(device):
     clock, nbytes = CudaClock(device), 64 << 20
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    clock.median_after_ns(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device), torch.Tensor.zero_)
+    clock.medians_ns(lambda _: torch.empty(nbytes, dtype=torch.uint8, device=device), torch.Tensor.zero_)
     assert torch.cuda.max_memory_allocated(device) - before == nbytes
     assert torch.cuda.memory_allocated(device) == before
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from remat_codegen.profile import cache, clock, measure
 from remat_codegen.profile.cache import Cache
-from remat_codegen.profile.numbers import random_tensor
+from remat_codegen.profile.numbers import DRAWN, random_tensor
 from remat_codegen.profile.ranges import integer_ranges
+from remat_codegen.trace import Origin, Variable
 
 
 class Reads(nn.Module):
@@ -115,8 +116,20 @@ def test_each_timed_run_prepares_anew_and_lets_go_of_the_run_before(monkeypatch)
             alive.discard(id(self))
 
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
-    assert clock.clock_for("cpu").median_after_ns(Prepared, lambda prepared: ran.append(1)) > 0
-    assert (len(ran), most[0], alive) == (1 + clock.LEAST_RUNS, 1, set())
+    assert clock.clock_for("cpu").medians_ns(lambda _: Prepared(), lambda prepared: ran.append(1))[1] > 0
+    assert (len(ran), most[0], alive) == (1 + clock.LONG_RUNS, 1, set())
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(2.0, 2), (0.31, 2), (0.2, 3), (0.1, 3), (0.05, 6), (0.001, 15)])
+def test_work_is_run_until_it_took_long_enough(seconds, runs):
+    taken = [[0, int(seconds * 1e9)]] * 20
+    assert next(n for n in range(1, 20) if clock._enough(taken[:n])) == runs
+
+
+def test_large_tensors_repeat_numbers_and_no_row_of_a_matrix():
+    drawn = random_tensor(Variable(0, "w", Origin.PARAMETER, "w", (1500, 1024), (1024, 1), torch.float32, "cpu"), "cpu")
+    assert drawn[0, 0] == drawn.flatten()[DRAWN] and len(set(map(tuple, drawn[:, :4].tolist()))) == 1500
+    assert torch.linalg.matrix_rank(drawn) == 1024
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

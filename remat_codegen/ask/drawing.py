@@ -1,0 +1,40 @@
+"""A large model is made in seconds: what its constructor draws for large tensors is drawn once and repeated.
+
+Plans depend on no numbers, and `verify` compares a file with the original on the same ones, whatever they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+DRAWN = 2**20 + 7  # numbers of a tensor that are drawn at most; not even, so that no two rows of a matrix are equal
+DRAWS = ("normal_", "uniform_")  # what torch.nn.init calls, too
+
+
+@contextlib.contextmanager
+def quick_draws() -> Iterator[None]:
+    """In here, these methods of a large tensor on the CPU draw some of its numbers, and repeat them."""
+    with contextlib.ExitStack() as stack:
+        for name in DRAWS:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, _drawing_some(getattr(torch.Tensor, name))))
+        yield
+
+
+def _drawing_some(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(draw)
+    def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if tensor.numel() <= DRAWN or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return draw(tensor, *args, **kwargs)
+        numbers = tensor.view(-1)
+        some = draw(numbers[:DRAWN], *args, **kwargs)
+        for repeated in numbers[DRAWN:].split(DRAWN):
+            repeated.copy_(some[: len(repeated)])
+        return tensor
+
+    return drawn
