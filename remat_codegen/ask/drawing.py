@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-DRAWN = 2**20 + 7  # numbers of a tensor that are drawn at most; not even, so that no two rows of a matrix are equal
+DRAWN = 2**18 + 7  # numbers of a tensor that are drawn at most; not even, so that no two rows of a matrix are equal
 DRAWS = ("normal_", "uniform_")  # what torch.nn.init calls, too
 
 

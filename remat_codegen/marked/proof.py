@@ -14,6 +14,7 @@ import torch
 from remat_codegen.errors import RematError
 from remat_codegen.torch_seam import proxy_tensor
 from remat_codegen.trace import Trace, trace
+from remat_codegen.trace.frames import only_lines
 from remat_codegen.trace.state import hooks_of, put_hooks_back
 
 NAME = "_marked_by_remat_codegen"  # of the module that the text is for as long as it is traced
@@ -36,7 +37,8 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
             for plan in plans:
                 file.Table(marked, plan, [*module.modules()])
             _call_plainly(module, file.InstanceMethod)
-            ours = trace(module, args, kwargs, original.autocast, recorded=original.run is not None)
+            with only_lines():
+                ours = trace(module, args, kwargs, original.autocast, recorded=original.run is not None)
     except (RematError, ValueError, TypeError, AttributeError, NameError) as error:
         return str(error).partition("\n")[0]
     if acting:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -177,10 +178,13 @@ def _watching(file: Any) -> Iterator[None]:
     noted: dict[int, tuple[Any, list[Any]]] = {}
     first, again = file.Part.first, file.Part.as_before
 
-    def moving(part: Any) -> list[Any]:
-        model = part.step.model()
+    @functools.cache
+    def moved(model: torch.nn.Module | None) -> list[dict[str, Any]]:
         dicts = [buffers_of(m) for m in model.modules()] if model is not None else []
-        return [t for held in dicts if MOVING in held for t in held.values()]
+        return [held for held in dicts if MOVING in held]
+
+    def moving(part: Any) -> list[Any]:
+        return [t for held in moved(part.step.model()) for t in held.values()]
 
     def noting(part: Any, run: Any, inputs: Any) -> Any:
         calls = Calls([*pytree.tree_leaves(inputs), *moving(part)])

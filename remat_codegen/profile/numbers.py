@@ -9,7 +9,7 @@ import torch
 
 from remat_codegen.trace import Variable
 
-DRAWN = 2**20 + 7  # numbers that are drawn at most; not even, so that no two rows of a matrix are equal
+DRAWN = 2**18 + 7  # numbers that are drawn at most; not even, so that no two rows of a matrix are equal
 
 
 def random_tensor(

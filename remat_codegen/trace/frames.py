@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -52,10 +53,23 @@ def held_by(node: torch.fx.Node) -> tuple[int, tuple[int, ...]]:
     return found
 
 
+_only_lines: ContextVar[bool] = ContextVar("only_lines", default=False)
+
+
+@contextlib.contextmanager
+def only_lines() -> Iterator[None]:
+    """Of what is traced in here, no more than lines is noted: the rest takes almost half of a trace's time."""
+    token = _only_lines.set(True)
+    try:
+        yield
+    finally:
+        _only_lines.reset(token)
+
+
 @contextlib.contextmanager
 def places_noted(module: torch.nn.Module) -> Iterator[None]:
     """In here, what is traced says in its node's meta where it was made."""
-    observer = _Observer(module)
+    observer, noting = _Observer(module), not _only_lines.get()
     own = torch.fx.Graph.create_node
 
     def create_node(graph: torch.fx.Graph, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -63,8 +77,9 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
         if op == "call_function" and observer.running:
             chain = _frames_within(observer.root)
             node.stack_trace = _line_of(chain)  # else PyTorch looks up the line of every frame, a seventh of a trace's time
-            node.meta[META] = observer.calls(chain)
-            node.meta[HELD] = observer.held(chain)
+            if noting:
+                node.meta[META] = observer.calls(chain)
+                node.meta[HELD] = observer.held(chain)
         return node
 
     with counted_calls(observer.begins, observer.ends), mock.patch.object(torch.fx.Graph, "create_node", create_node):
@@ -82,6 +97,16 @@ class _Seen:
     call: Call
 
 
+@dataclass(slots=True)
+class _Holder:
+    """A frame as it was seen last, with what it may hold tensors in."""
+
+    frame: FrameType
+    inner: FrameType | None
+    instruction: int
+    values: list[Any]
+
+
 class _Observer:
     """Follows one run of a model after the other."""
 
@@ -95,6 +120,7 @@ class _Observer:
         self.count: dict[int, int] = {}
         self.running: dict[int, list[int]] = {}  # by module: the calls of it that have begun and not ended
         self.seen: dict[int, _Seen] = {}  # by frame: those of the last operation
+        self.holders: dict[int, _Holder] = {}
         self.numbers = itertools.count()
         self.tracer = trace_in_progress()
 
@@ -111,7 +137,7 @@ class _Observer:
         if self.running.get(key):
             self.running[key].pop()
         if key == self.root and not self.running.get(key):
-            self.running, self.seen = {}, {}
+            self.running, self.seen, self.holders = {}, {}, {}
 
     def calls(self, chain: Sequence[FrameType]) -> tuple[Call, ...]:
         """What the frames between the root's call and here evaluate, of those that words are taken from."""
@@ -131,18 +157,29 @@ class _Observer:
         self.seen = seen
         return tuple(found)
 
-    def held(self, chain: Iterable[FrameType]) -> tuple[int, tuple[int, ...]]:
+    def held(self, chain: Sequence[FrameType]) -> tuple[int, tuple[int, ...]]:
         """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
         nobody reads any longer is not free as long as a variable has it."""
-        found: dict[int, None] = {}
-        for frame in chain:
+        found, holders = dict[int, None](), dict[int, _Holder]()
+        for frame, inner in itertools.pairwise([*chain, None]):
+            assert frame is not None
             if _is_tracing(frame.f_code.co_filename):
                 continue
-            for tensor in _tensors_in(list(frame.f_locals.values()), _DEPTH + 2, objects=True):
+            holders[id(frame)] = holder = self._holder(frame, inner)
+            for tensor in _tensors_in(holder.values, _DEPTH + 2, objects=True):
                 node = made_by(tensor, self.tracer)
                 if node is not None and HELD in node.meta:
                     found[node.meta[HELD][0]] = None
+        self.holders = holders
         return next(self.numbers), tuple(found)
+
+    def _holder(self, frame: FrameType, inner: FrameType | None) -> _Holder:
+        """What a frame may hold tensors in; of one that still waits for the same call, what it was before."""
+        last = self.holders.get(id(frame))
+        if last is not None and inner is not None and last.inner is inner and last.instruction == frame.f_lasti:
+            return last
+        values = [v for v in itertools.islice(frame.f_locals.values(), _WIDTH) if _may_hold(v)]
+        return _Holder(frame, inner, frame.f_lasti, values)
 
     def _is_known(self, frame: FrameType, seen: dict[int, _Seen]) -> bool:
         """Whether a frame is still at what it was at in the operation before."""
@@ -281,6 +318,13 @@ def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Itera
         for item in itertools.islice(_contents(value, objects), _WIDTH):
             if type(item) not in _EMPTY:  # most are, and asking them one by one takes a quarter of a trace's time
                 yield from _tensors_in(item, depth - 1, objects)
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether there may ever be a tensor in a value, which others may put there while a frame waits."""
+    if isinstance(value, (torch.Tensor, list, tuple, dict)):
+        return True
+    return hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS) and not callable(value)
 
 
 def _contents(value: Any, objects: bool) -> Iterable[Any]:
