@@ -422,8 +422,10 @@ _fake_results = _take(
 
 def set_fake_result(operation: Any, result: Callable[..., Any]) -> None:
     """Has `result(mode, operation, *args)` say what an operation gives on tensors without data; NotImplemented leaves it to
-    PyTorch."""
-    if _fake_results is not None:
+    PyTorch. Raises VersionError where that cannot be done."""
+    if _fake_results is None:
+        raise _missing(NAMES["torch._subclasses.fake_impls.register_op_impl"])
+    with contextlib.suppress(AssertionError):  # PyTorch has one of its own
         _fake_results(operation)(result)
 
 

@@ -1,6 +1,8 @@
 """A large model is made in seconds: what its constructor draws for large tensors is drawn once and repeated.
 
-Plans depend on no numbers, and `verify` compares a file with the original on the same ones, whatever they are.
+Plans depend on no numbers, and `verify` compares a file with the original on the same ones, whatever they are. Everybody who
+makes the model from the same seed does it in here: less is drawn, so that what follows is other than without. This file runs
+without the package, too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from unittest import mock
 
 import torch
 
-DRAWN = 2**18 + 7  # numbers of a tensor that are drawn at most; not even, so that no two rows of a matrix are equal
+DRAWN = 2**18 + 7  # numbers of a tensor that are drawn at most; a prime, so that it takes as many rows until two are equal
 DRAWS = ("normal_", "uniform_")  # what torch.nn.init calls, too
 
 
@@ -29,7 +31,7 @@ def quick_draws() -> Iterator[None]:
 def _drawing_some(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(draw)
     def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if tensor.numel() <= DRAWN or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        if tensor.dim() < 2 or tensor.numel() <= DRAWN or not _is_plain(tensor):
             return draw(tensor, *args, **kwargs)
         numbers = tensor.view(-1)
         some = draw(numbers[:DRAWN], *args, **kwargs)
@@ -38,3 +40,10 @@ def _drawing_some(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         return tensor
 
     return drawn
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are memory of its own that autograd does not look at."""
+    followed = tensor.requires_grad and torch.is_grad_enabled()
+    usual = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+    return usual and not followed and tensor.is_contiguous()

@@ -125,10 +125,10 @@ def _recurrent(x: Tensor, *args: Any) -> list[int]:
 
 
 def _recurrent_backward(x: Tensor, *args: Any) -> list[int]:
-    """As there, and the gradient of the result."""
-    grad, first = args[6], args[13]
-    copied = _in_steps(x, batch_first=first), 0 if grad is None else _in_steps(grad, batch_first=first)
-    return [cudnn_rnn.of_call("backward", (x, *args)).workspace_bytes(), *copied]
+    """As there, and the gradient of the result; zeros for that where only the last states were used."""
+    output, grad, first = args[5], args[6], args[13]
+    grads = [_in_steps(grad, batch_first=first)] if grad is not None else [_nbytes(output)] * (1 + first)
+    return [cudnn_rnn.of_call("backward", (x, *args)).workspace_bytes(), _in_steps(x, batch_first=first), *grads]
 
 
 def _in_steps(x: Tensor, batch_first: bool) -> int:

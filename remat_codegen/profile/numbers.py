@@ -9,7 +9,7 @@ import torch
 
 from remat_codegen.trace import Variable
 
-DRAWN = 2**18 + 7  # numbers that are drawn at most; not even, so that no two rows of a matrix are equal
+DRAWN = 2**18 + 7  # numbers of a matrix that are drawn at most; a prime, so that it takes as many rows until two are equal
 
 
 def random_tensor(
@@ -18,8 +18,8 @@ def random_tensor(
     """A tensor of a variable's layout: normal numbers, integers from 0 to below `high`, either where it is boolean."""
     size = span(variable)
     if variable.dtype.is_floating_point or variable.dtype.is_complex:
-        drawn = floats(min(size, DRAWN), dtype=variable.dtype, device=device)
-        base = drawn if size <= DRAWN else _repeated(drawn, size)
+        drawn = floats(size if len(variable.shape) < 2 else min(size, DRAWN), dtype=variable.dtype, device=device)
+        base = drawn if size == len(drawn) else _repeated(drawn, size)
     else:
         high = 2 if variable.dtype is torch.bool else min(high, torch.iinfo(variable.dtype).max)
         base = torch.randint(0, high, (size,), device=device).to(variable.dtype)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from remat_codegen.errors import UnsupportedError
 from remat_codegen.profile.devices import Device
 from remat_codegen.torch_seam import ABSENT, autocast_excluded, set_fake_result
 
@@ -86,7 +87,13 @@ def kernels(gpu: Callable[[], Device]) -> dict[str, Callable[..., Any]]:
     """What the operations of recurrent networks call on a GPU that is not there, by overload; `gpu` tells which it is."""
     set_fake_result(aten._cudnn_rnn.default, _forward)
     set_fake_result(aten._cudnn_rnn_backward.default, _backward)
-    return {f"{name}.input": _kernel(name, gpu) for name in MODES}
+    return {f"{name}.input": _kernel(name, gpu) for name in MODES} | {f"{name}.data": _refused for name in MODES}
+
+
+def _refused(*_: Any) -> Any:
+    """Sequences of several lengths in one tensor, whose steps only the values of another one tell."""
+    what = "a packed sequence's steps are not known without a GPU"
+    raise UnsupportedError(what, hint="plan it where the GPU is, with --device cuda")
 
 
 def _kernel(name: str, gpu: Callable[[], Device]) -> Callable[..., Any]:
@@ -97,6 +104,9 @@ def _kernel(name: str, gpu: Callable[[], Device]) -> Callable[..., Any]:
         if not torch.backends.cudnn.enabled or x.dtype not in TAKEN or not x.numel():
             return operation.decompose(x, hx, weights, biases, layers, dropout, *how)
         state, cell = hx if name == "lstm" else (hx, None)
+        if not train and torch.is_grad_enabled() and any(t.requires_grad for t in (x, state, *weights)):
+            what = "cuDNN's recurrent networks go back in training mode only"
+            raise UnsupportedError(what, hint="call .train() on it, or leave it out of training with requires_grad_(False)")
         hidden = state.shape[2] if cell is None else cell.shape[2]
         projected = state.shape[2] if state.shape[2] != hidden else 0
         random = x.new_empty(gpu().multiprocessors * DROPOUT_BYTES, dtype=torch.uint8) if train and dropout else None
@@ -139,10 +149,9 @@ def _backward(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
     x, weights, _stride, _weight_buf, state, cell = args[:6]
     if x.device.type != ABSENT:
         return NotImplemented
-    if not args[16]:
-        raise RuntimeError("cudnn RNN backward can only be called in training mode")  # so it does on CUDA
-    flat = x.new_zeros(sum(w.numel() for w in weights))
-    grads = [part.view(w.shape) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
+    sizes = [w.numel() if args[21][3] else 0 for w in weights]
+    parts = x.new_zeros(sum(sizes)).split(sizes)
+    grads = [part.view(w.shape) if len(part) else part for part, w in zip(parts, weights, strict=True)]
     no_cell = x.new_empty(0) if cell is None else _like(cell)
     return _steps_first(x, args[14]), _like(state), no_cell, grads
 

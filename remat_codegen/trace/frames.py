@@ -7,6 +7,7 @@ and the names of what a frame holds, that is what marks in the user's own text a
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import linecache
 import os
@@ -37,6 +38,7 @@ _TRACES = (  # what is on the stack only while a model is traced
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_HOLDERS = torch.nn.Module, type, ModuleType, torch.fx.Node, torch.fx.Graph  # of what a forward pass makes
+_GOES_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
 _EMPTY = frozenset({int, float, bool, complex, str, bytes, type(None), type, FrameType, CodeType, FunctionType, ModuleType})
 
@@ -176,7 +178,7 @@ class _Observer:
     def _holder(self, frame: FrameType, inner: FrameType | None) -> _Holder:
         """What a frame may hold tensors in; of one that still waits for the same call, what it was before."""
         last = self.holders.get(id(frame))
-        if last is not None and inner is not None and last.inner is inner and last.instruction == frame.f_lasti:
+        if last is not None and last.inner is inner and last.instruction == frame.f_lasti and _waits(frame, inner):
             return last
         values = [v for v in itertools.islice(frame.f_locals.values(), _WIDTH) if _may_hold(v)]
         return _Holder(frame, inner, frame.f_lasti, values)
@@ -318,6 +320,13 @@ def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Itera
         for item in itertools.islice(_contents(value, objects), _WIDTH):
             if type(item) not in _EMPTY:  # most are, and asking them one by one takes a quarter of a trace's time
                 yield from _tensors_in(item, depth - 1, objects)
+
+
+def _waits(frame: FrameType, inner: FrameType | None) -> bool:
+    """Whether a frame's variables stay what they are while `inner` runs: others may set those of a closure, and a generator
+    that goes on is the same frame again."""
+    closed = bool(frame.f_code.co_cellvars or frame.f_code.co_freevars)
+    return inner is not None and not closed and not inner.f_code.co_flags & _GOES_ON
 
 
 def _may_hold(value: Any) -> bool:

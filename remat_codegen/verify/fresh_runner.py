@@ -101,7 +101,8 @@ def made_original(task: Any) -> torch.nn.Module:
     module = loaded(name, task.original) if task.place.endswith(".py") else importlib.import_module(task.place)
     found = getattr(module, task.name)
     torch.manual_seed(task.seed)
-    return found if isinstance(found, torch.nn.Module) else found(*task.init[0], **task.init[1])
+    with task.quick_draws():
+        return found if isinstance(found, torch.nn.Module) else found(*task.init[0], **task.init[1])
 
 
 def planned(generated: ModuleType | None, model: torch.nn.Module, task: Any) -> torch.nn.Module:
@@ -120,7 +121,8 @@ def made(generated: ModuleType | None, original: torch.nn.Module | None, task: A
             return planned(generated, model if task.device == "cpu" else model.to(task.device), task)
     with doing("make"):
         torch.manual_seed(task.seed)
-        model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if original is None else original
+        with task.quick_draws():
+            model = getattr(generated, task.class_name)(*task.init[0], **task.init[1]) if original is None else original
         model = model.train().to(task.device)
         model.load_state_dict(torch.load(folder / "state.pt", weights_only=False))
         return planned(generated, model, task)
@@ -157,9 +159,11 @@ def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, s
 
 def main(folder: Path) -> None:
     """Reads the task and writes what came of it."""
-    training = loaded("_training", str(Path(__file__).parents[1] / "trace" / "training.py"))
+    package = Path(__file__).parents[1]
+    training = loaded("_training", str(package / "trace" / "training.py"))
+    drawing = loaded("_drawing", str(package / "ask" / "drawing.py"))
     sys.modules["remat_codegen"] = None  # type: ignore[assignment]  # whoever imports it from here on fails
-    task = SimpleNamespace(**json.loads((folder / "task.json").read_text()))
+    task = SimpleNamespace(**json.loads((folder / "task.json").read_text()), quick_draws=drawing.quick_draws)
     with open(folder / "init.pkl", "rb") as file:
         task.init = pickle.load(file)
     torch.set_num_threads(task.threads)  # rounding depends on it; what else the original's file sets, its own file has to

@@ -121,7 +121,7 @@ def test_the_root_stays_small():
     assert len([m for m, path in MODULES.items() if path.parent == FOLDER]) <= MOST_AT_THE_ROOT
 
 
-@pytest.mark.parametrize("module", ["runtime", "parts", "trace.training", "verify.fresh_runner"])
+@pytest.mark.parametrize("module", ["runtime", "parts", "ask.drawing", "trace.training", "verify.fresh_runner"])
 def test_what_runs_without_the_package_needs_nothing_but_torch(module):
     assert {name.split(".")[0] for _, name in imports(MODULES[module])} <= RUNTIME_PACKAGES
 

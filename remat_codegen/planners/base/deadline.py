@@ -124,7 +124,7 @@ def offer(graph: Graph, order: Order, time_ns: int, limit_bytes: int) -> None:
     """Tells of an order that keeps to so many bytes, in case the time is over before there is a better one. Planners look at
     other limits, too, than what is asked for."""
     watch = _watch.get()
-    if watch is None or limit_bytes > watch.budget_bytes or graph != watch.graph:
+    if watch is None or limit_bytes > watch.budget_bytes or (watch.best is not None and time_ns >= watch.best_ns):
         return
-    if watch.best is None or time_ns < watch.best_ns:
+    if graph == watch.graph:
         watch.best, watch.best_ns = order, time_ns

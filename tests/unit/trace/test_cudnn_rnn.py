@@ -8,6 +8,7 @@ from test_absent_devices import H100, on, row, times
 from torch import nn
 
 from remat_codegen.ask.request import Request
+from remat_codegen.errors import UnsupportedError
 from remat_codegen.profile.estimated import Estimated
 from remat_codegen.run import check_update
 from remat_codegen.run.marked import generate
@@ -127,3 +128,10 @@ def test_a_model_with_a_recurrent_network_is_planned_and_checked(tmp_path, monke
     assert 0 < report.planned_peak_bytes <= report.budget_bytes < report.unmodified_peak_bytes
     assert "estimated for h100" in request.output_path.read_text()
     assert check_update.check(request.output_path, QUIET).lines() == [f"{request.output_path}: up to date"]
+
+
+def test_a_network_that_is_not_trained_is_refused_on_the_way_back():
+    module = Net(nn.LSTM)
+    module.layer.eval()
+    with pytest.raises(UnsupportedError, match="go back in training mode only"):
+        on(H100, module, given())
