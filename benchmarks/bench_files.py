@@ -3,8 +3,8 @@
     python benchmarks/bench_files.py [MODEL ...] [--editions 1 2] [--again]
 
 Both editions: marks in the user's own classes (2, the default), and functions (1, what there was before). Files are for 60 % of
-the unmodified peak, or where that does not work, for 80 or 100 %. Models that are not named keep their rows; those of torchvision,
-timm and transformers (tests/models/catalogue.py) are left out where these are missing.
+the unmodified peak, or where that does not work, for 80 or 100 %. Models that are not named keep their rows; those of
+torchvision, timm and transformers (tests/models/catalogue.py) are left out where these are missing.
 """
 
 from __future__ import annotations
