@@ -159,7 +159,7 @@ def equal_share(written: Iterable[Function]) -> float:
 
 def table(results: dict[str, dict]) -> str:
     """The page."""
-    lines = ["What reviewers have to read (`python benchmarks/bench_files.py`): lines of classes are as `ast.unparse` writes them."]
+    lines = ["What reviewers have to read, by `python benchmarks/bench_files.py`. Lines of classes are those of `ast.unparse`."]
     lines += ["", f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
     for key in sorted(results):
         name, _, edition = key.rpartition("/")

@@ -10,9 +10,14 @@
 #: {"version":1,"graph":"445d9d32d10fbc58cf987c8520cd2590395132211b08a19e2b7a5e2c9bb39c1f","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"5bbb0fde930d8178"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"4850f89b4c771501"}
 # fmt: off
-"""Llama with training steps that keep at most 9.0 MiB of activations."""
+"""Llama with training steps that keep at most 9.0 MiB of activations.
+
+Import Llama from here, or hand a model of the original to `rematerialize`. In training mode, steps run
+as the plan below says; else forward is what it was. REMAT_CHECK=1 compares all that is put back with what was
+there first.
+"""
 
 import ast
 import contextvars
@@ -110,8 +115,8 @@ class Llama(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods, and the bytes that are not held between the forward and the backward pass.
-#     #1        the second time in a step
+# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+#     #0, #1    the first and the second time in a step only
 PLAN = {
     "": "tok_embeddings norm",  # 433.5 KiB
     **{  # 1.5 MiB each
@@ -136,7 +141,7 @@ PLANNED_PEAK_BYTES = 9403400
 # again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
 # changes anything that is computed there.
 
-CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
+CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
@@ -174,7 +179,7 @@ def _parts(module):
 
 
 def training_step(forward, plan):
-    """`forward` of the whole model, run as the plan says wherever gradients are needed."""
+    """`forward` of the whole model, run as the plan says in training mode, wherever gradients are needed."""
 
     @functools.wraps(forward)
     def planned(self, *args, **kwargs):
@@ -189,7 +194,7 @@ def adopt(model, plan, *kinds):
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
     _check_text(model)
-    written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
+    written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}
     for module in model.modules():
         _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
@@ -229,7 +234,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
+    of such a class, the one here."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -320,10 +326,7 @@ def _call(forward, args, kwargs):
 
 
 class Entry:
-    """What the plan says of a mark, or of a module's calls; and the buffers in reach: (the dict that has it, name).
-
-    Those of batch norms move, by which not all get another version; others may not.
-    """
+    """What the plan says of a mark, or of a module's calls."""
 
     def __init__(self, name, options, module):
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
@@ -605,7 +608,7 @@ class Part:
             self.ran = True
 
     def learn(self, given):
-        """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
+        """What shows when it has run: what it draws, moves or changes in place."""
         self.draws = self.entry.draws or not all(map(torch.equal, self.states, self.step.states()))
         self.entry.draws, self.states = self.draws, self.states if self.draws else ()
         changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
@@ -674,8 +677,10 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        if place.look(tensor) != place.like:  # a copy of a view
+            return None
         place.check(tensor)
-        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
+        return tensor.detach()
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
@@ -701,7 +706,8 @@ class Part:
         chance = step.by_chance and _chance()
         result = self.as_before(replay, inputs)
         if chance and _chance() != chance:
-            raise self.error("draws from Python's or NumPy's random, which is not set back: take it out of the plan")
+            which = "Python's"
+            raise self.error(f"draws from {which} random, which is not set back: take it out of the plan")
         return result
 
     def take(self, number, held, replay):
@@ -717,7 +723,7 @@ class Part:
         return value
 
     def as_before(self, replay, inputs):
-        """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
+        """Runs it while all that it depends on is as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
         others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         states = self.states and step.states()
@@ -971,9 +977,10 @@ class Step:
     def unpack(self, held):
         """What autograd saved."""
         task = C._current_graph_task_id()
-        if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
-            self.compare()
-            self.backward = task
+        with self.lock:
+            if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
+                self.compare()
+                self.backward = task
         source, how = held
         if isinstance(source, Place):
             return source.get() if how is None else _view(source.get(), how)
@@ -1022,14 +1029,17 @@ def own_modules(model, modules):
 
 def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
-    before = [(held, name, held.get(name)) for held, name, _ in things]
+    before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        held[name] = value
+        if value is ...:  # it was not there
+            held.pop(name, None)
+        else:
+            held[name] = value
     return before
 
 
 def _chance():
-    """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
+    """The states of generators that are not PyTorch's."""
     state = random.getstate()
     return state
 

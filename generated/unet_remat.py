@@ -11,9 +11,14 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"3043563d23040da9"}
+#: "notes":["from\u0020dtr"],"seal":"94fc647d5dbdc8e0"}
 # fmt: off
-"""UNet with training steps that keep at most 38.5 MiB of activations."""
+"""UNet with training steps that keep at most 38.5 MiB of activations.
+
+Import UNet from here, or hand a model of the original to `rematerialize`. In training mode, steps run
+as the plan below says; else forward is what it was. REMAT_CHECK=1 compares all that is put back with what was
+there first.
+"""
 
 import ast
 import contextvars
@@ -94,11 +99,11 @@ class UNet(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods, and the bytes that are not held between the forward and the backward pass.
+# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
 #     /inside   what it gives is kept, what autograd saves in it is rebuilt
 #     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
 #     /late     kept until the backward pass has read it, rebuilt for whoever needs it then
-#     #1        the second time in a step
+#     #0, #1    the first and the second time in a step only
 PLAN = {
     "": "stem middle.h/inside middle.norm2 cat#0 cat#1 cat#2/twice/late",  # 6.5 MiB
     "down.0": "h/inside norm2 silu",  # 8.0 MiB
@@ -125,7 +130,7 @@ PLANNED_PEAK_BYTES = 38898052
 # again later. Hooks of modules fire once, and those inside of parts again (`running_again()` tells) if one of them
 # changes anything that is computed there.
 
-CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
+CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
@@ -163,7 +168,7 @@ def _parts(module):
 
 
 def training_step(forward, plan):
-    """`forward` of the whole model, run as the plan says wherever gradients are needed."""
+    """`forward` of the whole model, run as the plan says in training mode, wherever gradients are needed."""
 
     @functools.wraps(forward)
     def planned(self, *args, **kwargs):
@@ -178,7 +183,7 @@ def adopt(model, plan, *kinds):
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
     _check_text(model)
-    written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | {}
+    written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}
     for module in model.modules():
         _take_over(module, written)
     model.forward = InstanceMethod(model, "forward", vars(model).get("forward"), plan)
@@ -218,7 +223,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
+    of such a class, the one here."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -309,10 +315,7 @@ def _call(forward, args, kwargs):
 
 
 class Entry:
-    """What the plan says of a mark, or of a module's calls; and the buffers in reach: (the dict that has it, name).
-
-    Those of batch norms move, by which not all get another version; others may not.
-    """
+    """What the plan says of a mark, or of a module's calls."""
 
     def __init__(self, name, options, module):
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
@@ -592,7 +595,7 @@ class Part:
             self.ran = True
 
     def learn(self, given):
-        """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
+        """What shows when it has run: what it draws, moves or changes in place."""
         changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
         if changed:
             raise self.error(f"changes an input in place, its tensor {changed[0]}: take it out of the plan")
@@ -657,8 +660,10 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        if place.look(tensor) != place.like:  # a copy of a view
+            return None
         place.check(tensor)
-        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
+        return tensor.detach()
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
@@ -697,7 +702,7 @@ class Part:
         return value
 
     def as_before(self, replay, inputs):
-        """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
+        """Runs it while all that it depends on is as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
         others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         counts, step.counts = step.counts, dict(self.counts)
@@ -845,7 +850,7 @@ class Step:
             self.rest()
         drawn = _chance() != self.chance
         if drawn or vars(self).pop("before") != self.generators():
-            raise RuntimeError(f"the model draws random numbers, {OTHER}")
+            raise RuntimeError(f"random numbers were drawn in forward, by the model or another thread, {OTHER}")
         self.compare_versions(f"by the model, {OTHER}")
         return result
 
@@ -949,9 +954,10 @@ class Step:
     def unpack(self, held):
         """What autograd saved."""
         task = C._current_graph_task_id()
-        if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
-            self.compare()
-            self.backward = task
+        with self.lock:
+            if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
+                self.compare()
+                self.backward = task
         source, how = held
         if isinstance(source, Place):
             return source.get() if how is None else _view(source.get(), how)
@@ -1000,14 +1006,17 @@ def own_modules(model, modules):
 
 def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
-    before = [(held, name, held.get(name)) for held, name, _ in things]
+    before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        held[name] = value
+        if value is ...:  # it was not there
+            held.pop(name, None)
+        else:
+            held[name] = value
     return before
 
 
 def _chance():
-    """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
+    """The states of generators that are not PyTorch's."""
     state = random.getstate()
     return state
 

@@ -52,7 +52,7 @@ CHECKPOINTS = True  # its modules checkpoint where they are told to, as those of
 ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
 
-CHECK = bool(os.environ.get("REMAT_CHECK"))  # compare all that is put back with what was there first
+CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
@@ -100,7 +100,7 @@ def _parts(module):
 
 
 def training_step(forward, plan):
-    """`forward` of the whole model, run as the plan says wherever gradients are needed."""
+    """`forward` of the whole model, run as the plan says in training mode, wherever gradients are needed."""
 
     @functools.wraps(forward)
     def planned(self, *args, **kwargs):
@@ -116,7 +116,9 @@ def adopt(model, plan, *kinds):
     """
     if MARKS:
         _check_text(model)
-        written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds} | (WRITTEN if LIBRARY else {})
+        written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}
+        if LIBRARY:
+            written |= WRITTEN
         for module in model.modules():
             _take_over(module, written)
     if CHECKPOINTS:
@@ -176,7 +178,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` are as in WRITTEN."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
+    of such a class, the one here."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -384,10 +387,7 @@ def _call(forward, args, kwargs):
 
 
 class Entry:
-    """What the plan says of a mark, or of a module's calls; and the buffers in reach: (the dict that has it, name).
-
-    Those of batch norms move, by which not all get another version; others may not.
-    """
+    """What the plan says of a mark, or of a module's calls."""
 
     def __init__(self, name, options, module):
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
@@ -693,11 +693,11 @@ class Part:
                 self.ran = True
 
     def learn(self, given):
-        """What shows when it runs: whether it draws, which buffers it moves, which inputs it changes."""
+        """What shows when it has run: what it draws, moves or changes in place."""
         if RANDOM:
             self.draws = self.entry.draws or not all(map(torch.equal, self.states, self.step.states()))
             self.entry.draws, self.states = self.draws, self.states if self.draws else ()
-        if BUFFERS:
+        if BUFFERS:  # those of batch norms move, by which not all get another version; others may not
             if name := self.moved(self.versions):
                 raise self.error(f"changes the buffer {name} in place: take it out of the plan")
             self.versions = _versions(self.entry)
@@ -776,8 +776,10 @@ class Part:
         result = self.repeat(Replay(self, silent=True))
         self.spares -= 1
         [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        if place.look(tensor) != place.like:  # a copy of a view
+            return None
         place.check(tensor)
-        return tensor.detach() if place.look(tensor) == place.like else None  # no copy of a view
+        return tensor.detach()
 
     def waits_for(self):
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
@@ -805,7 +807,8 @@ class Part:
             chance = step.by_chance and _chance()
         result = self.as_before(replay, inputs)
         if RANDOM and chance and _chance() != chance:
-            raise self.error("draws from Python's or NumPy's random, which is not set back: take it out of the plan")
+            which = "Python's or NumPy's" if NUMPY else "Python's"
+            raise self.error(f"draws from {which} random, which is not set back: take it out of the plan")
         return result
 
     def take(self, number, held, replay):
@@ -827,7 +830,7 @@ class Part:
         return value
 
     def as_before(self, replay, inputs):
-        """Runs it while settings, generators, modules are as in its first run. Nothing that moves is moved outside."""
+        """Runs it while all that it depends on is as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
         others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         if BUFFERS:
@@ -1028,7 +1031,7 @@ class Step:
         if RANDOM:
             self.by_chance = drawn
         elif drawn or vars(self).pop("before") != self.generators():
-            raise RuntimeError(f"the model draws random numbers, {OTHER}")
+            raise RuntimeError(f"random numbers were drawn in forward, by the model or another thread, {OTHER}")
         if not BUFFERS:
             self.compare_versions(f"by the model, {OTHER}")
         if RECORDED:
@@ -1176,9 +1179,10 @@ class Step:
     def unpack(self, held):
         """What autograd saved."""
         task = C._current_graph_task_id()
-        if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
-            self.compare()
-            self.backward = task
+        with self.lock:
+            if task != self.backward:  # the first of this way back: from here to its end, optimizers may step
+                self.compare()
+                self.backward = task
         source, how = held
         if isinstance(source, Place):
             return source.get() if how is None else _view(source.get(), how)
@@ -1230,9 +1234,12 @@ def own_modules(model, modules):
 
 def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
-    before = [(held, name, held.get(name)) for held, name, _ in things]
+    before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        held[name] = value
+        if value is ...:  # it was not there
+            held.pop(name, None)
+        else:
+            held[name] = value
     return before
 
 
@@ -1242,9 +1249,9 @@ def _versions(entry):
 
 
 def _chance():
-    """The states of generators that are not PyTorch's: of NumPy's, too, where no other thread may draw from it."""
+    """The states of generators that are not PyTorch's."""
     state = random.getstate()
-    if NUMPY:
+    if NUMPY:  # where no other thread may draw from it
         threads = [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]  # those are autograd's
         numpy = sys.modules.get("numpy.random") if len(threads) == 1 else None
         kind, keys, *rest = numpy.get_state() if hasattr(numpy, "get_state") else ("", b"")

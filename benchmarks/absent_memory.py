@@ -1,0 +1,117 @@
+"""How much memory a step takes by a plan for a GPU that is not there, against what the allocator of the one that is here says.
+
+    python benchmarks/absent_memory.py [MODEL ...]
+    python tests/nullgpu/run.py benchmarks/absent_memory.py     # on a GPU that computes nothing (tests/nullgpu/README.md)
+
+Models are those of bench_models.py whose libraries are there, but for those with convolutions, batch norms or recurrent
+networks: of these, cuDNN's kernels take what nobody sees. Writes benchmarks/results/absent-memory.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "models"), str(ROOT / "benchmarks"), str(ROOT)]
+
+import builders  # noqa: E402
+import wide_models  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+from remat_codegen.errors import RematError  # noqa: E402
+from remat_codegen.graph.record import record  # noqa: E402
+from remat_codegen.graph.simplify import simplify  # noqa: E402
+from remat_codegen.profile.devices import DEVICES, find  # noqa: E402
+from remat_codegen.profile.estimated import Estimated  # noqa: E402
+from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
+from remat_codegen.trace import absent, trace  # noqa: E402
+from remat_codegen.verify.beside import compare  # noqa: E402
+
+CUDNN = ("conv", "batch_norm", "lstm", "gru", "rnn_")
+RESULT = Path(__file__).parent / "results" / "absent-memory.md"
+
+
+def model(name: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A model of the catalogue with its inputs."""
+    torch.manual_seed(0)
+    module, given = getattr(wide_models, name)().train(), getattr(wide_models, f"{name}_inputs")()
+    return (module, (), given) if isinstance(given, dict) else (module, tuple(given), {})
+
+
+def planned(name: str, gpu: str) -> int | None:
+    """The peak of a step by the simulator, on a GPU that is not there; None for a model that is left out."""
+    module, args, kwargs = model(name)
+    device = find(gpu)
+    moved, (args, kwargs) = absent.moved(module, (args, kwargs), device)
+    traced = trace(moved, args, kwargs)
+    if any(op.base.startswith(CUDNN) for op in traced.operations):
+        return None
+    graph = simplify(traced, record(traced))
+    costs = Estimated(device).of(graph)
+    return simulate(graph.graph, costs, without_recomputation(graph.graph)).peak_bytes
+
+
+def measured(name: str) -> int:
+    """The peak of a step here, as `verify` measures it."""
+    module, args, kwargs = model(name)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.cuda(), (args, kwargs))
+    return compare(module.cuda(), lambda m: m, args, kwargs, steps=2, device="cuda").measured_peak_bytes
+
+
+def all_planned(names: list[str], gpu: str) -> None:
+    """Prints the planned peaks, or why there is none, one line each."""
+    for name in names:
+        try:
+            found: Any = planned(name, gpu)
+        except RematError as error:
+            found = error.line()
+        print(json.dumps([name, found]), flush=True)
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    there = [n for n in wide_models.NAMES if importlib.util.find_spec(builders.LIBRARIES.get(n, "torch")) is not None]
+    here = torch.cuda.get_device_capability()
+    gpu = next(key for key, one in DEVICES.items() if one.compute_capability == here)
+    command = [sys.executable, __file__, "--planned", gpu, *(names or there)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    lines, off = [], []
+    for name, found in map(json.loads, told.splitlines()):
+        if not isinstance(found, int):
+            print(name, found or "left out", flush=True)
+            continue
+        alone = subprocess.run([sys.executable, __file__, "--measured", name], capture_output=True, text=True, check=False)
+        if alone.returncode:  # a GPU that computes nothing may end a process
+            print(name, f"ended with {alone.returncode}: {alone.stderr.strip()[-150:]}", flush=True)
+            continue
+        took = int(alone.stdout.split()[-1])
+        off.append(abs(found / took - 1))
+        lines.append(f"| {name} | {found / 2**20:,.2f} | {took / 2**20:,.2f} | {100 * (found / took - 1):+.2f} |")
+        print(lines[-1], flush=True)
+    if off and not names:
+        about = f"A step without recomputation, planned for `{gpu}` without it, and what the allocator of a "
+        about += f"{torch.cuda.get_device_name()} says it takes at most (PyTorch {torch.__version__}): off by "
+        about += f"{100 * statistics.median(off):.2f} % in the median, {100 * max(off):.2f} % at most "
+        about += "(`python benchmarks/absent_memory.py`)."
+        head = [about, "", "| model | planned, MiB | allocated, MiB | % |", "|---|---:|---:|---:|"]
+        RESULT.write_text("\n".join([*head, *lines, ""]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--planned"]:
+        all_planned(sys.argv[3:], sys.argv[2])
+    elif sys.argv[1:2] == ["--measured"]:
+        print(measured(sys.argv[2]))
+    else:
+        main(sys.argv[1:])
