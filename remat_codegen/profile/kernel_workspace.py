@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from remat_codegen.graph.allocator import BLOCK_BYTES, allocated_bytes
+from remat_codegen.profile.reductions import reduction_bytes
 from remat_codegen.trace import absent, cudnn_rnn
 
 aten = torch.ops.aten
@@ -116,6 +117,29 @@ def _copied(tensor: Tensor) -> int:
     return 0 if tensor.transpose(1, 2).is_contiguous() else _nbytes(tensor)
 
 
+# ---------------------------------------------------------------------------------------------- reductions
+
+
+def _sum(x: Tensor, dims: Any = None, *_: Any, bytes_each: int = 0) -> list[int]:
+    """What blocks of threads leave for each other, in single precision at least."""
+    places = [dims] if isinstance(dims, int) else [*(dims or ())]
+    return reduction_bytes(x, places, bytes_each or max(4, x.element_size()), absent.present()) if x.dim() else []
+
+
+def _extreme(x: Tensor, dims: Any = None, *_: Any) -> list[int]:
+    """The same in the type of what is given."""
+    return _sum(x, dims, bytes_each=x.element_size())
+
+
+def _spread(x: Tensor, dims: Any = None, *_: Any) -> list[int]:
+    """Mean, squares and counts of each block, in one piece."""
+    return _sum(x, dims, bytes_each=16 if x.element_size() <= 4 else 32)
+
+
+def _norm(x: Tensor, order: Any = 2, dims: Any = None, *_: Any) -> list[int]:
+    return _sum(x, dims)
+
+
 # ---------------------------------------------------------------------------------------------- recurrent networks
 
 
@@ -137,6 +161,19 @@ def _in_steps(x: Tensor, batch_first: bool) -> int:
 
 _ROOM: dict[Any, Callable[..., list[int]]] = {
     aten.embedding_dense_backward.default: _sorted_rows,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.default: _sum,
+    aten.mean.dim: _sum,
+    aten.prod.dim_int: _sum,
+    aten.amax.default: _extreme,
+    aten.amin.default: _extreme,
+    aten.any.dim: _extreme,
+    aten.all.dim: _extreme,
+    aten.var.correction: _spread,
+    aten.std.correction: _spread,
+    aten.var_mean.correction: _spread,
+    aten.linalg_vector_norm.default: _norm,
     aten._cudnn_rnn.default: _recurrent,
     aten._cudnn_rnn_backward.default: _recurrent_backward,
     aten.logsumexp.default: _as_much,

@@ -340,6 +340,13 @@ def test_kernels_of_attention_take_room_for_themselves(rows, keys, dtype, taken)
     assert (flash, flash_back, efficient, efficient_back) == taken
 
 
+def test_the_gradient_of_a_bias_counts_in_the_peak():
+    x, rooms = torch.zeros(1024, 256), []
+    for bias in (False, True):
+        rooms.append(max(Estimated(H100).of(on(H100, nn.Linear(256, 4096, bias=bias), x)).workspace_bytes))
+    assert rooms[1] - rooms[0] > 2**22  # its sum takes 32 MiB
+
+
 def test_products_in_tf32_are_those_that_pytorch_rounds():
     run = lambda: made(4096, 4096) @ made(4096, 4096)  # noqa: E731
     before = times(H100, run)
