@@ -26,46 +26,42 @@ sys.path[:0] = [str(ROOT / "tests" / "models"), str(ROOT / "benchmarks"), str(RO
 
 import builders  # noqa: E402
 import wide_models  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
 
+from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import RematError  # noqa: E402
-from remat_codegen.graph.record import record  # noqa: E402
-from remat_codegen.graph.simplify import simplify  # noqa: E402
-from remat_codegen.profile.devices import DEVICES, find  # noqa: E402
-from remat_codegen.profile.estimated import Estimated  # noqa: E402
+from remat_codegen.profile.devices import DEVICES  # noqa: E402
+from remat_codegen.run.priced import measured_costs  # noqa: E402
+from remat_codegen.run.traced import trace_target  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
-from remat_codegen.trace import absent, trace  # noqa: E402
+from remat_codegen.show.results import Progress  # noqa: E402
 from remat_codegen.verify.beside import compare  # noqa: E402
 
 CUDNN = ("conv", "batch_norm", "lstm", "gru", "rnn_")
+QUIET = Progress(None)
 RESULT = Path(__file__).parent / "results" / "absent-memory.md"
 
 
-def model(name: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A model of the catalogue with its inputs."""
-    torch.manual_seed(0)
-    module, given = getattr(wide_models, name)().train(), getattr(wide_models, f"{name}_inputs")()
-    return (module, (), given) if isinstance(given, dict) else (module, tuple(given), {})
+def request(name: str, device: str) -> Request:
+    """A model of the catalogue, as the command line is asked for it."""
+    file = wide_models.__file__
+    return Request(f"{file}:{name}", inputs=f"{file}:{name}_inputs", device=device)
 
 
 def planned(name: str, gpu: str) -> int | None:
     """The peak of a step by the simulator, on a GPU that is not there; None for a model that is left out."""
-    module, args, kwargs = model(name)
-    device = find(gpu)
-    moved, (args, kwargs) = absent.moved(module, (args, kwargs), device)
-    traced = trace(moved, args, kwargs)
-    if any(op.base.startswith(CUDNN) for op in traced.operations):
+    asked = request(name, gpu)
+    traced = trace_target(asked, QUIET)
+    if any(op.base.startswith(CUDNN) for op in traced.model.trace.operations):
         return None
-    graph = simplify(traced, record(traced))
-    costs = Estimated(device).of(graph)
-    return simulate(graph.graph, costs, without_recomputation(graph.graph)).peak_bytes
+    costs = measured_costs(asked, traced, QUIET)
+    return simulate(traced.graph, costs, without_recomputation(traced.graph)).peak_bytes
 
 
 def measured(name: str) -> int:
-    """The peak of a step here, as `verify` measures it."""
-    module, args, kwargs = model(name)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.cuda(), (args, kwargs))
-    return compare(module.cuda(), lambda m: m, args, kwargs, steps=2, device="cuda").measured_peak_bytes
+    """The peak of a step here, as `verify` measures it: the last of two."""
+    traced = trace_target(request(name, "cuda"), QUIET)
+    target, loss = traced.target, traced.model.record.loss
+    return compare(target.module, lambda m: m, target.args, target.kwargs, device="cuda", loss=loss).measured_peak_bytes
 
 
 def all_planned(names: list[str], gpu: str) -> None:

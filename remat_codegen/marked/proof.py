@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 from remat_codegen.errors import RematError
 from remat_codegen.torch_seam import proxy_tensor
 from remat_codegen.trace import Trace, trace
+from remat_codegen.trace.autograd_functions import function_call
 from remat_codegen.trace.frames import only_lines
 from remat_codegen.trace.state import hooks_of, put_hooks_back
 
@@ -64,7 +66,17 @@ def _in_one_module(ours: str, theirs: str) -> bool:
 
 def _call(operation: Any) -> tuple[Any, ...]:
     settings = operation.grad_enabled, operation.autocast
-    return operation.target, operation.args, operation.kwargs, operation.results, *settings
+    return _meant(operation.target), operation.args, operation.kwargs, operation.results, *settings
+
+
+def _meant(target: Any) -> Any:
+    """What an operation is; of the user's own Functions, of which a file has a copy, the name and what its methods do."""
+    call = function_call(target)
+    if call is None:
+        return target
+    methods = {n: inspect.unwrap(getattr(call.function, n)).__code__ for n in ("forward", "setup_context", "backward")}
+    does = [(n, code.co_code, code.co_names) for n, code in methods.items()]
+    return call.function.__qualname__, does, call.arguments, call.trained
 
 
 def _call_plainly(module: torch.nn.Module, kind: Any) -> None:

@@ -87,6 +87,9 @@ def kernels(gpu: Callable[[], Device]) -> dict[str, Callable[..., Any]]:
     """What the operations of recurrent networks call on a GPU that is not there, by overload; `gpu` tells which it is."""
     set_fake_result(aten._cudnn_rnn.default, _forward)
     set_fake_result(aten._cudnn_rnn_backward.default, _backward)
+    set_fake_result(aten._thnn_fused_lstm_cell.default, _lstm_cell)
+    set_fake_result(aten._thnn_fused_gru_cell.default, _gru_cell)
+    set_fake_result(aten._thnn_fused_gru_cell_backward.default, _gru_cell_backward)
     return {f"{name}.input": _kernel(name, gpu) for name in MODES} | {f"{name}.data": _refused for name in MODES}
 
 
@@ -154,6 +157,31 @@ def _backward(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
     grads = [part.view(w.shape) if len(part) else part for part, w in zip(parts, weights, strict=True)]
     no_cell = x.new_empty(0) if cell is None else _like(cell)
     return _steps_first(x, args[14]), _like(state), no_cell, grads
+
+
+def _lstm_cell(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
+    """The results of one step of an LSTM in PyTorch's own kernel: both states, and what is kept of each unit. PyTorch's own
+    rule asks for biases."""
+    gates, cell = args[0], args[2]
+    return (_like(cell), _like(cell), _like(gates)) if cell.device.type == ABSENT else NotImplemented
+
+
+def _gru_cell(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
+    """The results of one step of a GRU in PyTorch's own kernel, the state and what is kept of each unit."""
+    state = args[2]
+    if state.device.type != ABSENT:
+        return NotImplemented
+    return _like(state), state.new_empty(state.shape[0], 5 * state.shape[1])
+
+
+def _gru_cell_backward(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
+    """The gradients of its gates, state and biases."""
+    grad, workspace, biased = args
+    if grad.device.type != ABSENT:
+        return NotImplemented
+    rows, hidden = workspace.shape[0], workspace.shape[1] // 5
+    biases = [workspace.new_empty(3 * hidden if biased else 0) for _ in range(2)]
+    return *(workspace.new_empty(rows, 3 * hidden) for _ in range(2)), workspace.new_empty(rows, hidden), *biases
 
 
 def _like(tensor: Tensor) -> Tensor:

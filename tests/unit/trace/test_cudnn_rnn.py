@@ -135,3 +135,22 @@ def test_a_network_that_is_not_trained_is_refused_on_the_way_back():
     module.layer.eval()
     with pytest.raises(UnsupportedError, match="go back in training mode only"):
         on(H100, module, given())
+
+
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_are_unrolled_and_planned(kind, bias):
+    class Unrolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = kind(WIDTH, WIDTH, bias=bias)
+
+        def forward(self, x):
+            state = None
+            for step in x.unbind():
+                state = self.cell(step, state)
+            return state[0] if isinstance(state, tuple) else state
+
+    model = on(H100, Unrolled(), given())
+    assert model.record.variables[model.trace.outputs[0].variable].requires_grad
+    assert min(Estimated(H100).of(model).time_ns) >= 0
