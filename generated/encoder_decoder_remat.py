@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"e1e11ef2e0c0ac21"}
+#: "notes":["from\u0020dtr"],"seal":"5b813c11648de633"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -138,7 +138,7 @@ class EncoderDecoder(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+# methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 PLAN = {
     **{  # 8.5 MiB each
         f"encoder.{i}": "norm1 attention.q_proj attention.k_proj attention.v_proj norm2 feed.relu feed.dropout"
@@ -261,8 +261,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1058,10 +1058,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 

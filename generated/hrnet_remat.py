@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"bee120e4b19586e4"}
+#: "notes":["from\u0020dtr"],"seal":"96149998a41733b0"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -122,7 +122,7 @@ class HRNet(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+# methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 #     #0, #1    the first and the second time in a step only
 PLAN = {
     "": "branches relu#0",  # 640.4 KiB
@@ -257,8 +257,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1061,10 +1061,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 

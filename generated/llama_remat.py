@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"445d9d32d10fbc58cf987c8520cd2590395132211b08a19e2b7a5e2c9bb39c1f","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"4850f89b4c771501"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"cc1798a66c26fb8d"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -115,7 +115,7 @@ class Llama(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+# methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 #     #0, #1    the first and the second time in a step only
 PLAN = {
     "": "tok_embeddings norm",  # 433.5 KiB
@@ -234,8 +234,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1031,10 +1031,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 

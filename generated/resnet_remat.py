@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c6fb1ef0946849e2fd074054942ecb8ca47a5fd42cce534695d1e561c3ae2535","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"c942fed1b655c47c"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"de5d4916cd9d3295"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -81,7 +81,7 @@ class ResNet(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+# methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 #     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
 #     #0, #1    the first and the second time in a step only
 PLAN = {
@@ -204,8 +204,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1028,10 +1028,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 

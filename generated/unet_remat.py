@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"94fc647d5dbdc8e0"}
+#: "notes":["from\u0020dtr"],"seal":"07e4f6bb170e05ed"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -99,7 +99,7 @@ class UNet(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+# methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 #     /inside   what it gives is kept, what autograd saves in it is rebuilt
 #     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
 #     /late     kept until the backward pass has read it, rebuilt for whoever needs it then
@@ -223,8 +223,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1008,10 +1008,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"2f7627e83d6e5c28bc5ae2dc18df74a329bee900fa877951b9d9ba17031a7d53","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0769,"bound":0.0746,"device":"cpu","order":"118|2*(64:52)+4-4;
-#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"a7820406bac11ecb"}
+#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"95f6190bc319169e"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations.
 
@@ -93,7 +93,7 @@ class ViT(nn.Module):
 
 # ---------------------------------------------------------------------------- 2. the plan: what is rebuilt
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
-# methods; and the bytes that are not held between the forward and the backward pass, of which some are back at the peak.
+# methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 PLAN = {
     **{f"blocks.{i}": "norm1 x attn.proj norm2 mlp.0 mlp.1" for i in range(3)},  # 9.4 MiB each
     "blocks.3": "norm1 norm2 mlp.0 mlp.1",  # 8.5 MiB
@@ -210,8 +210,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1007,10 +1007,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 

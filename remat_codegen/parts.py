@@ -178,8 +178,8 @@ def _digests(lines, statements):
 
 
 def _take_over(module, written):
-    """Methods with marks that are here, instead of those that a module has of a class. `written` has, by module and name
-    of such a class, the one here."""
+    """Methods with marks that are here, instead of those that a module has of a class. `written` has the one here, by
+    module and name of such a class."""
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
@@ -1236,10 +1236,7 @@ def _exchange(things):
     """Gives dicts other values, (dict, name, value). Returns the ones before."""
     before = [(held, name, held.get(name, ...)) for held, name, _ in things]
     for held, name, value in things:
-        if value is ...:  # it was not there
-            held.pop(name, None)
-        else:
-            held[name] = value
+        held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
 
 
