@@ -57,11 +57,13 @@ def planned(name: str, gpu: str) -> int | None:
     return simulate(traced.graph, costs, without_recomputation(traced.graph)).peak_bytes
 
 
-def measured(name: str) -> int:
-    """The peak of a step here, as `verify` measures it: the last of two."""
+def measured(name: str) -> tuple[int, int | None]:
+    """The peak of a step here, as `verify` measures it, the last of two: in what was asked of the allocator, and in the blocks
+    that it gave."""
     traced = trace_target(request(name, "cuda"), QUIET)
     target, loss = traced.target, traced.model.record.loss
-    return compare(target.module, lambda m: m, target.args, target.kwargs, device="cuda", loss=loss).measured_peak_bytes
+    found = compare(target.module, lambda m: m, target.args, target.kwargs, device="cuda", loss=loss)
+    return found.measured_peak_bytes, found.requested_peak_bytes
 
 
 def all_planned(names: list[str], gpu: str) -> None:

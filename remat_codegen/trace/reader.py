@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +68,7 @@ class Reader:
         kept = self._user_outputs(outputs)
         return Trace(
             variables=tuple(self.variables),
-            operations=tuple(self.operations),
+            operations=_all_the_while(self.operations),
             inputs=tuple(self.inputs),
             outputs=tuple(kept),
             output_spec=self.exported.call_spec.out_spec,
@@ -275,7 +276,7 @@ class Reader:
         """The operations whose results variables hold while a node runs. An index into a result stands for its operation."""
         number, held = held_by(node)
         self.numbered[number] = len(self.operations)
-        return tuple(dict.fromkeys(self.numbered[n] for n in held if n in self.numbered))
+        return tuple(dict.fromkeys(self.numbered[n] for n in held if self.numbered.get(n, -1) >= 0))
 
     def _operation(self, node: Any, around: Surroundings) -> Any:
         value = node.meta.get("val")
@@ -312,6 +313,19 @@ class Reader:
 
     def _argument(self, value: Any) -> Any:
         return pytree.tree_map(lambda a: self.of_node[a] if isinstance(a, torch.fx.Node) else a, _plain(value))
+
+
+def _all_the_while(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Operations, with what variables hold later held from when it was made: until then an expression holds it, as the first
+    of `return self.one(x), self.other(x)` waits for the other."""
+    last = {held: op.id for op in operations for held in op.held}
+    found, alive = [], dict[int, int]()
+    for op in operations:
+        alive = {held: until for held, until in alive.items() if until >= op.id}
+        found.append(replace(op, held=tuple(dict.fromkeys((*op.held, *alive)))) if alive else op)
+        if last.get(op.id, -1) > op.id:
+            alive[op.id] = last[op.id]
+    return tuple(found)
 
 
 def _names_by_identity(module: torch.nn.Module) -> dict[str, list[str]]:

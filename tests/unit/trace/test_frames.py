@@ -72,3 +72,25 @@ def test_who_holds_a_result_while_another_operation_runs(kind, holds):
     (linear,) = [op for op in trace.operations if op.base == "linear"]
     (last,) = [op for op in trace.operations if op.base == "cos"]
     assert (linear.id in last.held) == holds
+
+
+class InATuple(nn.Module):
+    """The first of the two waits for the second in the tuple; then `first` has it, which nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def both(self, x):
+        return self.one(x), self.other(x.sin())
+
+    def forward(self, x):
+        first, second = self.both(x)
+        return second.cos()
+
+
+def test_what_a_variable_gets_is_held_from_when_it_is_made():
+    operations = model_of(InATuple().train(), (torch.randn(2, 4),), {}).trace.operations
+    (first, second), (cos,) = ([op for op in operations if op.base == base] for base in ("linear", "cos"))
+    assert all(first.id in op.held for op in operations[first.id + 1 : cos.id + 1])
+    assert second.id in cos.held and first.held.count(first.id) == 0
