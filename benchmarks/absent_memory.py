@@ -30,7 +30,7 @@ import wide_models  # noqa: E402
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import RematError  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
-from remat_codegen.run.priced import measured_costs  # noqa: E402
+from remat_codegen.run.priced import measured_costs, reserve_of  # noqa: E402
 from remat_codegen.run.traced import trace_target  # noqa: E402
 from remat_codegen.schedule import simulate, without_recomputation  # noqa: E402
 from remat_codegen.show.results import Progress  # noqa: E402
@@ -38,6 +38,10 @@ from remat_codegen.verify.beside import compare  # noqa: E402
 
 CUDNN = ("conv", "batch_norm", "lstm", "gru", "rnn_")
 QUIET = Progress(None)
+HEAD = [
+    "| model | planned, MiB | asked for | given | planned and reserve | % of asked for | % of given |",
+    "|---|---:|---:|---:|---:|---:|---:|",
+]
 RESULT = Path(__file__).parent / "results" / "absent-memory.md"
 
 
@@ -47,14 +51,16 @@ def request(name: str, device: str) -> Request:
     return Request(f"{file}:{name}", inputs=f"{file}:{name}_inputs", device=device)
 
 
-def planned(name: str, gpu: str) -> int | None:
-    """The peak of a step by the simulator, on a GPU that is not there; None for a model that is left out."""
+def planned(name: str, gpu: str) -> tuple[int, int] | None:
+    """The peak of a step by the simulator, on a GPU that is not there, and what is kept in reserve beside it for blocks that the
+    allocator leaves unsplit; None for a model that is left out."""
     asked = request(name, gpu)
     traced = trace_target(asked, QUIET)
     if any(op.base.startswith(CUDNN) for op in traced.model.trace.operations):
         return None
     costs = measured_costs(asked, traced, QUIET)
-    return simulate(traced.graph, costs, without_recomputation(traced.graph)).peak_bytes
+    peak = simulate(traced.graph, costs, without_recomputation(traced.graph)).peak_bytes
+    return peak, reserve_of(traced).unsplit_bytes
 
 
 def measured(name: str) -> tuple[int, int | None]:
@@ -63,7 +69,7 @@ def measured(name: str) -> tuple[int, int | None]:
     traced = trace_target(request(name, "cuda"), QUIET)
     target, loss = traced.target, traced.model.record.loss
     found = compare(target.module, lambda m: m, target.args, target.kwargs, device="cuda", loss=loss)
-    return found.measured_peak_bytes, found.requested_peak_bytes
+    return found.peak.allocated_bytes, found.peak.requested_bytes
 
 
 def all_planned(names: list[str], gpu: str) -> None:
@@ -86,30 +92,36 @@ def main(names: list[str]) -> None:
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     lines, off = [], []
     for name, found in map(json.loads, told.splitlines()):
-        if not isinstance(found, int):
+        if not isinstance(found, list):
             print(name, found or "left out", flush=True)
             continue
         alone = subprocess.run([sys.executable, __file__, "--measured", name], capture_output=True, text=True, check=False)
         if alone.returncode:  # a GPU that computes nothing may end a process
             print(name, f"ended with {alone.returncode}: {alone.stderr.strip()[-150:]}", flush=True)
             continue
-        took = int(alone.stdout.split()[-1])
-        off.append(abs(found / took - 1))
-        lines.append(f"| {name} | {found / 2**20:,.2f} | {took / 2**20:,.2f} | {100 * (found / took - 1):+.2f} |")
+        (peak, reserve), (allocated, asked) = found, json.loads(alone.stdout.splitlines()[-1])
+        off.append((peak / asked - 1, peak / allocated - 1))
+        sizes = " | ".join(f"{n / 2**20:,.2f}" for n in (peak, asked, allocated, peak + reserve))
+        lines.append(f"| {name} | {sizes} | {100 * off[-1][0]:+.2f} | {100 * off[-1][1]:+.2f} |")
         print(lines[-1], flush=True)
     if off and not names:
-        about = f"A step without recomputation, planned for `{gpu}` without it, and what the allocator of a "
-        about += f"{torch.cuda.get_device_name()} says it takes at most (PyTorch {torch.__version__}): off by "
-        about += f"{100 * statistics.median(off):.2f} % in the median, {100 * max(off):.2f} % at most "
-        about += "(`python benchmarks/absent_memory.py`)."
-        head = [about, "", "| model | planned, MiB | allocated, MiB | % |", "|---|---:|---:|---:|"]
-        RESULT.write_text("\n".join([*head, *lines, ""]))
+        RESULT.write_text("\n".join([_about(gpu, off), "", *HEAD, *lines, ""]))
+
+
+def _about(gpu: str, off: list[tuple[float, float]]) -> str:
+    """What the table is of, and how far plans are off: from what is asked for, and from the blocks that are given."""
+    asked, given = ([abs(found[kind]) for found in off] for kind in range(2))
+    about = f"A step without recomputation, planned for `{gpu}` without it, and what the allocator of a "
+    about += f"{torch.cuda.get_device_name()} says that it takes at most (PyTorch {torch.__version__}, `python "
+    about += f"benchmarks/absent_memory.py`). From what is asked of the allocator, plans are {100 * statistics.median(asked):.2f} % "
+    about += f"off in the median, {100 * max(asked):.2f} % at most; from the blocks that it gives, {100 * statistics.median(given):.2f} "
+    return about + f"and {100 * max(given):.2f} %: up to 1 MiB of a block it leaves unsplit, and budgets have a reserve for that."
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--planned"]:
         all_planned(sys.argv[3:], sys.argv[2])
     elif sys.argv[1:2] == ["--measured"]:
-        print(measured(sys.argv[2]))
+        print(json.dumps(measured(sys.argv[2])))
     else:
         main(sys.argv[1:])
