@@ -116,8 +116,10 @@ Maker = tuple[str, str | None, Callable[[], Runner]]
 
 
 def _step(runner: Runner, target: Target) -> None:
+    """A step whose caller has what the model returned until it ends, as plans assume and `verify` measures."""
     torch.manual_seed(0)
-    example_loss(runner.model(*target.args, **target.kwargs), runner.loss).backward()
+    returned = runner.model(*target.args, **target.kwargs)
+    example_loss(returned, runner.loss).backward()
 
 
 def _gradients(runner: Runner, target: Target) -> list[torch.Tensor | None]:
