@@ -18,6 +18,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -29,6 +30,7 @@ import wide_models  # noqa: E402
 
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import RematError  # noqa: E402
+from remat_codegen.graph import allocator  # noqa: E402
 from remat_codegen.profile.devices import DEVICES  # noqa: E402
 from remat_codegen.run.priced import measured_costs, reserve_of  # noqa: E402
 from remat_codegen.run.traced import trace_target  # noqa: E402
@@ -39,8 +41,8 @@ from remat_codegen.verify.beside import compare  # noqa: E402
 CUDNN = ("conv", "batch_norm", "lstm", "gru", "rnn_")
 QUIET = Progress(None)
 HEAD = [
-    "| model | planned, MiB | asked for | given | planned and reserve | % of asked for | % of given |",
-    "|---|---:|---:|---:|---:|---:|---:|",
+    "| model | planned, MiB asked for | asked for | % | planned, MiB of blocks | blocks | % | with the reserve |",
+    "|---|---:|---:|---:|---:|---:|---:|---:|",
 ]
 RESULT = Path(__file__).parent / "results" / "absent-memory.md"
 
@@ -51,9 +53,16 @@ def request(name: str, device: str) -> Request:
     return Request(f"{file}:{name}", inputs=f"{file}:{name}_inputs", device=device)
 
 
-def planned(name: str, gpu: str) -> tuple[int, int] | None:
-    """The peak of a step by the simulator, on a GPU that is not there, and what is kept in reserve beside it for blocks that the
-    allocator leaves unsplit; None for a model that is left out."""
+def planned(name: str, gpu: str) -> tuple[int, int, int] | None:
+    """The peak of a step by the simulator, on a GPU that is not there, in bytes that are asked of the allocator, and in blocks
+    that it gives; and what is kept in reserve for blocks that it leaves unsplit. None for a model that is left out."""
+    with mock.patch.object(allocator, "OWN_SEGMENT_BYTES", sys.maxsize):
+        asked = _peak(name, gpu)
+    given = asked and _peak(name, gpu)
+    return (asked[0], *given) if asked and given else None
+
+
+def _peak(name: str, gpu: str) -> tuple[int, int] | None:
     asked = request(name, gpu)
     traced = trace_target(asked, QUIET)
     if any(op.base.startswith(CUDNN) for op in traced.model.trace.operations):
@@ -99,23 +108,28 @@ def main(names: list[str]) -> None:
         if alone.returncode:  # a GPU that computes nothing may end a process
             print(name, f"ended with {alone.returncode}: {alone.stderr.strip()[-150:]}", flush=True)
             continue
-        (peak, reserve), (allocated, asked) = found, json.loads(alone.stdout.splitlines()[-1])
-        off.append((peak / asked - 1, peak / allocated - 1))
-        sizes = " | ".join(f"{n / 2**20:,.2f}" for n in (peak, asked, allocated, peak + reserve))
-        lines.append(f"| {name} | {sizes} | {100 * off[-1][0]:+.2f} | {100 * off[-1][1]:+.2f} |")
+        (asked, given, reserve), (took, asked_for) = found, json.loads(alone.stdout.splitlines()[-1])
+        off.append((asked / asked_for - 1, given / took - 1))
+        cells = *sizes(asked, asked_for), f"{100 * off[-1][0]:+.2f}", *sizes(given, took), f"{100 * off[-1][1]:+.2f}"
+        lines.append(f"| {' | '.join([name, *cells, *sizes(given + reserve)])} |")
         print(lines[-1], flush=True)
     if off and not names:
         RESULT.write_text("\n".join([_about(gpu, off), "", *HEAD, *lines, ""]))
 
 
+def sizes(*numbers: int) -> list[str]:
+    """Bytes in MiB, as text."""
+    return [f"{nbytes / 2**20:,.2f}" for nbytes in numbers]
+
+
 def _about(gpu: str, off: list[tuple[float, float]]) -> str:
     """What the table is of, and how far plans are off: from what is asked for, and from the blocks that are given."""
-    asked, given = ([abs(found[kind]) for found in off] for kind in range(2))
-    about = f"A step without recomputation, planned for `{gpu}` without it, and what the allocator of a "
-    about += f"{torch.cuda.get_device_name()} says that it takes at most (PyTorch {torch.__version__}, `python "
-    about += f"benchmarks/absent_memory.py`). From what is asked of the allocator, plans are {100 * statistics.median(asked):.2f} % "
-    about += f"off in the median, {100 * max(asked):.2f} % at most; from the blocks that it gives, {100 * statistics.median(given):.2f} "
-    return about + f"and {100 * max(given):.2f} %: up to 1 MiB of a block it leaves unsplit, and budgets have a reserve for that."
+    asked, given = ([100 * abs(found[kind]) for found in off] for kind in range(2))
+    who = f"{torch.cuda.get_device_name()} (PyTorch {torch.__version__}, `python benchmarks/absent_memory.py`)"
+    about = f"A step without recomputation, planned for `{gpu}` without it, and the most that the allocator of a {who} gives for it."
+    about += f" In bytes that are asked of the allocator, plans are {statistics.median(asked):.3f} % off in the median, "
+    about += f"{max(asked):.3f} % at most; in blocks that it gives, {statistics.median(given):.2f} and {max(given):.2f} %: "
+    return about + "up to 1 MiB of a block may stay unsplit, for which budgets have a reserve."
 
 
 if __name__ == "__main__":
