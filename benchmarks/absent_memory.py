@@ -126,7 +126,7 @@ def _about(gpu: str, off: list[tuple[float, float]]) -> str:
     """What the table is of, and how far plans are off: from what is asked for, and from the blocks that are given."""
     asked, given = ([100 * abs(found[kind]) for found in off] for kind in range(2))
     who = f"{torch.cuda.get_device_name()} (PyTorch {torch.__version__}, `python benchmarks/absent_memory.py`)"
-    about = f"A step without recomputation, planned for `{gpu}` without it, and the most that the allocator of a {who} gives for it."
+    about = f"The most of a step without recomputation, planned for `{gpu}` without it, and by the allocator of a {who}."
     about += f" In bytes that are asked of the allocator, plans are {statistics.median(asked):.3f} % off in the median, "
     about += f"{max(asked):.3f} % at most; in blocks that it gives, {statistics.median(given):.2f} and {max(given):.2f} %: "
     return about + "up to 1 MiB of a block may stay unsplit, for which budgets have a reserve."
