@@ -35,8 +35,9 @@ def _drawing_some(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             return draw(tensor, *args, **kwargs)
         numbers = tensor.view(-1)
         some = draw(numbers[:DRAWN], *args, **kwargs)
-        for repeated in numbers[DRAWN:].split(DRAWN):
-            repeated.copy_(some[: len(repeated)])
+        whole, left = divmod(len(numbers), DRAWN)
+        numbers[DRAWN : whole * DRAWN].view(-1, DRAWN).copy_(some)  # at once: threads wait for each other at the end of a copy
+        numbers[len(numbers) - left :].copy_(some[:left])
         return tensor
 
     return drawn
