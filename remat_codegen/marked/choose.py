@@ -128,7 +128,7 @@ class Chooser(Generic[V]):
     def _count(self) -> None:
         self.tried += 1
         if self.tried % OFTEN == 0:
-            self.told(self.tried, self.most)
+            self.told(self.tried, max(self.tried, self.most))  # no more than about so many
 
     # ------------------------------------------------------------------ the search
 
