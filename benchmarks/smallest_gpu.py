@@ -189,8 +189,9 @@ planned without the GPUs, as `--device GPU --fit` does. Memory is followed, time
 plan takes more than the step as it is on the same GPU, and what no plan within its memory is below. Beside the step lie
 parameters, their gradients and the optimizer's state, in float32, buffers, inputs, and what CUDA's allocator and cuBLAS keep.
 Steps are under autocast to bfloat16, on T4 and V100 to float16; the loss is outside of the model and counted as cross
-entropy. A gigabyte of each GPU's memory is left to CUDA. Not counted is what cuDNN's convolutions allocate for themselves,
-nor what an optimizer takes that updates all parameters at once (`foreach`): up to as much as these, so use `fused=True`.
+entropy. A gigabyte of each GPU's memory is left to CUDA. Of what cuDNN's convolutions allocate for themselves, copies with
+channels last are counted. Not counted is what an optimizer takes that updates all parameters at once (`foreach`): up to as
+much as these, so use `fused=True`.
 """
 COLUMNS = (
     "model",

@@ -2,7 +2,7 @@
 while the work runs on tensors without data.
 
 What the caching allocator rounds is rounded here. What a kernel allocates for itself nobody sees: `kernel_workspace.py` says
-it, where it is known. The workspaces of cuBLAS and of cuDNN's convolutions are not counted.
+it, where it is known. The workspaces of cuBLAS are not counted.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What kernels of CUDA's allocate for themselves while they run, and give back: by PyTorch's source, where it is much.
 
 The figures for attention are to the byte what PyTorch allocates, but for cuDNN's, whose library is not open: for it stands what
-flash attention takes. For its recurrent networks stands a rule.
+flash attention takes. For its recurrent networks and its convolutions stand rules.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,55 @@ def _norm(x: Tensor, order: Any = 2, dims: Any = None, *_: Any) -> list[int]:
     return _sum(x, dims)
 
 
+# ---------------------------------------------------------------------------------------------- convolutions
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Any, *how: Any) -> list[int]:
+    """Copies of what cuDNN reads and writes, with channels last: its kernels for tensor cores take nothing else
+    (developer.nvidia.com/blog/tensor-core-ai-performance-milestones). What others of its kernels take is not known."""
+    if not _in_tensor_cores(x.dtype) or _is_depthwise(x, weight, how[-1]):
+        return []
+    if _channels_last(x) or _channels_last(weight):  # then PyTorch has all of them so
+        return [0 if _channels_last(tensor) else _nbytes(tensor) for tensor in (x, weight)]
+    return [_nbytes(x), _nbytes(weight), x.element_size() * math.prod(_convolved(x, weight, *how))]
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> list[int]:
+    """The same for each of the two gradients, one after the other; and what the sum for a bias takes."""
+    copies = _convolution(x, weight, None, *how[:-1])
+    sums = _sum(grad, [d for d in range(grad.dim()) if d != 1]) if how[-1][2] else []
+    return max(copies, sums, key=sum)
+
+
+def _convolved(
+    x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, back: bool, more: Any, groups: int
+) -> list[int]:
+    """The shape of a convolution's result; `back` is that of a transposed one."""
+    shape = [x.shape[0], weight.shape[1] * groups if back else weight.shape[0]]
+    for i, (size, width) in enumerate(zip(x.shape[2:], weight.shape[2:], strict=True)):
+        step, around, reach = (given[i % len(given)] for given in (stride, padding, dilation))
+        within = reach * (width - 1) - 2 * around
+        shape.append((size - 1) * step + within + more[i % len(more)] + 1 if back else (size - within - 1) // step + 1)
+    return shape
+
+
+def _in_tensor_cores(dtype: torch.dtype) -> bool:
+    """Whether the GPU multiplies numbers of a type there; those of single precision where they may be rounded to tf32."""
+    rounded = dtype is torch.float32 and torch.backends.cudnn.allow_tf32
+    name = "tf32" if rounded else str(dtype).removeprefix("torch.")
+    return name not in ("float32", "float64") and name in absent.present().peaks
+
+
+def _is_depthwise(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether each channel is convolved alone, by PyTorch's own kernels."""
+    return groups > 1 and groups == x.shape[1] and weight.shape[1] == 1
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return layout is not None and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
+
+
 # ---------------------------------------------------------------------------------------------- recurrent networks
 
 
@@ -174,6 +224,8 @@ _ROOM: dict[Any, Callable[..., list[int]]] = {
     aten.std.correction: _spread,
     aten.var_mean.correction: _spread,
     aten.linalg_vector_norm.default: _norm,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     aten._cudnn_rnn.default: _recurrent,
     aten._cudnn_rnn_backward.default: _recurrent_backward,
     aten.logsumexp.default: _as_much,

@@ -290,7 +290,7 @@ def unseen(traced: Traced) -> tuple[str, ...]:
 def _not_counted(trace: Trace) -> tuple[str, ...]:
     """What of a step's memory nobody knows where the GPU is not there."""
     convolves = trace.gpu is not None and any(op.base.startswith("conv") for op in trace.operations)
-    unknown = "what cuDNN's convolutions allocate for themselves is not known without the GPU, and is not counted"
+    unknown = "of what cuDNN's convolutions allocate for themselves, copies with channels last are counted, no more is known"
     return (unknown,) if convolves else ()
 
 

@@ -1,0 +1,82 @@
+"""What cuDNN's convolutions are taken to allocate where the GPU is not there: copies with channels last."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from remat_codegen.profile import kernel_workspace
+from remat_codegen.profile.devices import DEVICES
+from remat_codegen.profile.kernel_workspace import _convolved, room_bytes
+
+CONVOLUTION = torch.ops.aten.convolution.default
+BACKWARD = torch.ops.aten.convolution_backward.default
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Sets the GPU that is planned for."""
+    return lambda name: monkeypatch.setattr(kernel_workspace.absent, "present", lambda: DEVICES[name])
+
+
+def of_call(x, weight, groups=1):
+    how = [1] * (x.dim() - 2), [0] * (x.dim() - 2), [1] * (x.dim() - 2), False, [0] * (x.dim() - 2), groups
+    return x, weight, None, *how
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(("stride", "padding", "dilation", "groups"), [*itertools.product((1, 3), (0, 2), (1, 2), (1, 2))])
+def test_the_shape_of_a_result_is_the_one_that_pytorch_finds(dims, back, stride, padding, dilation, groups):
+    kind = getattr(nn, f"Conv{'Transpose' if back else ''}{dims}d")
+    more = {"output_padding": stride - 1} if back else {}
+    layer = kind(4, 6, 3, stride, padding, dilation=dilation, groups=groups, **more).to("meta")
+    x = torch.zeros(2, 4, *range(9, 9 + dims), device="meta")
+    how = layer.stride, layer.padding, layer.dilation, back, layer.output_padding, groups
+    assert tuple(_convolved(x, layer.weight, *how)) == layer(x).shape
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "layout", "groups", "copied"),
+    [
+        pytest.param("h100", torch.bfloat16, "first", 1, True, id="tensor cores take channels last"),
+        pytest.param("h100", torch.float32, "first", 1, True, id="float32 as tf32"),
+        pytest.param("v100", torch.float32, "first", 1, False, id="a GPU without tf32"),
+        pytest.param("v100", torch.float16, "first", 1, True, id="tensor cores of the first generation"),
+        pytest.param("h100", torch.bfloat16, "last", 1, False, id="tensors that lie so need no copy"),
+        pytest.param("h100", torch.bfloat16, "first", 16, False, id="each channel alone is no matter of cuDNN's"),
+        pytest.param("h100", torch.float64, "first", 1, False, id="double precision"),
+    ],
+)
+def test_what_is_read_and_written_is_copied_for_tensor_cores(on, gpu, dtype, layout, groups, copied):
+    on(gpu)
+    x = torch.zeros(4, 16, 32, 32, dtype=dtype)
+    weight = torch.zeros(16, 16 // groups, 3, 3, dtype=dtype)
+    if layout == "last":
+        x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+    numbers = x.numel() + weight.numel() + 4 * 16 * 30 * 30
+    assert room_bytes(CONVOLUTION, of_call(x, weight, groups)) == (numbers * dtype.itemsize if copied else 0)
+
+
+def test_without_tf32_nothing_is_copied_for_single_precision(on, monkeypatch):
+    on("h100")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert room_bytes(CONVOLUTION, of_call(torch.zeros(4, 16, 32, 32), torch.zeros(16, 16, 3, 3))) == 0
+
+
+def test_pytorch_copies_what_does_not_lie_as_the_weight(on):
+    on("h100")
+    x = torch.zeros(4, 16, 32, 32, dtype=torch.float16)
+    weight = torch.zeros(16, 16, 3, 3, dtype=torch.float16).to(memory_format=torch.channels_last)
+    assert room_bytes(CONVOLUTION, of_call(x, weight)) == 2 * x.numel()
+
+
+def test_the_way_back_copies_as_much(on):
+    on("h100")
+    x, weight = torch.zeros(4, 16, 32, 32, dtype=torch.float16), torch.zeros(16, 16, 3, 3, dtype=torch.float16)
+    there = of_call(x, weight)
+    back = torch.zeros(4, 16, 30, 30, dtype=torch.float16), x, weight, [16], *there[3:], [True, True, True]
+    assert room_bytes(BACKWARD, back) == room_bytes(CONVOLUTION, there)
