@@ -40,8 +40,9 @@ MODELS = {
 INPUTS = {"gpt2": "idx=int64[4,256]<2000"}
 ABOUT = f"""\
 PyTorch {torch.__version__}, CPU, one thread: medians of interleaved steps, as ratios to eager PyTorch. Peaks are measured, of
-steps that hold what the model returned until they end, as a caller may; each file was planned for the peak of the row that it stands in. Gradients are beside those of eager PyTorch. `torch.compile` has
-inductor where there is a C++ compiler, which fuses kernels: its times have that in them."""
+steps that hold what the model returned until they end, as a caller may; each file was planned for the peak of the row that it
+stands in. Gradients are beside those of eager PyTorch. `torch.compile` has inductor where there is a C++ compiler, which fuses
+kernels: its times have that in them."""
 HEAD = ("", "peak, MiB", "time", "gradients", "a file for that peak: peak, MiB", "planned", "time", "gradients")
 
 

@@ -30,8 +30,8 @@ def allocated_bytes(nbytes: int, device: str) -> int:
 
 def unsplit_bytes(pieces: Iterable[int]) -> int:
     """What to keep in reserve for pieces that get larger blocks than they need: two of them as much as can be, and of each size
-    one that gets a block of the next size. With layers of 12 widths, up to 4 MiB of 380 were seen, where this gives over 7; for a
-    small Llama 1.25, where it gives 2."""
+    one that gets a block of the next size. With layers of 12 widths, up to 4 MiB of 380 were seen, where this gives over 7; for
+    a small Llama 1.25, where it gives 2."""
     found = list(pieces)
     own = min(2 * UNSPLIT_BYTES, max(found, default=0) // 4)
     sizes = sorted({n for n in found if n > SMALL_BYTES})
