@@ -42,7 +42,7 @@ ABOUT = f"""\
 PyTorch {torch.__version__}, CPU, one thread: medians of interleaved steps, as ratios to eager PyTorch. Peaks are measured, of
 steps that hold what the model returned until they end, as a caller may; each file was planned for the peak of the row that it
 stands in. Gradients are beside those of eager PyTorch. `torch.compile` has inductor where there is a C++ compiler, which fuses
-kernels: its times have that in them."""
+kernels: its times have that in them, so that recomputing may take next to nothing, which no file can match."""
 HEAD = ("", "peak, MiB", "time", "gradients", "a file for that peak: peak, MiB", "planned", "time", "gradients")
 
 
