@@ -2,7 +2,7 @@
 
     python benchmarks/bench_again.py [--runs 6] [--models gpt2 vit unet]
 
-Each run measures every operation again. Rows and lines are those that were added or taken out, against the run before.
+Each run measures every operation again. Rows and lines are those that are other than in the run before, added or taken out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def parts(text: str) -> tuple[list[str], list[str]]:
 
 
 def changed(before: list[str], after: list[str]) -> int:
-    """Lines that were taken out or added."""
-    return sum(line[0] in "+-" for line in difflib.ndiff(before, after))
+    """Lines that are other ones now; a line that was changed is one."""
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return sum(max(b - a, d - c) for kind, a, b, c, d in blocks if kind != "equal")
 
 
 def files(name: str, runs: int) -> list[str]:
