@@ -73,8 +73,8 @@ def _peak(name: str, gpu: str) -> tuple[int, int] | None:
 
 
 def measured(name: str) -> tuple[int, int | None]:
-    """The peak of a step here, as `verify` measures it, the last of two: in what was asked of the allocator, and in the blocks
-    that it gave."""
+    """The peak of a step here, as `verify` measures it, the last of two: in the blocks that the allocator gave, and in what
+    was asked of it."""
     traced = trace_target(request(name, "cuda"), QUIET)
     target, loss = traced.target, traced.model.record.loss
     found = compare(target.module, lambda m: m, target.args, target.kwargs, device="cuda", loss=loss)

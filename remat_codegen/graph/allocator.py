@@ -16,7 +16,7 @@ BLOCK_BYTES = 512
 OWN_SEGMENT_BYTES = 10 * 2**20
 SEGMENT_BYTES = 2 * 2**20
 UNSPLIT_BYTES = SMALL_BYTES = 2**20
-MOST_UNSPLIT = 50  # what is in reserve is at most this part of all pieces, or one block's
+MOST_UNSPLIT = 50  # what is in reserve is at most this part of all pieces, or what is the least in any case
 
 
 def allocated_bytes(nbytes: int, device: str) -> int:
@@ -35,8 +35,8 @@ def unsplit_bytes(pieces: Iterable[int]) -> int:
     found = list(pieces)
     own = min(2 * UNSPLIT_BYTES, max(found, default=0) // 4)
     sizes = sorted({n for n in found if n > SMALL_BYTES})
-    next_ones = sum(b - a for a, b in pairwise(sizes) if b - a <= UNSPLIT_BYTES)
-    return max(own, min(own + next_ones, sum(found) // MOST_UNSPLIT))
+    next_ones = [b - a for a, b in pairwise(sizes) if b - a <= UNSPLIT_BYTES]
+    return max(own, *next_ones, min(own + sum(next_ones), sum(found) // MOST_UNSPLIT))
 
 
 def _multiple(nbytes: int, of: int) -> int:

@@ -22,6 +22,7 @@ from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.clock import LEAST_NS, Clock, Stage
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.devices import FILE, Device
+from remat_codegen.profile.kernel_workspace import rounds_to_tf32
 from remat_codegen.profile.measure import Measured
 from remat_codegen.torch_seam import TorchDispatchMode, flop_formula, key_of_storage, pytree, schema
 from remat_codegen.trace import absent, cudnn_rnn
@@ -195,8 +196,8 @@ def _type_of(dtype: torch.dtype, name: str) -> str:
     """What a product computes in: float32 may be rounded to tf32, as PyTorch's settings say."""
     if dtype is not torch.float32:
         return str(dtype).removeprefix("torch.")
-    of_cudnn = "convolution" in name or "cudnn_rnn" in name
-    rounded = torch.backends.cudnn.allow_tf32 if of_cudnn else torch.get_float32_matmul_precision() != "highest"
+    part = "conv" if "convolution" in name else "rnn" if "cudnn_rnn" in name else None
+    rounded = rounds_to_tf32(part) if part else torch.get_float32_matmul_precision() != "highest"
     return "tf32" if rounded else "float32"
 
 

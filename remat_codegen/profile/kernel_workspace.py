@@ -7,7 +7,7 @@ flash attention takes. For its recurrent networks and its convolutions stand rul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -145,20 +145,42 @@ def _norm(x: Tensor, order: Any = 2, dims: Any = None, *_: Any) -> list[int]:
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Any, *how: Any) -> list[int]:
-    """Copies of what cuDNN reads and writes, with channels last: its kernels for tensor cores take nothing else
-    (developer.nvidia.com/blog/tensor-core-ai-performance-milestones). What others of its kernels take is not known."""
-    if not _in_tensor_cores(x.dtype) or _is_depthwise(x, weight, how[-1]):
-        return []
-    if _channels_last(x) or _channels_last(weight):  # then PyTorch has all of them so
-        return [0 if _channels_last(tensor) else _nbytes(tensor) for tensor in (x, weight)]
-    return [_nbytes(x), _nbytes(weight), x.element_size() * math.prod(_convolved(x, weight, *how))]
+    """Copies of what it reads and writes."""
+    return [
+        *_copies((x, weight), x, weight),
+        *_in_cudnn(x, weight, x.element_size() * math.prod(_convolved(x, weight, *how)), *how),
+    ]
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> list[int]:
     """The same for each of the two gradients, one after the other; and what the sum for a bias takes."""
-    copies = _convolution(x, weight, None, *how[:-1])
-    sums = _sum(grad, [d for d in range(grad.dim()) if d != 1]) if how[-1][2] else []
+    rest, wanted = how[:-1], how[-1]
+    copies = [*_copies((grad, x, weight), x, weight), *_in_cudnn(x, weight, _nbytes(grad), *rest)]
+    sums = _sum(grad, [d for d in range(grad.dim()) if d != 1]) if wanted[2] else []
     return max(copies, sums, key=sum)
+
+
+def _copies(read: Sequence[Tensor], x: Tensor, weight: Tensor) -> list[int]:
+    """What PyTorch copies for cuDNN, which wants all in one layout: with channels last, if the input or the weights lie so."""
+    layout = _layout(x, weight)
+    return [_nbytes(tensor) for tensor in read if not tensor.is_contiguous(memory_format=layout)]
+
+
+def _in_cudnn(x: Tensor, weight: Tensor, result_bytes: int, *how: Any) -> list[int]:
+    """What cuDNN is taken to copy for tensor cores, whose kernels want channels last: all that it reads and writes
+    (developer.nvidia.com/blog/tensor-core-ai-performance-milestones). What others of its kernels take is not known."""
+    last = _layout(x, weight) is not torch.contiguous_format
+    if last or not _in_tensor_cores(x.dtype) or _is_depthwise(x, weight, *how):
+        return []
+    return [_nbytes(x), _nbytes(weight), result_bytes]
+
+
+def _layout(x: Tensor, weight: Tensor) -> torch.memory_format:
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if last is None or x.dtype is torch.float64:
+        return torch.contiguous_format
+    lie_so = any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight))
+    return last if lie_so else torch.contiguous_format
 
 
 def _convolved(
@@ -175,19 +197,23 @@ def _convolved(
 
 def _in_tensor_cores(dtype: torch.dtype) -> bool:
     """Whether the GPU multiplies numbers of a type there; those of single precision where they may be rounded to tf32."""
-    rounded = dtype is torch.float32 and torch.backends.cudnn.allow_tf32
-    name = "tf32" if rounded else str(dtype).removeprefix("torch.")
+    name = "tf32" if dtype is torch.float32 and rounds_to_tf32("conv") else str(dtype).removeprefix("torch.")
     return name not in ("float32", "float64") and name in absent.present().peaks
 
 
-def _is_depthwise(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether each channel is convolved alone, by PyTorch's own kernels."""
-    return groups > 1 and groups == x.shape[1] and weight.shape[1] == 1
+def rounds_to_tf32(part: str) -> bool:
+    """Whether cuDNN may round single precision in a part of it, `conv` or `rnn`."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # as it does where the settings that came after it were used
+        return bool(getattr(torch.backends.cudnn, part).fp32_precision == "tf32")
 
 
-def _channels_last(tensor: Tensor) -> bool:
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    return layout is not None and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
+def _is_depthwise(x: Tensor, weight: Tensor, *how: Any) -> bool:
+    """Whether each channel is convolved alone, by PyTorch's own kernels; those of float16 may be cuDNN's."""
+    *_, transposed, _, groups = how
+    alone = groups > 1 and groups == x.shape[1] and weight.shape[1] == 1
+    return alone and not transposed and x.dtype is not torch.float16
 
 
 # ---------------------------------------------------------------------------------------------- recurrent networks

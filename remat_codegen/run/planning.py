@@ -290,7 +290,9 @@ def unseen(traced: Traced) -> tuple[str, ...]:
 def _not_counted(trace: Trace) -> tuple[str, ...]:
     """What of a step's memory nobody knows where the GPU is not there."""
     convolves = trace.gpu is not None and any(op.base.startswith("conv") for op in trace.operations)
-    unknown = "of what cuDNN's convolutions allocate for themselves, copies with channels last are counted, no more is known"
+    unknown = (
+        "of what cuDNN's convolutions allocate for themselves, only copies for tensor cores are counted; more is not known"
+    )
     return (unknown,) if convolves else ()
 
 

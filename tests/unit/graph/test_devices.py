@@ -51,6 +51,7 @@ def test_a_gpu_takes_whole_blocks_and_segments(asked, taken):
         ([400, 800], 200),
         ([3 * MIB, 6 * MIB], 3 * MIB // 2),
         ([3 * MIB, 60 * MIB], 2 * MIB),
+        (10 * [MIB + MIB // 8, 2 * MIB], 7 * MIB // 8),  # one gets the next size
         ([3 * MIB, 6 * MIB, 6 * MIB + 4096] + 20 * [6 * MIB], 3 * MIB // 2 + 1024 + 4096),  # the same size fits
         ([2 * MIB + n * MIB // 2 for n in range(20)] * 10, 23 * MIB // 2),
         ([2 * MIB + n * MIB // 2 for n in range(20)], 135 * MIB // 50),  # 2 % of all

@@ -47,7 +47,8 @@ def test_the_shape_of_a_result_is_the_one_that_pytorch_finds(dims, back, stride,
         pytest.param("v100", torch.float32, "first", 1, False, id="a GPU without tf32"),
         pytest.param("v100", torch.float16, "first", 1, True, id="tensor cores of the first generation"),
         pytest.param("h100", torch.bfloat16, "last", 1, False, id="tensors that lie so need no copy"),
-        pytest.param("h100", torch.bfloat16, "first", 16, False, id="each channel alone is no matter of cuDNN's"),
+        pytest.param("h100", torch.bfloat16, "first", 16, False, id="each channel alone, by PyTorch's own kernels"),
+        pytest.param("h100", torch.float16, "first", 16, True, id="each channel alone, in float16"),
         pytest.param("h100", torch.float64, "first", 1, False, id="double precision"),
     ],
 )
@@ -58,7 +59,39 @@ def test_what_is_read_and_written_is_copied_for_tensor_cores(on, gpu, dtype, lay
     if layout == "last":
         x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
     numbers = x.numel() + weight.numel() + 4 * 16 * 30 * 30
-    assert room_bytes(CONVOLUTION, of_call(x, weight, groups)) == (numbers * dtype.itemsize if copied else 0)
+    least = numbers * dtype.itemsize if copied else 0
+    assert least <= room_bytes(CONVOLUTION, of_call(x, weight, groups)) < least + (512 if copied else 1)
+
+
+def test_each_channel_alone_is_cudnns_the_other_way_round(on):
+    on("h100")
+    x, weight = torch.zeros(2, 16, 8, 8, dtype=torch.bfloat16), torch.zeros(16, 1, 2, 2, dtype=torch.bfloat16)
+    numbers = x.numel() + weight.numel() + 2 * 16 * 16 * 16
+    pieces = x, weight, None, [2, 2], [0, 0], [1, 1], True, [0, 0], 16
+    assert 2 * numbers <= room_bytes(CONVOLUTION, pieces) < 2 * numbers + 512
+
+
+def test_pytorch_copies_what_does_not_lie_side_by_side_whatever_the_type(on):
+    on("v100")
+    x, weight = torch.zeros(4, 32, 16).transpose(1, 2), torch.zeros(16, 16, 3)
+    assert room_bytes(CONVOLUTION, of_call(x, weight)) == 4 * x.numel()
+    there = of_call(x.contiguous(), weight)
+    expanded = torch.zeros(1).expand(4, 16, 30)
+    back = expanded, x.contiguous(), weight, [16], *there[3:], [True, True, False]
+    assert room_bytes(BACKWARD, back) == 4 * expanded.numel()
+
+
+def test_settings_that_pytorch_does_not_tell_in_one_word_are_read_one_by_one(on, monkeypatch):
+    class Mixed:
+        conv = type("Conv", (), {"fp32_precision": "ieee"})
+
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("a mix of the legacy and new APIs")
+
+    on("h100")
+    monkeypatch.setattr(torch.backends, "cudnn", Mixed())
+    assert room_bytes(CONVOLUTION, of_call(torch.zeros(4, 16, 32, 32), torch.zeros(16, 16, 3, 3))) == 0
 
 
 def test_without_tf32_nothing_is_copied_for_single_precision(on, monkeypatch):

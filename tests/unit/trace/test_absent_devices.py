@@ -505,7 +505,7 @@ def test_the_time_of_an_operation_of_others_is_not_made_up():
     assert max(told.time_ns) == 123_000 + H100.launch_ns  # in one node with the kernel before it
 
 
-def test_what_cudnn_allocates_is_said_not_to_be_counted():
+def test_what_is_not_known_of_cudnns_convolutions_is_said():
     target = api.given_target(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (torch.zeros(1, 3, 8, 8),), "h100", 0)
     traced = trace_loaded(target, Request("m:M", device="h100"), QUIET)
     assert any("cuDNN's convolutions" in note for note in unseen(traced))
