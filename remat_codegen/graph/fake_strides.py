@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from remat_codegen.torch_seam import TorchDispatchMode, suggest_memory_format
+from remat_codegen.torch_seam import ABSENT, TorchDispatchMode, suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -119,7 +119,33 @@ def _padded_backward(out: torch.Tensor, args: Any) -> torch.Tensor:
     return _suggested(out, args[1]) if args[0].device.type == "cpu" else out
 
 
+def convolution_layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The layout that a convolution of cuDNN's has everything in: channels last where its input or its weights lie so, but in
+    double precision (`cudnn_conv_suggest_memory_format`)."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    lie_so = x.dtype is not torch.float64 and last in (suggest_memory_format(x), suggest_memory_format(weight))
+    return last if last is not None and lie_so else torch.contiguous_format
+
+
+def _convolved(out: torch.Tensor, args: Any) -> torch.Tensor:
+    """On a GPU that is not there: for a device that is no CUDA, PyTorch knows one layout."""
+    return out.contiguous(memory_format=convolution_layout(args[0], args[1])) if _is_absent(args[0]) else out
+
+
+def _convolved_backward(out: Any, args: Any) -> Any:
+    if not _is_absent(args[1]):
+        return out
+    layout = convolution_layout(args[1], args[2])
+    return (*(None if t is None else t.contiguous(memory_format=layout) for t in out[:2]), *out[2:])
+
+
+def _is_absent(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == ABSENT
+
+
 _CORRECTIONS = {
+    aten.convolution.default: _convolved,
+    aten.convolution_backward.default: _convolved_backward,
     aten.native_layer_norm_backward.default: _contiguous,
     aten.native_batch_norm_backward.default: _normalised_backward,
     aten.native_group_norm_backward.default: _normalised_backward,  # PyTorch 2.14 has it otherwise, without data

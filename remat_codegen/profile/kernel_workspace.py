@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from remat_codegen.graph.allocator import BLOCK_BYTES, allocated_bytes
+from remat_codegen.graph.fake_strides import convolution_layout
 from remat_codegen.profile.reductions import reduction_bytes
 from remat_codegen.trace import absent, cudnn_rnn
 
@@ -162,25 +163,17 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: A
 
 def _copies(read: Sequence[Tensor], x: Tensor, weight: Tensor) -> list[int]:
     """What PyTorch copies for cuDNN, which wants all in one layout: with channels last, if the input or the weights lie so."""
-    layout = _layout(x, weight)
+    layout = convolution_layout(x, weight)
     return [_nbytes(tensor) for tensor in read if not tensor.is_contiguous(memory_format=layout)]
 
 
 def _in_cudnn(x: Tensor, weight: Tensor, result_bytes: int, *how: Any) -> list[int]:
     """What cuDNN is taken to copy for tensor cores, whose kernels want channels last: all that it reads and writes
     (developer.nvidia.com/blog/tensor-core-ai-performance-milestones). What others of its kernels take is not known."""
-    last = _layout(x, weight) is not torch.contiguous_format
+    last = convolution_layout(x, weight) is not torch.contiguous_format
     if last or not _in_tensor_cores(x.dtype) or _is_depthwise(x, weight, *how):
         return []
     return [_nbytes(x), _nbytes(weight), result_bytes]
-
-
-def _layout(x: Tensor, weight: Tensor) -> torch.memory_format:
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if last is None or x.dtype is torch.float64:
-        return torch.contiguous_format
-    lie_so = any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight))
-    return last if lie_so else torch.contiguous_format
 
 
 def _convolved(

@@ -524,3 +524,24 @@ def test_the_device_is_in_nobodys_way_afterwards():
         pass
     with torch.random.fork_rng():
         torch.rand(1)
+
+
+class Pictures(nn.Module):
+    """Two convolutions and what flattens their result: a copy where channels are last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.last = nn.Linear(8 * 16 * 16, 2)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).relu()).flatten(1))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_convolutions_hand_on_the_layout_of_their_weights(last):
+    layout = torch.channels_last if last else torch.contiguous_format
+    model = on(H100, Pictures().to(memory_format=layout), torch.zeros(2, 3, 8, 8))
+    made = {op.base: model.record.variables[op.made[0]] for op in model.trace.operations}
+    strides = {name: made[name].strides for name in ("conv2d", "relu", "conv_transpose2d")}
+    assert all((s[1] == 1) == last for s in strides.values()), strides
