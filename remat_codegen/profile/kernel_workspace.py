@@ -22,6 +22,7 @@ Tensor = torch.Tensor
 FEW_INDICES = 3072  # up to which an embedding's gradient needs no sorting
 ROWS_AT_ONCE = 10  # of a gradient that one thread adds up there
 WIDE = 128  # heads that are wider do not stay in registers
+WINOGRAD = {(3, 3): (4, 6), (5, 5): (5, 9)}  # how much of a result a tile makes, and its width, by filters
 FULL, ENOUGH, MOST_SPLITS = 0.8, 0.85, 128  # of flash attention: of multiprocessors, of the best number of splits
 
 
@@ -149,14 +150,14 @@ def _convolution(x: Tensor, weight: Tensor, bias: Any, *how: Any) -> list[int]:
     """Copies of what it reads and writes."""
     return [
         *_copies((x, weight), x, weight),
-        *_in_cudnn(x, weight, x.element_size() * math.prod(_convolved(x, weight, *how)), *how),
+        *_in_cudnn(x, weight, _convolved(x, weight, *how), *how),
     ]
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> list[int]:
     """The same for each of the two gradients, one after the other; and what the sum for a bias takes."""
     rest, wanted = how[:-1], how[-1]
-    copies = [*_copies((grad, x, weight), x, weight), *_in_cudnn(x, weight, _nbytes(grad), *rest)]
+    copies = [*_copies((grad, x, weight), x, weight), *_in_cudnn(x, weight, grad.shape, *rest)]
     sums = _sum(grad, [d for d in range(grad.dim()) if d != 1]) if wanted[2] else []
     return max(copies, sums, key=sum)
 
@@ -167,13 +168,37 @@ def _copies(read: Sequence[Tensor], x: Tensor, weight: Tensor) -> list[int]:
     return [_nbytes(tensor) for tensor in read if not tensor.is_contiguous(memory_format=layout)]
 
 
-def _in_cudnn(x: Tensor, weight: Tensor, result_bytes: int, *how: Any) -> list[int]:
-    """What cuDNN is taken to copy for tensor cores, whose kernels want channels last: all that it reads and writes
-    (developer.nvidia.com/blog/tensor-core-ai-performance-milestones). What others of its kernels take is not known."""
-    last = convolution_layout(x, weight) is not torch.contiguous_format
-    if last or not _in_tensor_cores(x.dtype) or _is_depthwise(x, weight, *how):
+def _in_cudnn(x: Tensor, weight: Tensor, result: Sequence[int], *how: Any) -> list[int]:
+    """What cuDNN is taken to allocate, for kernels of its that may be the fastest and take much; those that multiply matrices
+    take next to nothing. Which it takes it decides where it runs."""
+    if convolution_layout(x, weight) is not torch.contiguous_format or _is_depthwise(x, weight, *how):
         return []
-    return [_nbytes(x), _nbytes(weight), result_bytes]
+    if _in_tensor_cores(x.dtype):
+        return _with_channels_last(x, weight, result)
+    return _transformed(x, weight, result) if _takes_winograd(x, weight, *how) else []
+
+
+def _with_channels_last(x: Tensor, weight: Tensor, result: Sequence[int]) -> list[int]:
+    """Kernels of tensor cores want channels last: all that is read and written is taken to be copied
+    (developer.nvidia.com/blog/tensor-core-ai-performance-milestones)."""
+    return [_nbytes(x), _nbytes(weight), x.element_size() * math.prod(result)]
+
+
+def _takes_winograd(x: Tensor, weight: Tensor, *how: Any) -> bool:
+    """Whether cuDNN may convolve in single precision by Winograd's transforms: with filters of 3 x 3 or 5 x 5, one step at a
+    time (cuDNN's reference, `cudnnConvolutionForward`, algorithm WINOGRAD_NONFUSED)."""
+    stride, _, dilation, *_, groups = how
+    alike = x.dtype is torch.float32 and groups == 1 and {*stride, *dilation} == {1}
+    return alike and tuple(weight.shape[2:]) in WINOGRAD
+
+
+def _transformed(x: Tensor, weight: Tensor, result: Sequence[int]) -> list[int]:
+    """Input, filters and result as Winograd's tiles (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
+    2015, algorithm 1), in the sizes that cuDNN's kernels are named for (`winogradForwardData4x4`, `9x9_5x5`)."""
+    step, size = WINOGRAD[tuple(weight.shape[2:])]
+    tiles = math.prod(-(-max(there, back) // step) for there, back in zip(x.shape[2:], result[2:], strict=True))
+    channels = x.shape[1] + result[1]
+    return [4 * size**2 * (x.shape[0] * tiles * channels + x.shape[1] * result[1])]
 
 
 def _convolved(

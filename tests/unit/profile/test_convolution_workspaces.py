@@ -1,4 +1,4 @@
-"""What cuDNN's convolutions are taken to allocate where the GPU is not there: copies with channels last."""
+"""What cuDNN's convolutions are taken to allocate where the GPU is not there: copies with channels last, Winograd's tiles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def test_the_shape_of_a_result_is_the_one_that_pytorch_finds(dims, back, stride,
     [
         pytest.param("h100", torch.bfloat16, "first", 1, True, id="tensor cores take channels last"),
         pytest.param("h100", torch.float32, "first", 1, True, id="float32 as tf32"),
-        pytest.param("v100", torch.float32, "first", 1, False, id="a GPU without tf32"),
         pytest.param("v100", torch.float16, "first", 1, True, id="tensor cores of the first generation"),
         pytest.param("h100", torch.bfloat16, "last", 1, False, id="tensors that lie so need no copy"),
         pytest.param("h100", torch.bfloat16, "first", 16, False, id="each channel alone, by PyTorch's own kernels"),
@@ -91,13 +90,13 @@ def test_settings_that_pytorch_does_not_tell_in_one_word_are_read_one_by_one(on,
 
     on("h100")
     monkeypatch.setattr(torch.backends, "cudnn", Mixed())
-    assert room_bytes(CONVOLUTION, of_call(torch.zeros(4, 16, 32, 32), torch.zeros(16, 16, 3, 3))) == 0
+    assert room_bytes(CONVOLUTION, of_call(torch.zeros(4, 16, 32, 32), torch.zeros(16, 16, 1, 1))) == 0
 
 
 def test_without_tf32_nothing_is_copied_for_single_precision(on, monkeypatch):
     on("h100")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert room_bytes(CONVOLUTION, of_call(torch.zeros(4, 16, 32, 32), torch.zeros(16, 16, 3, 3))) == 0
+    assert room_bytes(CONVOLUTION, of_call(torch.zeros(4, 16, 32, 32), torch.zeros(16, 16, 1, 1))) == 0
 
 
 def test_pytorch_copies_what_does_not_lie_as_the_weight(on):
@@ -113,3 +112,36 @@ def test_the_way_back_copies_as_much(on):
     there = of_call(x, weight)
     back = torch.zeros(4, 16, 30, 30, dtype=torch.float16), x, weight, [16], *there[3:], [True, True, True]
     assert room_bytes(BACKWARD, back) == room_bytes(CONVOLUTION, there)
+
+
+@pytest.mark.parametrize(("width", "step", "tile"), [(3, 4, 6), (5, 5, 9)])
+def test_in_single_precision_input_filters_and_result_are_tiles(on, width, step, tile):
+    on("v100")
+    x, weight = torch.zeros(4, 16, 40, 40), torch.zeros(32, 16, width, width)
+    tiles = 4 * (40 // step) ** 2
+    least = 4 * tile**2 * (tiles * 16 + tiles * 32 + 16 * 32)
+    there = of_call(x, weight)
+    assert least <= room_bytes(CONVOLUTION, there) < least + 512
+    back = torch.zeros(4, 32, 41 - width, 41 - width), x, weight, [32], *there[3:], [True, True, True]
+    assert room_bytes(BACKWARD, back) == room_bytes(CONVOLUTION, there)
+
+
+@pytest.mark.parametrize(
+    ("width", "groups", "step", "reach", "dtype", "layout"),
+    [
+        pytest.param(1, 1, 1, 1, torch.float32, "first", id="single numbers"),
+        pytest.param(7, 1, 1, 1, torch.float32, "first", id="wide filters"),
+        pytest.param(3, 2, 1, 1, torch.float32, "first", id="groups"),
+        pytest.param(3, 1, 2, 1, torch.float32, "first", id="two steps at a time"),
+        pytest.param(3, 1, 1, 2, torch.float32, "first", id="every other number"),
+        pytest.param(3, 1, 1, 1, torch.float64, "first", id="double precision"),
+        pytest.param(3, 1, 1, 1, torch.float32, "last", id="channels last"),
+    ],
+)
+def test_what_is_not_winograds_multiplies_matrices(on, width, groups, step, reach, dtype, layout):
+    on("v100")
+    x, weight = torch.zeros(4, 16, 32, 32, dtype=dtype), torch.zeros(16, 16 // groups, width, width, dtype=dtype)
+    if layout == "last":
+        x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+    how = [step] * 2, [0] * 2, [reach] * 2, False, [0] * 2, groups
+    assert room_bytes(CONVOLUTION, (x, weight, None, *how)) == 0
