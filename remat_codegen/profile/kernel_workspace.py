@@ -189,13 +189,13 @@ def _takes_winograd(x: Tensor, weight: Tensor, *how: Any) -> bool:
     time (cuDNN's reference, `cudnnConvolutionForward`, algorithm WINOGRAD_NONFUSED)."""
     stride, _, dilation, *_, groups = how
     alike = x.dtype is torch.float32 and groups == 1 and {*stride, *dilation} == {1}
-    return alike and tuple(weight.shape[2:]) in WINOGRAD
+    return alike and (*weight.shape[2:],) in WINOGRAD
 
 
 def _transformed(x: Tensor, weight: Tensor, result: Sequence[int]) -> list[int]:
     """Input, filters and result as Winograd's tiles (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
     2015, algorithm 1), in the sizes that cuDNN's kernels are named for (`winogradForwardData4x4`, `9x9_5x5`)."""
-    step, size = WINOGRAD[tuple(weight.shape[2:])]
+    step, size = WINOGRAD[weight.shape[2], weight.shape[3]]
     tiles = math.prod(-(-max(there, back) // step) for there, back in zip(x.shape[2:], result[2:], strict=True))
     channels = x.shape[1] + result[1]
     return [4 * size**2 * (x.shape[0] * tiles * channels + x.shape[1] * result[1])]
