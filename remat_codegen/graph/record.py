@@ -90,6 +90,9 @@ class OperationRecord:
     unsaved: bool = False  # whether autograd would save something for it that is never read, as the engine does not reach it
     stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
     most_gradient_bytes: int = 0  # the most that gradients take which are alive at once while it is undone
+    # Storages and bytes that autograd saves for nobody, where the engine does not come, as long as somebody has the result.
+    lost: tuple[int, ...] = ()
+    lost_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,7 @@ class _Recorder:
         """The row of an operation with what the way back shows. Where that does not come, autograd saves for nobody."""
         if op.id in self.reached:
             return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), most_gradient_bytes=most)
+        row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
         unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)
         return replace(row, saved=(), phantoms=(), unsaved=True) if unsaved else row

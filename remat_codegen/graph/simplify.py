@@ -196,7 +196,7 @@ def check_views(trace: Trace, record: Record) -> None:
 def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Joins a group with its successor where that loses nothing.
 
-    The result u of the first must be read by the second only, be needed by no backward step, be no output, and be at
+    The result u of the first must be read by the second only, be saved by autograd for none, be no output, and be at
     least as large as everything the second makes: then whoever would keep u keeps the second's result instead,
     which costs no more memory and saves a recomputation.
     """
@@ -205,13 +205,14 @@ def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) ->
     for storage in record.storages:
         if storage.operation is not None:
             owned_by[uses.group_of[storage.operation]].append(storage.id)
+    lost = {s for row in record.operations for s in row.lost}
     merged: list[tuple[int, ...]] = []
     for index, group in enumerate(groups):
         made = sum(record.storages[s].nbytes for s in owned_by[index])
         made += sum(sum(record.operations[op].phantoms) for op in group)
         previous = owned_by[index - 1] if index else []
         private = bool(previous) and all(
-            uses.readers[s] == {index} and not uses.savers[s] and s not in uses.outputs for s in previous
+            uses.readers[s] == {index} and not uses.savers[s] and s not in (uses.outputs | lost) for s in previous
         )
         clean = not record.mutated_by((*group, *groups[index - 1]))
         if private and clean and sum(record.storages[s].nbytes for s in previous) >= made:

@@ -10,13 +10,30 @@ simulator judges like any planner's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from remat_codegen.graph.ir import Graph, Kind, Node, total_bytes
 from remat_codegen.schedule import Schedule, with_forgets
 
-Held = Mapping[int, Collection[int]]
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What autograd has saved in a forward node for a gradient that nobody asks for, while the nodes `during` run: data, and
+    bytes beside them. A part that the node is in forgets that at once."""
+
+    node: int
+    during: range
+    data: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held while a model's own code runs: by forward node, what its variables hold; and what is saved for nobody."""
+
+    by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
+    unread: tuple[Unread, ...] = ()
 
 
 class Keeps(StrEnum):
@@ -92,8 +109,8 @@ def _within(inner: Part, outer: Part) -> bool:
 def schedule_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> Schedule:
     """The training step with these parts, every value freed as early as it can be.
 
-    `held` are, by forward node, data that variables of the model's own code hold while it runs. So they do when it runs again,
-    as far as they were made in the same run; a part's inputs are held until it ends.
+    What variables hold in the forward pass they hold when a node runs again, too, as far as it was made in the same run;
+    a part's inputs are held until it ends.
     """
     ran = run_of(graph, parts, held)
     return replace(with_forgets(graph, ran.order, ran.held_at), beside_bytes=ran.beside_bytes)
@@ -136,7 +153,7 @@ class Rule:
     """The rule for one graph: what it has to know of nodes and of stretches of them, found once for many tables."""
 
     def __init__(self, graph: Graph, held: Held | None = None) -> None:
-        self.graph, self.held = graph, held or {}
+        self.graph, self.held = graph, held or Held()
         self.last_read = [max((r for r in readers if r > graph.loss), default=-1) for readers in graph.readers]
         self.backward = [(node, self._begun(node)) for node in graph.backward_nodes]
         self._inputs: dict[Stretch, list[int]] = {}
@@ -173,7 +190,8 @@ class Rule:
             here = set(inputs)
             for node in self.graph.nodes[part.first : part.last + 1]:
                 if node.recomputable:
-                    found.append((node.id, node.writes, [*inputs, *(d for d in self.held.get(node.id, ()) if d in here)]))
+                    held = self.held.by_variables.get(node.id, ())
+                    found.append((node.id, node.writes, [*inputs, *(d for d in held if d in here)]))
                     here.update(node.writes)
             self._nodes[stretch] = found
         return self._nodes[stretch]
@@ -249,7 +267,9 @@ class _Step:
     def run(self) -> list[int]:
         """The order of nodes."""
         self.order = list(range(self.graph.loss + 1))
-        self.held_at.update(self.rule.held)
+        self.held_at.update(self.rule.held.by_variables)
+        for unread in self.rule.held.unread:
+            self._hold_unread(unread)
         for node, begun in self.rule.backward:
             self.now, self.begun, self.second = node.id, begun, 0
             self.reading = self.kept.intersection(node.reads)
@@ -263,6 +283,16 @@ class _Step:
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
         return self.order
+
+    def _hold_unread(self, unread: Unread) -> None:
+        """Holds what is saved for nobody, or what the part is given that forgets it."""
+        index = next((i for i in reversed(range(len(self.parts))) if unread.node in self.parts[i]), None)
+        forgets = index is not None and self.parts[index].keeps is not Keeps.SAVED
+        data = unread.data if index is None or not forgets else self.inputs[index]
+        for node in unread.during:
+            self.held_at[node] = [*self.held_at.get(node, ()), *data]
+            if unread.nbytes and not forgets:
+                self.beside[node] = self.beside.get(node, 0) + unread.nbytes
 
     def _ready_to_run(self, data: Iterable[int]) -> list[int]:
         """What parts are given that have made these values and may have to run again yet, and those that would have to run

@@ -11,8 +11,9 @@ from functools import cached_property
 
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
+from remat_codegen.graph.unread import lost_of
 from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.demand import Held
+from remat_codegen.marked.demand import Held, Unread
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.library import Library, Owner, text_of
 from remat_codegen.marked.lookups import Lookups
@@ -59,6 +60,23 @@ class Found:
 
     @property
     def held(self) -> Held:
+        """What is held while the model's code runs, beside what is read later."""
+        return Held(self._held_by_variables(), tuple(self._unread()))
+
+    def _unread(self) -> Iterator[Unread]:
+        """What autograd saves for nobody, while nodes run."""
+        for lost in lost_of(self.trace, self.record):
+            node = self.node_of.get(lost.operation)
+            later = {self.node_of.get(op, -1) for op in range(lost.operation + 1, lost.until + 1)}
+            if node is None or (last := max(later)) <= node:
+                continue
+            of_storage = {self.record.variables[v].storage: d for v, d in enumerate(self.model.data_of) if d is not None}
+            made = [s for s in lost.storages if self.record.storages[s].operation is not None]
+            beside = sum(self.record.storages[s].nbytes for s in made if s not in of_storage)
+            data = tuple(of_storage[s] for s in made if s in of_storage)
+            yield Unread(node, range(node + 1, last + 1), data, lost.nbytes + beside)
+
+    def _held_by_variables(self) -> dict[int, list[int]]:
         """By forward node: data that variables of the model's code hold while it runs."""
         found: dict[int, set[int]] = {}
         for operation in self.trace.operations:

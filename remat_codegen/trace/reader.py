@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, naming_the_line
 from remat_codegen.trace.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
+from remat_codegen.trace.waiting import with_waiting
 
 SWITCHES = (SWITCHES_GRADIENTS, ENTERS_AUTOCAST, EXITS_AUTOCAST)
 ON_TENSORS = "write it with operations on tensors, or move it out of the model"
@@ -68,7 +68,7 @@ class Reader:
         kept = self._user_outputs(outputs)
         return Trace(
             variables=tuple(self.variables),
-            operations=_all_the_while(self.operations),
+            operations=with_waiting(self.operations, (out.variable for out in kept if isinstance(out, Ref))),
             inputs=tuple(self.inputs),
             outputs=tuple(kept),
             output_spec=self.exported.call_spec.out_spec,
@@ -313,19 +313,6 @@ class Reader:
 
     def _argument(self, value: Any) -> Any:
         return pytree.tree_map(lambda a: self.of_node[a] if isinstance(a, torch.fx.Node) else a, _plain(value))
-
-
-def _all_the_while(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Operations, with what variables hold later held from when it was made: until then an expression holds it, as the first
-    of `return self.one(x), self.other(x)` waits for the other."""
-    last = {held: op.id for op in operations for held in op.held}
-    found, alive = [], dict[int, int]()
-    for op in operations:
-        alive = {held: until for held, until in alive.items() if until >= op.id}
-        found.append(replace(op, held=tuple(dict.fromkeys((*op.held, *alive)))) if alive else op)
-        if last.get(op.id, -1) > op.id:
-            alive[op.id] = last[op.id]
-    return tuple(found)
 
 
 def _names_by_identity(module: torch.nn.Module) -> dict[str, list[str]]:

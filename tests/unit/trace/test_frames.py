@@ -94,3 +94,95 @@ def test_what_a_variable_gets_is_held_from_when_it_is_made():
     (first, second), (cos,) = ([op for op in operations if op.base == base] for base in ("linear", "cos"))
     assert all(first.id in op.held for op in operations[first.id + 1 : cos.id + 1])
     assert second.id in cos.held and first.held.count(first.id) == 0
+
+
+class Waiting(Holding):
+    """What the linear layer makes waits in an expression while the cosine is computed, and no variable ever has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def last(self, x):
+        return (x * self.weight).cos()
+
+    def both(self, x):
+        return self.linear(x), self.last(x)
+
+
+class InATupleThatIsIndexed(Waiting):
+    def forward(self, x):
+        return self.both(x)[1]
+
+
+class AsAnArgument(Waiting):
+    def second(self, first, second):
+        del first
+        return second + 1
+
+    def forward(self, x):
+        return self.second(
+            self.linear(x),
+            self.last(x),
+        )
+
+
+class InAnOuterTuple(Waiting):
+    def made(self, x):
+        return self.linear(x)
+
+    def both(self, x):
+        return {"made": self.made(x), "last": self.last(x)}
+
+    def forward(self, x):
+        return self.both(x)["last"]
+
+
+class InAComprehension(Waiting):
+    def forward(self, x):
+        return [f(x) for f in (self.linear, self.last)][-1]
+
+
+class BeforeItIsComputed(Waiting):
+    def forward(self, x):
+        return (self.last(x), self.linear(x))[0]
+
+
+class DroppedByAnIndex(Waiting):
+    def forward(self, x):
+        return self.last((x.sin(), self.linear(x))[0])
+
+
+class InAStatementOfItsOwn(Waiting):
+    def forward(self, x):
+        self.linear(x)
+        return self.last(x)
+
+
+class InALoop(Waiting):
+    """There, `y` holds it: the name is bound again only after the last."""
+
+    def forward(self, x):
+        for f in (self.linear, self.last):
+            y = f(x)
+        return y
+
+
+class OfEachRound(Waiting):
+    def forward(self, x):
+        for f in (self.linear, self.last):
+            found = (x.sin(), f(x))[0] if f is self.linear else f(x)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits"),
+    [
+        *((kind, True) for kind in (InATupleThatIsIndexed, AsAnArgument, InAnOuterTuple, InAComprehension, InALoop)),
+        *((kind, False) for kind in (BeforeItIsComputed, DroppedByAnIndex, InAStatementOfItsOwn, OfEachRound)),
+    ],
+)
+def test_a_result_that_nobody_reads_waits_while_its_expression_is_computed(kind, waits):
+    operations = model_of(kind().train(), (torch.randn(2, 4),), {}).trace.operations
+    (linear,) = [op for op in operations if op.base == "linear"]
+    assert all((linear.id in op.held) == waits for op in operations if op.base == "cos")
