@@ -20,7 +20,7 @@ from remat_codegen.schedule import Schedule, with_forgets
 @dataclass(frozen=True, slots=True)
 class Unread:
     """What autograd has saved in a forward node for a gradient that nobody asks for, while the nodes `during` run: data, and
-    bytes beside them. A part that the node is in forgets that at once."""
+    bytes beside them. A part that the node is in forgets that at once, unless it is late or keeps it."""
 
     node: int
     during: range
@@ -287,7 +287,7 @@ class _Step:
     def _hold_unread(self, unread: Unread) -> None:
         """Holds what is saved for nobody, or what the part is given that forgets it."""
         index = next((i for i in reversed(range(len(self.parts))) if unread.node in self.parts[i]), None)
-        forgets = index is not None and self.parts[index].keeps is not Keeps.SAVED
+        forgets = index is not None and self.parts[index].keeps is not Keeps.SAVED and not self.parts[index].late
         data = unread.data if index is None or not forgets else self.inputs[index]
         for node in unread.during:
             self.held_at[node] = [*self.held_at.get(node, ()), *data]
