@@ -16,7 +16,6 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import OPTIONS, parts_of
-from remat_codegen.marked.demand import schedule_of
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.profile.cache import Cache
@@ -66,7 +65,7 @@ def _nests(rows: list[Row[Vertex]]) -> bool:
 
 def schedule_from(graph: Graph, found: Found, rows: tuple[Row[Vertex], ...]) -> Schedule:
     """The step that rows lead to."""
-    schedule = schedule_of(graph, [part for _, part in parts_of(rows)], found.held)
+    schedule = found.holders.schedule([part for _, part in parts_of(rows)])
     validate(graph, schedule)
     return schedule
 
@@ -82,7 +81,7 @@ def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
 
 def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:
     """What the simulator says of a table, with workspaces as they are."""
-    profile = found.with_held(Measured("cpu", Cache("cpu", enabled=False)).of(traced.model))
+    profile = found.holders.costs(Measured("cpu", Cache("cpu", enabled=False)).of(traced.model))
     return simulate(traced.graph, profile, schedule_from(traced.graph, found, rows)).peak_bytes
 
 

@@ -11,6 +11,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, UnsupportedError
 from remat_codegen.files import write_atomically
 from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.marked.holders import Holders
 from remat_codegen.planners.base.reserve import plan_within
 from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.best import NO_TIME_FOR
@@ -37,7 +38,7 @@ class Costed:
     @property
     def plain_bytes(self) -> int:
         """The smallest budget at which nothing has to be computed again."""
-        plain = simulate(self.traced.graph, self.profile, without_recomputation(self.traced.graph)).peak_bytes
+        plain = Holders(self.traced.model).plain_step(self.profile).peak_bytes
         return plain + reserve_of(self.traced).slack_bytes
 
 

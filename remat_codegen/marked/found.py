@@ -11,17 +11,14 @@ from functools import cached_property
 
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
-from remat_codegen.graph.unread import lost_of
 from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.demand import Held, Unread
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
+from remat_codegen.marked.holders import Holders, node_of
 from remat_codegen.marked.library import Library, Owner, text_of
 from remat_codegen.marked.lookups import Lookups
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.marking import Mark, refusal_of
 from remat_codegen.marked.syntax import span_of, syntax_of
-from remat_codegen.profile.costs import Profile
-from remat_codegen.trace import Operation
 from remat_codegen.trace.places import Function, Span
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -36,7 +33,8 @@ class Found:
         self.model, self.tree, self.library = model, tree, library
         self.sources = {**(library.sources(tree) if library is not None else {}), **(sources or {})}
         self.record, self.trace = model.record, model.trace
-        self.node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
+        self.node_of = node_of(model)
+        self.holders = Holders(model)
         self.working = [self._working(node) for node in model.graph.forward_nodes]
         self.numbers, self.times = self._counted()
         self.refused: dict[Hashable, bool] = {}
@@ -57,61 +55,6 @@ class Found:
         apart = [tuple(self._without_others(v, operations) for v, operations in found) for found in innermost]
         found = map(self.candidate, (*covering, *self._in_one_way(alone), *self._in_one_way(apart)))
         return tuple(c for c in found if c is not None)
-
-    @property
-    def held(self) -> Held:
-        """What is held while the model's code runs, beside what is read later."""
-        return Held(self._held_by_variables(), tuple(self._unread()))
-
-    def _unread(self) -> Iterator[Unread]:
-        """What autograd saves for nobody, while nodes run."""
-        for lost in lost_of(self.trace, self.record):
-            node = self.node_of.get(lost.operation)
-            later = {self.node_of.get(op, -1) for op in range(lost.operation + 1, lost.until + 1)}
-            if node is None or (last := max(later)) <= node:
-                continue
-            of_storage = {self.record.variables[v].storage: d for v, d in enumerate(self.model.data_of) if d is not None}
-            made = [s for s in lost.storages if self.record.storages[s].operation is not None]
-            beside = sum(self.record.storages[s].nbytes for s in made if s not in of_storage)
-            data = tuple(of_storage[s] for s in made if s in of_storage)
-            yield Unread(node, range(node + 1, last + 1), data, lost.nbytes + beside)
-
-    def _held_by_variables(self) -> dict[int, list[int]]:
-        """By forward node: data that variables of the model's code hold while it runs."""
-        found: dict[int, set[int]] = {}
-        for operation in self.trace.operations:
-            node = self.node_of.get(operation.id)
-            if node is None:
-                continue
-            variables = (v for op in operation.held for v in self.trace.operations[op].made)
-            data = {self.model.data_of[v] for v in variables} - {None}
-            found.setdefault(node, set()).update(d for d in data if d is not None)
-        return {node: sorted(self._made_before(data, node)) for node, data in found.items()}
-
-    def _made_before(self, data: set[int], node: int) -> Iterator[int]:
-        return (d for d in data if self.model.graph.producers[d][0] < node)
-
-    def with_held(self, profile: Profile) -> Profile:
-        """The costs of nodes, with what variables of the model's code hold while they run and no data node is: results that
-        only the node uses which made them. (A part that begins behind that node does not have them when it runs again; it is
-        counted as if it had.)"""
-        held = [0] * len(profile.workspace_bytes)
-        for operation in self.trace.operations:
-            node = self.node_of.get(operation.id)
-            if node is not None:
-                held[node] = max(held[node], sum(self.record.storages[s].nbytes for s in self._held_within(operation, node)))
-        workspaces = tuple(a + b for a, b in zip(profile.workspace_bytes, held, strict=True))
-        return replace(profile, workspace_bytes=workspaces)
-
-    def _held_within(self, operation: Operation, node: int) -> set[int]:
-        """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""
-        variables = {v for op in operation.held for v in self.trace.operations[op].made}
-        storages = self.record.storages_of(v for v in variables if self.model.data_of[v] is None)
-        makers = {s: self.record.storages[s].operation for s in storages}
-        own = [self.trace.operations[op] for op in self.model.bodies[node].operations if op >= operation.id]
-        read = self.record.storages_of(v for op in own for v in op.reads)
-        made = {s: self.node_of.get(op) for s, op in makers.items() if op is not None}
-        return {s for s, maker in made.items() if maker is not None and (maker != node or s not in read)}
 
     def is_module(self, vertex: Vertex) -> bool:
         """Whether a vertex is a module's call, which a row can name."""

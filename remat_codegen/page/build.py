@@ -29,7 +29,7 @@ from remat_codegen.page.modules import modules_of, nodes_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.interpreter import Call, Reading
 from remat_codegen.readback.summary import BlockSummary, summarize
-from remat_codegen.schedule import Schedule, simulate, without_recomputation
+from remat_codegen.schedule import Schedule, simulate
 
 LARGEST_TEXTS = 1_500_000  # characters; what is behind them is not shown
 
@@ -38,7 +38,7 @@ LARGEST_TEXTS = 1_500_000  # characters; what is behind them is not shown
 class Given:
     """What is known of a file before anything is computed. `lines` are those of the file by step of the schedule, `calls` the
     functions that it calls, `rows` the lines of a table's entries by the path of their module; `profile` has the costs of the
-    step without recomputation, `costs` those that the schedule is simulated with."""
+    step without recomputation, which is `unmodified`, `costs` those that the schedule is simulated with."""
 
     title: str
     file: str
@@ -50,6 +50,7 @@ class Given:
     generator: str
     model: Model
     schedule: Schedule
+    unmodified: Schedule
     profile: Profile
     costs: Profile
     budget_bytes: int | None
@@ -69,7 +70,7 @@ def build(given: Given, tradeoff: Tradeoff | None = None, measured: MeasuredStep
     """The page."""
     graph, costs = given.model.graph, given.costs
     planned = curve_of(graph, costs, given.schedule, given.states_bytes)
-    unmodified = curve_of(graph, given.profile, without_recomputation(graph))
+    unmodified = curve_of(graph, given.profile, given.unmodified)
     found, texts = _texts(given)
     nodes = nodes_of(given.model, costs, found)
     runs = _with_lines(given, runs_of(costs, given.schedule, given.lines), nodes)

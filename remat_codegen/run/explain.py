@@ -18,6 +18,7 @@ from remat_codegen.errors import RematError, VerifyError
 from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.several import plan_for
+from remat_codegen.marked.holders import Holders
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.compare import differences
@@ -28,7 +29,7 @@ from remat_codegen.run import check_update, marked, pipeline
 from remat_codegen.run.check_update import Header
 from remat_codegen.run.priced import generator_states, measured_costs
 from remat_codegen.run.traced import Traced, trace_target
-from remat_codegen.schedule import Schedule, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.schedule import Schedule, simulate, validate, with_forgets
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.results import Progress
 
@@ -380,7 +381,7 @@ def _priced(
     profile = measured_costs(request, case.traced, progress)
     graph = case.traced.graph
     timeline = simulate(graph, profile, reading.schedule)
-    plain = simulate(graph, profile, without_recomputation(graph))
+    plain = Holders(case.traced.model).plain_step(profile)
     again = generator_states(case.traced, reading.schedule)
     blocks = summarize(case.traced.model, profile, reading, timeline, plain.time_ns)
     priced = replace(
@@ -401,9 +402,9 @@ def _priced_by_table(
 ) -> tuple[Explanation, Followed]:
     profiles = measured_costs(request, case.traced, progress)
     traced, profile, told = case.traced_told, profiles.at(case.table), _told(case, brought)
-    costs = told.found.with_held(profile)
+    costs = told.found.holders.costs(profile)
     timeline = simulate(traced.graph, costs, told.schedule)
-    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    plain = told.found.holders.plain_step(profile)
     beside, states = _beside(case, brought, profiles), marked.states_bytes(traced, told)
     priced = replace(
         found,

@@ -71,7 +71,7 @@ def _with_a_table(request: Request, traced: Traced, profile: Profile, made: Save
     plan, brought = marked.tabled(request, traced, profile, made, progress)
     text = marked.proved(request, traced, plan, brought, progress)
     marked.note_losses(plan, made, brought, profile, progress)
-    rows, costs = marked.summary(traced, profile, brought), brought.found.with_held(profile)
+    rows, costs = marked.summary(traced, profile, brought), brought.found.holders.costs(profile)
     return _made(text, plan, traced, costs, brought.schedule, rows, request, progress)
 
 

@@ -26,7 +26,7 @@ from remat_codegen.marked import file as writing
 from remat_codegen.marked import replays
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, parts_of
-from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run, schedule_of
+from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run
 from remat_codegen.marked.evaluations import Vertex, build
 from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
@@ -252,7 +252,7 @@ def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     for number, said in enumerate(reading.tables):
         found = known[min(number, len(known) - 1)]
         rows, wrong = rows_of(replace(reading, said=said), found)
-        schedule = schedule_of(found.model.graph, [part for _, part in parts_of(rows)], found.held)
+        schedule = found.holders.schedule([part for _, part in parts_of(rows)])
         tables.append(Brought(found, rows, schedule, 0))
         problems += [problem for problem in wrong if problem not in problems]
     return replace(tables[0], others=tuple(tables[1:])), problems
@@ -277,7 +277,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     found = found_of(traced)
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search, best = Search(traced, found, profile, plan.budget_bytes, progress.update), None
-    more = others(request, traced.graph, found.with_held(profile), reserve_of(traced), plan.budget_bytes)
+    more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced), plan.budget_bytes)
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left())
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
@@ -324,16 +324,16 @@ class Search:
     ) -> None:
         """`told` hears how far the search has come."""
         self.graph, self.found, self.plain_ns = traced.graph, found, sum(profile.time_ns)
-        reserve, costs = reserve_of(traced), found.with_held(profile)
+        reserve, costs = reserve_of(traced), found.holders.costs(profile)
         left = partial(_left, reserve, limit)
-        self.chooser = Chooser(traced.graph, costs, found.candidates, left, found.held, told)
+        self.chooser = Chooser(traced.graph, costs, found.candidates, left, found.holders.held, told)
 
     def brought(self, schedules: Iterable[Schedule], seconds: float | None = None) -> Brought:
         """The best table that is found from some schedules, in so many seconds if they are given. It may be above the limit."""
         best = self.chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds)
         parts = [part for _, part in parts_of(best.rows)]
         overhead = best.time_ns / max(1, self.plain_ns) - 1
-        return Brought(self.found, best.rows, schedule_of(self.graph, parts, self.found.held), best.over_bytes, overhead)
+        return Brought(self.found, best.rows, self.found.holders.schedule(parts), best.over_bytes, overhead)
 
 
 def _left(reserve: Reserve, limit: int, order: Sequence[int]) -> int:
@@ -354,7 +354,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
     """A plan with the figures that its table has, and without notes on what files of functions leave out: such a file runs
     the user's own forward."""
     of_functions = frozenset(unseen(traced))
-    timeline = simulate(traced.graph, brought.found.with_held(profile), brought.schedule)
+    timeline = simulate(traced.graph, brought.found.holders.costs(profile), brought.schedule)
     order = order_of(brought.schedule)
     plain = sum(profile.time_ns)
     return replace(

@@ -16,6 +16,7 @@ from remat_codegen.graph import exchange
 from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.simplify import Model
+from remat_codegen.marked.holders import Holders
 from remat_codegen.planners.base.reserve import SLACK_BYTES, Reserve
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.costs import Costs, Profile
@@ -91,7 +92,7 @@ def priced(traced: Traced, request: Request, progress: Progress) -> Priced:
 
 def with_costs(traced: Traced, profile: Profile, request: Request) -> Priced:
     """A traced model with its costs."""
-    plain = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    plain = Holders(traced.model).plain_step(profile)
     own = as_written(traced.model, profile, plain.time_ns)
     return Priced(
         traced.target.label,

@@ -14,6 +14,7 @@ from remat_codegen.ask.request import NOT_RUN
 from remat_codegen.errors import VerifyError
 from remat_codegen.header.command import command_in
 from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.marked.holders import Holders
 from remat_codegen.marked.reading import read
 from remat_codegen.page.build import Given, build
 from remat_codegen.page.data import MeasuredStep, OtherPlan, Outside, Page, Point, Tradeoff
@@ -25,7 +26,7 @@ from remat_codegen.run.explain import Beside, Explanation, Followed, follow
 from remat_codegen.run.planning import lower_bound
 from remat_codegen.run.priced import Priced, over, reserve_of
 from remat_codegen.run.traced import Traced, autocast_of, target_of
-from remat_codegen.schedule import Timeline, simulate, without_recomputation
+from remat_codegen.schedule import simulate
 from remat_codegen.show.results import Progress
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace.training import Run
@@ -73,6 +74,7 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
     case, schedule = followed.case, followed.schedule
     traced, request = followed.traced, case.header.request
     budget = explanation.budget_bytes
+    holders = Holders(traced.model)
     return Given(
         title=traced.target.class_name,
         file=file.name,
@@ -84,7 +86,8 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         generator=case.header.version,
         model=traced.model,
         schedule=schedule,
-        profile=followed.profile,
+        profile=holders.costs(followed.profile),
+        unmodified=holders.plain,
         costs=followed.costs,
         budget_bytes=budget,
         states_bytes=followed.states_bytes,
@@ -143,7 +146,7 @@ def outside(module: torch.nn.Module, inputs: Any) -> Outside:
 
 
 def _prices(traced: Traced, profile: Profile) -> Priced:
-    plain: Timeline = simulate(traced.graph, profile, without_recomputation(traced.graph))
+    plain = Holders(traced.model).plain_step(profile)
     reserve = reserve_of(traced)
     return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve)
 

@@ -29,14 +29,15 @@ def test_more_budget_never_gives_a_slower_table(name):
     traced = trace_target(Request(f"{ROOT}/examples/{name}.py:{kind}", "90%", init=init, inputs=inputs), Progress(None))
     graph, found = traced.graph, marked.found_of(traced)
     times = tuple(1000 + total_bytes(graph, node.writes) for node in graph.nodes)
-    profile = found.with_held(Profile(times, (0,) * len(graph.nodes), "cpu"))
+    profile = found.holders.costs(Profile(times, (0,) * len(graph.nodes), "cpu"))
     plain = simulate(graph, profile, without_recomputation(graph))
     reached = plain.time_ns * 10
     for share in (0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0):
         limit = int(share * plain.peak_bytes)
         schedule = rockmate.plan(graph, profile, limit).schedule
         if schedule is not None:
-            best = Chooser(graph, profile, found.candidates, lambda order, limit=limit: limit, found.held).search([schedule])
+            chooser = Chooser(graph, profile, found.candidates, lambda order, limit=limit: limit, found.holders.held)
+            best = chooser.search([schedule])
             assert best.over_bytes or best.time_ns <= reached, share
             reached = reached if best.over_bytes else best.time_ns
     assert reached == plain.time_ns

@@ -16,7 +16,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.choose import OPTIONS, parts_of
-from remat_codegen.marked.demand import Again, Keeps, check, schedule_of
+from remat_codegen.marked.demand import Again, Keeps, check
 from remat_codegen.marked.found import Found
 from remat_codegen.planners.base.reserve import SLACK_BYTES
 from remat_codegen.profile.memory import peak_bytes
@@ -92,7 +92,7 @@ def meet(one, other) -> bool:
 def holds(name: str, rows: list[Row], folder: Path) -> None:
     of = subject(name)
     graph = of.traced.graph
-    brought = marked.Brought(of.found, tuple(rows), schedule_of(graph, [p for _, p in parts_of(rows)], of.found.held), 0)
+    brought = marked.Brought(of.found, tuple(rows), of.found.holders.schedule([p for _, p in parts_of(rows)]), 0)
     plan = SavedPlan(graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
     profile = measured_costs(of.request, of.traced, QUIET)
     plan = marked.as_planned(plan, of.traced, profile, brought)

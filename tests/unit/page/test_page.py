@@ -25,7 +25,7 @@ from remat_codegen.page.lives import lives_of
 from remat_codegen.page.render import HERE, render
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import explain, marked, pipeline, reporting, tradeoff
-from remat_codegen.schedule import simulate
+from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
@@ -244,6 +244,7 @@ def _of_layers(count: int) -> Page:
         generator="0",
         model=model,
         schedule=rebuilding(model.graph, set(droppable(model.graph)[::2])),
+        unmodified=without_recomputation(model.graph),
         profile=costs,
         costs=costs,
         budget_bytes=None,

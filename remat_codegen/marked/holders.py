@@ -1,0 +1,94 @@
+"""What is held while a model's own code runs, beside what is read later: by its variables, and by autograd for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from remat_codegen.graph.simplify import Model
+from remat_codegen.graph.unread import lost_of
+from remat_codegen.marked.demand import Held, Part, Unread, schedule_of
+from remat_codegen.profile.costs import Profile
+from remat_codegen.schedule import Schedule, Timeline, simulate
+from remat_codegen.trace import Operation
+
+
+def node_of(model: Model) -> dict[int, int]:
+    """The forward nodes of operations."""
+    return {op: node for node, body in enumerate(model.bodies) for op in body.operations}
+
+
+class Holders:
+    """Who holds what in one model."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.trace, self.record, self.node_of = model, model.trace, model.record, node_of(model)
+
+    def schedule(self, parts: Sequence[Part]) -> Schedule:
+        """The training step with these parts."""
+        return schedule_of(self.model.graph, parts, self.held)
+
+    @property
+    def plain(self) -> Schedule:
+        """The step without recomputation."""
+        return self.schedule(())
+
+    def plain_step(self, profile: Profile) -> Timeline:
+        """What that takes."""
+        return simulate(self.model.graph, self.costs(profile), self.plain)
+
+    @cached_property
+    def held(self) -> Held:
+        """What is held while the model's code runs, beside what is read later."""
+        return Held(self._held_by_variables(), tuple(self._unread()))
+
+    def _unread(self) -> Iterator[Unread]:
+        """What autograd saves for nobody, while nodes run."""
+        for lost in lost_of(self.trace, self.record):
+            node = self.node_of.get(lost.operation)
+            later = {self.node_of.get(op, -1) for op in range(lost.operation + 1, lost.until + 1)}
+            if node is None or (last := max(later)) <= node:
+                continue
+            of_storage = {self.record.variables[v].storage: d for v, d in enumerate(self.model.data_of) if d is not None}
+            made = [s for s in lost.storages if self.record.storages[s].operation is not None]
+            beside = sum(self.record.storages[s].nbytes for s in made if s not in of_storage)
+            data = tuple(of_storage[s] for s in made if s in of_storage)
+            yield Unread(node, range(node + 1, last + 1), data, lost.nbytes + beside)
+
+    def _held_by_variables(self) -> dict[int, list[int]]:
+        """By forward node: data that variables of the model's code hold while it runs."""
+        found: dict[int, set[int]] = {}
+        for operation in self.trace.operations:
+            node = self.node_of.get(operation.id)
+            if node is None:
+                continue
+            variables = (v for op in operation.held for v in self.trace.operations[op].made)
+            data = {self.model.data_of[v] for v in variables} - {None}
+            found.setdefault(node, set()).update(d for d in data if d is not None)
+        return {node: sorted(self._made_before(data, node)) for node, data in found.items()}
+
+    def _made_before(self, data: set[int], node: int) -> Iterator[int]:
+        return (d for d in data if self.model.graph.producers[d][0] < node)
+
+    def costs(self, profile: Profile) -> Profile:
+        """The costs of nodes, with what variables of the model's code hold while they run and no data node is: results that
+        only the node uses which made them. (A part that begins behind that node does not have them when it runs again; it is
+        counted as if it had.)"""
+        held = [0] * len(profile.workspace_bytes)
+        for operation in self.trace.operations:
+            node = self.node_of.get(operation.id)
+            if node is not None:
+                held[node] = max(held[node], sum(self.record.storages[s].nbytes for s in self._held_within(operation, node)))
+        workspaces = tuple(a + b for a, b in zip(profile.workspace_bytes, held, strict=True))
+        return replace(profile, workspace_bytes=workspaces)
+
+    def _held_within(self, operation: Operation, node: int) -> set[int]:
+        """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""
+        variables = {v for op in operation.held for v in self.trace.operations[op].made}
+        storages = self.record.storages_of(v for v in variables if self.model.data_of[v] is None)
+        makers = {s: self.record.storages[s].operation for s in storages}
+        own = [self.trace.operations[op] for op in self.model.bodies[node].operations if op >= operation.id]
+        read = self.record.storages_of(v for op in own for v in op.reads)
+        made = {s: self.node_of.get(op) for s, op in makers.items() if op is not None}
+        return {s for s, maker in made.items() if maker is not None and (maker != node or s not in read)}
