@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Generic, TypeVar
 
@@ -233,14 +234,24 @@ class Chooser(Generic[V]):
             found += [p for p in priced if p is not None]
             if any(not p.over_bytes for p in found):
                 break
-        found += [p for p in [self.price(())] if p is not None]
+        found += [p for p in map(self.price, ((), self.free)) if p is not None]
         own = [min(found, key=lambda p: p.rank(self.a_byte)), found[0]]
         return list({p.rows: p for p in own}.values())
 
     def tables_of(self, schedule: Schedule) -> list[Rows[V]]:
         """What a schedule runs again, as parts beside each other and within each other, and as parts of one expression or call
-        each."""
-        return [self.first(schedule), self.first(schedule, nesting=True), self.first(schedule, vertices=1)]
+        each; and each of them with what costs nothing."""
+        own = [self.first(schedule), self.first(schedule, nesting=True), self.first(schedule, vertices=1)]
+        return [*own, *((*rows, *self.free) for rows in own)] if self.free else own
+
+    @cached_property
+    def free(self) -> Rows[V]:
+        """The largest parts that nothing is missed of, where autograd saves for gradients that nobody asks for."""
+        read = {node.forward for node in self.graph.backward_nodes}
+        lost = {unread.node for unread in self.rule.held.unread} - read
+        ways = [c for c in self.candidates.all if read.isdisjoint(range(c.first, c.last + 1))]
+        ways = [c for c in ways if not lost.isdisjoint(range(c.first, c.last + 1))]
+        return tuple(Row(c) for c in ways if not any(o.holds(c) for o in ways))
 
     def first(self, schedule: Schedule, nesting: bool = False, vertices: float = math.inf) -> Rows[V]:
         """For each node that a schedule runs again, the smallest part there is for it, of so many vertices at most."""

@@ -155,6 +155,10 @@ class Rule:
     def __init__(self, graph: Graph, held: Held | None = None) -> None:
         self.graph, self.held = graph, held or Held()
         self.last_read = [max((r for r in readers if r > graph.loss), default=-1) for readers in graph.readers]
+        self.forward_end = [max((r for r in readers if r < graph.loss), default=-1) for readers in graph.readers]
+        for node, data in self.held.by_variables.items():
+            for d in data:
+                self.forward_end[d] = max(self.forward_end[d], node)
         self.backward = [(node, self._begun(node)) for node in graph.backward_nodes]
         self._inputs: dict[Stretch, list[int]] = {}
         self._nodes: dict[Stretch, list[tuple[int, tuple[int, ...], list[int]]]] = {}
@@ -268,8 +272,7 @@ class _Step:
         """The order of nodes."""
         self.order = list(range(self.graph.loss + 1))
         self.held_at.update(self.rule.held.by_variables)
-        for unread in self.rule.held.unread:
-            self._hold_unread(unread)
+        self._hold_for_nobody()
         for node, begun in self.rule.backward:
             self.now, self.begun, self.second = node.id, begun, 0
             self.reading = self.kept.intersection(node.reads)
@@ -284,15 +287,30 @@ class _Step:
             self.kept.difference_update(node.reads)
         return self.order
 
-    def _hold_unread(self, unread: Unread) -> None:
-        """Holds what is saved for nobody, or what the part is given that forgets it."""
-        index = next((i for i in reversed(range(len(self.parts))) if unread.node in self.parts[i]), None)
-        forgets = index is not None and self.parts[index].keeps is not Keeps.SAVED and not self.parts[index].late
-        data = unread.data if index is None or not forgets else self.inputs[index]
-        for node in unread.during:
+    def _hold_for_nobody(self) -> None:
+        """Holds what is saved for nobody, where no part forgets it, and what parts are given of which nothing will be missed:
+        as long as what they give is there."""
+        for unread in self.rule.held.unread:
+            if not self._forgets(unread.node):
+                self._hold(unread.during, unread.data, unread.nbytes)
+        for index, part in enumerate(self.parts):
+            if self.until[index] < 0 and part.late:  # its values are kept for whoever may save them
+                self._hold(range(part.last + 1, self.graph.loss + 1), [*self.inputs[index], *self.own[index]])
+            elif self.until[index] < 0:
+                during = [u.during.stop for u in self.rule.held.unread if u.node in part]
+                there = max((self.rule.forward_end[d] for d in self.own[index]), default=-1)
+                self._hold(range(part.last + 1, max([there + 1, *during])), self.inputs[index])
+
+    def _forgets(self, node: int) -> bool:
+        """Whether a part forgets what autograd saves in a node."""
+        part = next((part for part in reversed(self.parts) if node in part), None)
+        return part is not None and part.keeps is not Keeps.SAVED and not part.late
+
+    def _hold(self, during: range, data: Collection[int], nbytes: int = 0) -> None:
+        for node in during:
             self.held_at[node] = [*self.held_at.get(node, ()), *data]
-            if unread.nbytes and not forgets:
-                self.beside[node] = self.beside.get(node, 0) + unread.nbytes
+            if nbytes:
+                self.beside[node] = self.beside.get(node, 0) + nbytes
 
     def _ready_to_run(self, data: Iterable[int]) -> list[int]:
         """What parts are given that have made these values and may have to run again yet, and those that would have to run

@@ -34,6 +34,7 @@ MODELS = {
     "vit": ("ViT", "image=32, patch=8, width=48, layers=2, heads=3", "image=float32[8,3,32,32]"),
     "unet": ("UNet", "width=16, levels=2, time=32", "float32[4,3,32,32];float32[4]"),
     "resnet": ("ResNet", "depths=(1,1), width=16", "image=float32[8,3,16,16]"),
+    "unread": ("Unread", "", "float32[4,64,64]"),
 }
 
 
@@ -50,7 +51,8 @@ class Subject:
 @cache
 def subject(name: str) -> Subject:
     kind, init, inputs = MODELS[name]
-    request = Request(f"{ROOT}/examples/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
+    folder = ROOT / ("tests/data" if name == "unread" else "examples")
+    request = Request(f"{folder}/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
     traced = trace_target(request, QUIET)
     return Subject(request, traced, marked.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
 
