@@ -20,20 +20,25 @@ from remat_codegen.schedule import Schedule, with_forgets
 @dataclass(frozen=True, slots=True)
 class Unread:
     """What autograd has saved in a forward node for a gradient that nobody asks for, while the nodes `during` run: data, and
-    bytes beside them. A part that the node is in forgets that at once, unless it is late or keeps it."""
+    bytes beside them. A part that the node is in forgets that at once, unless it is late or keeps it. Where a node has `left`
+    it in an attribute, it is there until that node runs in the next step."""
 
     node: int
     during: range
     data: tuple[int, ...]
     nbytes: int
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held while a model's own code runs: by forward node, what its variables hold; and what is saved for nobody."""
+    """What is held while a model's own code runs: by forward node, what its variables hold; what is saved for nobody; and what
+    attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
+    left: frozenset[int] = frozenset()
+    left_bytes: tuple[tuple[int, int], ...] = ()
 
 
 class Keeps(StrEnum):
@@ -140,9 +145,9 @@ def ready_to_run(parts: Iterable[Part]) -> list[int]:
     return [node for part in parts if part.late for node in range(part.first, part.last + 1)]
 
 
-def forgotten(graph: Graph, parts: Sequence[Part]) -> frozenset[int]:
+def forgotten(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> frozenset[int]:
     """The data that are not kept between the forward and the backward pass."""
-    step = _Step(Rule(graph), parts)
+    step = _Step(Rule(graph, held), parts)
     return frozenset(step.owner) - step.kept
 
 
@@ -213,7 +218,7 @@ class Rule:
         return any(self.graph.nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
 
     def _forgets(self, part: Part, data: int) -> bool:
-        if data in self.graph.outputs:  # whoever called has it
+        if data in self.graph.outputs or data in self.held.left:  # whoever called has it
             return False
         readers = self.graph.readers[data]
         leaves = any(r not in part for r in readers if r <= self.graph.loss)
@@ -253,6 +258,8 @@ class _Step:
         self.taken: list[int] = []  # what parts were given that ran again for others' sake, until the next node runs
         self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
         self.reading: set[int] = set()  # the first values that it reads
+        self.left: set[int] = set()  # what is there until the next step has something else in its place; bytes beside that
+        self.left_bytes = 0
         self.second = 0  # bytes of those that were made once more since it may have read them: it has both
 
     def _owners(self) -> dict[int, int]:
@@ -285,21 +292,46 @@ class _Step:
             self.order.append(node.id)
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
+        self._hold_to_the_end()
         return self.order
 
     def _hold_for_nobody(self) -> None:
-        """Holds what is saved for nobody, where no part forgets it, and what parts are given of which nothing will be missed:
-        as long as what they give is there."""
+        """Holds what attributes have, what is saved for nobody, where no part forgets it, and what parts are given of which
+        nothing will be missed: as long as what they give is there."""
+        for data in self.rule.held.left:
+            self._leave(self.graph.producers[data][0], [data], 0)
+        for node, nbytes in self.rule.held.left_bytes:
+            self._hold(range(node + 1, self.graph.loss + 1), (), nbytes)
+            self._leave(node, (), nbytes)
         for unread in self.rule.held.unread:
             if not self._forgets(unread.node):
                 self._hold(unread.during, unread.data, unread.nbytes)
+                if unread.left is not None:
+                    self._leave(unread.left, unread.data, unread.nbytes)
         for index, part in enumerate(self.parts):
             if self.until[index] < 0 and part.late:  # its values are kept for whoever may save them
                 self._hold(range(part.last + 1, self.graph.loss + 1), [*self.inputs[index], *self.own[index]])
             elif self.until[index] < 0:
-                during = [u.during.stop for u in self.rule.held.unread if u.node in part]
+                within = [u for u in self.rule.held.unread if u.node in part]
+                during = [u.during.stop for u in within]
+                self.left.update(self.inputs[index] if any(u.left is not None for u in within) else ())
                 there = max((self.rule.forward_end[d] for d in self.own[index]), default=-1)
                 self._hold(range(part.last + 1, max([there + 1, *during])), self.inputs[index])
+
+    def _leave(self, node: int, data: Iterable[int], nbytes: int) -> None:
+        """Holds what a node leaves until it runs in the next step."""
+        self.left.update(data)
+        self.left_bytes += nbytes
+        nbytes += total_bytes(self.graph, data)
+        for earlier in range(node + 1):
+            self.beside[earlier] = self.beside.get(earlier, 0) + nbytes
+
+    def _hold_to_the_end(self) -> None:
+        """Holds to the end of the step what is there in the next one."""
+        last = len(self.order) - 1
+        self.held_at[last] = [*self.held_at.get(last, ()), *self.left]
+        for position in range(self.graph.loss + 1, len(self.order)) if self.left_bytes else ():
+            self.beside[position] = self.beside.get(position, 0) + self.left_bytes
 
     def _forgets(self, node: int) -> bool:
         """Whether a part forgets what autograd saves in a node."""

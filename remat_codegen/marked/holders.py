@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -41,20 +41,38 @@ class Holders:
     @cached_property
     def held(self) -> Held:
         """What is held while the model's code runs, beside what is read later."""
-        return Held(self._held_by_variables(), tuple(self._unread()))
+        storages = sorted(self._made(self.record.storages_of(self.trace.left)))
+        made = {s: self.of_storage.get(s) for s in storages}
+        beside = [(self._node_that_makes(s), self.record.storages[s].nbytes) for s, data in made.items() if data is None]
+        left = frozenset(data for data in made.values() if data is not None)
+        return Held(self._held_by_variables(), tuple(self._unread()), left, tuple(beside))
+
+    @cached_property
+    def of_storage(self) -> dict[int, int]:
+        """The data nodes of storages that are one."""
+        return {self.record.variables[v].storage: d for v, d in enumerate(self.model.data_of) if d is not None}
+
+    def _made(self, storages: Iterable[int]) -> list[int]:
+        """Those of some storages that operations make."""
+        return [s for s in storages if self.record.storages[s].operation is not None]
+
+    def _node_that_makes(self, storage: int) -> int:
+        operation = self.record.storages[storage].operation
+        assert operation is not None
+        return self.node_of[operation]
 
     def _unread(self) -> Iterator[Unread]:
         """What autograd saves for nobody, while nodes run."""
         for lost in lost_of(self.trace, self.record):
-            node = self.node_of.get(lost.operation)
-            later = {self.node_of.get(op, -1) for op in range(lost.operation + 1, lost.until + 1)}
-            if node is None or (last := max(later)) <= node:
+            node, left = self.node_of.get(lost.operation), self.node_of.get(-1 if lost.left is None else lost.left)
+            later = (self.node_of.get(op, -1) for op in range(lost.operation + 1, lost.until + 1))
+            last = max(later, default=-1) if left is None else self.model.graph.loss
+            if node is None or last <= node:
                 continue
-            of_storage = {self.record.variables[v].storage: d for v, d in enumerate(self.model.data_of) if d is not None}
-            made = [s for s in lost.storages if self.record.storages[s].operation is not None]
-            beside = sum(self.record.storages[s].nbytes for s in made if s not in of_storage)
-            data = tuple(of_storage[s] for s in made if s in of_storage)
-            yield Unread(node, range(node + 1, last + 1), data, lost.nbytes + beside)
+            made = self._made(lost.storages)
+            beside = sum(self.record.storages[s].nbytes for s in made if s not in self.of_storage)
+            data = tuple(self.of_storage[s] for s in made if s in self.of_storage)
+            yield Unread(node, range(node + 1, last + 1), data, lost.nbytes + beside, left)
 
     def _held_by_variables(self) -> dict[int, list[int]]:
         """By forward node: data that variables of the model's code hold while it runs."""

@@ -454,7 +454,7 @@ def _made_from(found: Found, marks: Marks, own: str, source: str | None) -> dict
 def entries_of(graph: Graph, brought: Brought, marks: Marks) -> list[Entry]:
     """The table's entries, each with the bytes that it frees."""
     pairs = parts_of(brought.rows)
-    gone = forgotten(graph, [part for _, part in pairs])
+    gone = forgotten(graph, [part for _, part in pairs], brought.found.holders.held)
     found, counted = [], set[int]()
     for row, part in reversed(pairs):  # what stands within another part counts there
         own = {d for n in range(part.first, part.last + 1) for d in graph.nodes[n].writes} & gone - counted

@@ -27,6 +27,7 @@ from remat_codegen.trace.places import Call, Function, Span
 from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
+LEFT = "remat_codegen_left"  # of nodes whose results modules hold in attributes when forward has ended
 HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -39,6 +40,7 @@ _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_HOLDERS = torch.nn.Module, type, ModuleType, torch.fx.Node, torch.fx.Graph  # of what a forward pass makes
 _GOES_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_OF_TORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
 _EMPTY = frozenset({int, float, bool, complex, str, bytes, type(None), type, FrameType, CodeType, FunctionType, ModuleType})
 
@@ -53,6 +55,11 @@ def held_by(node: torch.fx.Node) -> tuple[int, tuple[int, ...]]:
     """A traced node's number, and the numbers of those whose results variables of the model's code hold while it runs."""
     found: tuple[int, tuple[int, ...]] = node.meta.get(HELD, (-1, ()))
     return found
+
+
+def is_left(node: torch.fx.Node) -> bool:
+    """Whether forward leaves what a traced node gives in an attribute of a module."""
+    return LEFT in node.meta
 
 
 _only_lines: ContextVar[bool] = ContextVar("only_lines", default=False)
@@ -113,7 +120,7 @@ class _Observer:
     """Follows one run of a model after the other."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.root = id(vars(module))
+        self.root, self.modules = id(vars(module)), [*module.modules()]
         # By the attributes: torch.export may put proxies in the place of modules, which share them.
         self.paths = {id(vars(m)): path for path, m in reversed(list(module.named_modules()))}
         self.begin()
@@ -139,7 +146,17 @@ class _Observer:
         if self.running.get(key):
             self.running[key].pop()
         if key == self.root and not self.running.get(key):
+            self._note_left()
             self.running, self.seen, self.holders = {}, {}, {}
+
+    def _note_left(self) -> None:
+        """Marks the nodes whose results modules hold in attributes."""
+        for module in self.modules:
+            held = [value for name, value in vars(module).items() if name not in _OF_TORCH and _may_hold(value)]
+            for tensor in _tensors_in(held, _DEPTH + 2, objects=True):
+                node = made_by(tensor, self.tracer)
+                if node is not None:
+                    node.meta[LEFT] = True
 
     def calls(self, chain: Sequence[FrameType]) -> tuple[Call, ...]:
         """What the frames between the root's call and here evaluate, of those that words are taken from."""

@@ -21,7 +21,7 @@ from remat_codegen.torch_seam import (
 )
 from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
-from remat_codegen.trace.frames import calls_of, held_by
+from remat_codegen.trace.frames import calls_of, held_by, is_left
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, naming_the_line
@@ -54,6 +54,7 @@ class Reader:
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
         self.told: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
+        self.left: dict[int, None] = {}  # variables that modules hold when forward has ended
         self.constants: list[tuple[int, torch.Tensor]] = []
 
     def read(self) -> Trace:
@@ -76,6 +77,7 @@ class Reader:
             containers=self.containers,
             autocast=self.autocast,
             sizes=tuple(self.sizes),
+            left=tuple(self.left),
         )
 
     def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:
@@ -212,6 +214,9 @@ class Reader:
             elif node.op == "call_function":
                 with naming_the_line(source_of(node)):
                     self._call(node, around)
+                given = self.of_node[node]
+                if is_left(node) and isinstance(given, Ref):
+                    self.left[given.variable] = None
         raise TraceError("the traced graph has no output")
 
     def _asked(self, tensor: Any) -> None:

@@ -35,6 +35,7 @@ MODELS = {
     "unet": ("UNet", "width=16, levels=2, time=32", "float32[4,3,32,32];float32[4]"),
     "resnet": ("ResNet", "depths=(1,1), width=16", "image=float32[8,3,16,16]"),
     "unread": ("Unread", "", "float32[4,64,64]"),
+    "left": ("Left", "", "float32[4,64,32]"),
 }
 
 
@@ -51,7 +52,7 @@ class Subject:
 @cache
 def subject(name: str) -> Subject:
     kind, init, inputs = MODELS[name]
-    folder = ROOT / ("tests/data" if name == "unread" else "examples")
+    folder = ROOT / ("tests/data" if name in ("unread", "left") else "examples")
     request = Request(f"{folder}/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
     traced = trace_target(request, QUIET)
     return Subject(request, traced, marked.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])

@@ -11,6 +11,7 @@ from conftest import ROOT
 from remat_codegen.cli.main import cli
 
 MODEL = f"{ROOT}/tests/data/unread.py:Unread"
+LEAVES = f"{ROOT}/tests/data/left.py:Left"
 
 
 @pytest.mark.parametrize("budget", ["85%", "60%", "45%"])
@@ -31,3 +32,11 @@ def test_what_is_saved_for_nobody_is_forgotten_at_no_cost(tmp_path):
     assert run.exit_code == 0 and re.search(r"planned overhead +0\.0 %", run.output), run.output
     table = file.read_text().partition("\nPLAN = {")[2].partition("\n}")[0]
     assert "heads.0 heads.1" in table and "heads.2" not in table, table
+
+
+@pytest.mark.parametrize("budget", ["80%", "60%"])
+def test_what_attributes_hold_is_there_to_the_end(budget, tmp_path):
+    file = tmp_path / "left_remat.py"
+    words = [LEAVES, "--budget", budget, "--inputs", "float32[4,64,32]", "-o", str(file), "--verify", "--no-cache"]
+    run = CliRunner().invoke(cli, words)
+    assert run.exit_code == 0, run.output
