@@ -37,7 +37,7 @@ class Costed:
 
     @property
     def plain_bytes(self) -> int:
-        """The smallest budget at which nothing has to be computed again."""
+        """What the step takes as it is, with what is held in reserve beside it: nothing has to be computed again for that."""
         plain = Holders(self.traced.model).plain_step(self.profile).peak_bytes
         return plain + reserve_of(self.traced).slack_bytes
 

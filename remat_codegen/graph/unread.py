@@ -25,7 +25,7 @@ class Lost:
 
 def lost_of(trace: Trace, record: Record) -> tuple[Lost, ...]:
     """What a forward pass holds for gradients that nobody asks for."""
-    holders, kept = {held: op.id for op in trace.operations for held in op.held}, set(trace.left)
+    holders, kept = {held: op.id for op in trace.operations for held in op.held}, {v for v, attached in trace.left if attached}
     until, left, found = dict[int, int](), dict[int, int](), list[Lost]()
     for op in reversed(trace.operations):
         row = record.operations[op.id]

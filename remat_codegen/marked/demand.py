@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 
 from remat_codegen.graph.ir import Graph, Kind, Node, total_bytes
 from remat_codegen.schedule import Schedule, with_forgets
@@ -20,8 +21,8 @@ from remat_codegen.schedule import Schedule, with_forgets
 @dataclass(frozen=True, slots=True)
 class Unread:
     """What autograd has saved in a forward node for a gradient that nobody asks for, while the nodes `during` run: data, and
-    bytes beside them. A part that the node is in forgets that at once, unless it is late or keeps it. Where a node has `left`
-    it in an attribute, it is there until that node runs in the next step."""
+    bytes beside them. A part that the node is in forgets that at once, unless it is late or keeps anything. Where a node has
+    `left` it in an attribute, it is there until that node runs in the next step."""
 
     node: int
     during: range
@@ -260,6 +261,7 @@ class _Step:
         self.reading: set[int] = set()  # the first values that it reads
         self.left: set[int] = set()  # what is there until the next step has something else in its place; bytes beside that
         self.left_bytes = 0
+        self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
         self.second = 0  # bytes of those that were made once more since it may have read them: it has both
 
     def _owners(self) -> dict[int, int]:
@@ -292,7 +294,7 @@ class _Step:
             self.order.append(node.id)
             self.made.difference_update(self.kept.intersection(node.reads))
             self.kept.difference_update(node.reads)
-        self._hold_to_the_end()
+        self._hold_beside()
         return self.order
 
     def _hold_for_nobody(self) -> None:
@@ -318,31 +320,33 @@ class _Step:
                 there = max((self.rule.forward_end[d] for d in self.own[index]), default=-1)
                 self._hold(range(part.last + 1, max([there + 1, *during])), self.inputs[index])
 
-    def _leave(self, node: int, data: Iterable[int], nbytes: int) -> None:
+    def _leave(self, node: int, data: Collection[int], nbytes: int) -> None:
         """Holds what a node leaves until it runs in the next step."""
         self.left.update(data)
         self.left_bytes += nbytes
-        nbytes += total_bytes(self.graph, data)
-        for earlier in range(node + 1):
-            self.beside[earlier] = self.beside.get(earlier, 0) + nbytes
-
-    def _hold_to_the_end(self) -> None:
-        """Holds to the end of the step what is there in the next one."""
-        last = len(self.order) - 1
-        self.held_at[last] = [*self.held_at.get(last, ()), *self.left]
-        for position in range(self.graph.loss + 1, len(self.order)) if self.left_bytes else ():
-            self.beside[position] = self.beside.get(position, 0) + self.left_bytes
-
-    def _forgets(self, node: int) -> bool:
-        """Whether a part forgets what autograd saves in a node."""
-        part = next((part for part in reversed(self.parts) if node in part), None)
-        return part is not None and part.keeps is not Keeps.SAVED and not part.late
+        self.steps[0] += nbytes + total_bytes(self.graph, data)
+        self.steps[node + 1] -= nbytes + total_bytes(self.graph, data)
 
     def _hold(self, during: range, data: Collection[int], nbytes: int = 0) -> None:
-        for node in during:
-            self.held_at[node] = [*self.held_at.get(node, ()), *data]
+        """Holds data while forward nodes run, the last of which is enough to say, and bytes beside them."""
+        if during:
+            self.held_at[during[-1]] = [*self.held_at.get(during[-1], ()), *data]
+            self.steps[during.start] += nbytes
+            self.steps[during.stop] -= nbytes
+
+    def _hold_beside(self) -> None:
+        """Counts the bytes beside data that nodes of the forward pass hold, and those that are there to the end."""
+        for position, nbytes in enumerate(accumulate(self.steps[: self.graph.loss + 1])):
             if nbytes:
-                self.beside[node] = self.beside.get(node, 0) + nbytes
+                self.beside[position] = nbytes
+        for position in range(self.graph.loss + 1, len(self.order)) if self.left_bytes else ():
+            self.beside[position] = self.beside.get(position, 0) + self.left_bytes
+        self.held_at[len(self.order) - 1] = [*self.held_at.get(len(self.order) - 1, ()), *self.left]
+
+    def _forgets(self, node: int) -> bool:
+        """Whether a part forgets what autograd saves in a node: one that keeps its result keeps that there, too."""
+        part = next((part for part in reversed(self.parts) if node in part), None)
+        return part is not None and part.keeps is Keeps.NOTHING and not part.late
 
     def _ready_to_run(self, data: Iterable[int]) -> list[int]:
         """What parts are given that have made these values and may have to run again yet, and those that would have to run
@@ -424,7 +428,10 @@ class _Step:
 
     def _still_there(self, writes: Iterable[int]) -> list[int]:
         """What a node makes once more though it was kept, or is another part's to bring back: its readers have that copy."""
-        return [d for d in writes if (d not in self.owner or d in self.made) and self._is_needed(d)]
+        return [d for d in writes if (d not in self.owner or d in self.made) and self._is_there(d)]
+
+    def _is_there(self, data: int) -> bool:
+        return data in self.rule.held.left or self._is_needed(data)
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 
 from remat_codegen.graph.simplify import Model
 from remat_codegen.graph.unread import lost_of
@@ -41,7 +42,7 @@ class Holders:
     @cached_property
     def held(self) -> Held:
         """What is held while the model's code runs, beside what is read later."""
-        storages = sorted(self._made(self.record.storages_of(self.trace.left)))
+        storages = sorted(self._made(self.record.storages_of(v for v, _ in self.trace.left)))
         made = {s: self.of_storage.get(s) for s in storages}
         beside = [(self._node_that_makes(s), self.record.storages[s].nbytes) for s, data in made.items() if data is None]
         left = frozenset(data for data in made.values() if data is not None)
@@ -63,16 +64,28 @@ class Holders:
 
     def _unread(self) -> Iterator[Unread]:
         """What autograd saves for nobody, while nodes run."""
+        reached = [*accumulate((self.node_of.get(op.id, -1) for op in self.trace.operations), max)]
+        held = self._last_holders()
         for lost in lost_of(self.trace, self.record):
-            node, left = self.node_of.get(lost.operation), self.node_of.get(-1 if lost.left is None else lost.left)
-            later = (self.node_of.get(op, -1) for op in range(lost.operation + 1, lost.until + 1))
-            last = max(later, default=-1) if left is None else self.model.graph.loss
+            node = self.node_of.get(lost.operation)
+            last = reached[lost.until] if lost.left is None else self.model.graph.loss
             if node is None or last <= node:
                 continue
             made = self._made(lost.storages)
-            beside = sum(self.record.storages[s].nbytes for s in made if s not in self.of_storage)
             data = tuple(self.of_storage[s] for s in made if s in self.of_storage)
-            yield Unread(node, range(node + 1, last + 1), data, lost.nbytes + beside, left)
+            # What variables hold as long counts as theirs.
+            more = [s for s in made if s not in self.of_storage and (lost.left is not None or held.get(s, -1) < lost.until)]
+            beside = lost.nbytes + sum(self.record.storages[s].nbytes for s in more)
+            yield Unread(node, range(node + 1, last + 1), data, beside, None if lost.left is None else reached[lost.left])
+
+    def _last_holders(self) -> dict[int, int]:
+        """By storage: the last operation that runs while variables hold it."""
+        last = {held: op.id for op in self.trace.operations for held in op.held}
+        found: dict[int, int] = {}
+        for held, operation in last.items():
+            for storage in self.record.storages_of(self.trace.operations[held].made):
+                found[storage] = max(found.get(storage, -1), operation)
+        return found
 
     def _held_by_variables(self) -> dict[int, list[int]]:
         """By forward node: data that variables of the model's code hold while it runs."""

@@ -15,6 +15,7 @@ from remat_codegen.errors import RematError
 from remat_codegen.graph.simplify import Model
 from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.marked.holders import Holders
 from remat_codegen.marked.summary import RowSummary
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.interpreter import Reading, read_back
@@ -87,8 +88,7 @@ def _made(
 ) -> Made:
     """The file with its figures. `rows` are the table's; None where the file has functions, which are read."""
     graph, timeline = traced.graph, simulate(traced.graph, profile, schedule)
-    plain = without_recomputation(graph)
-    plain_ns = simulate(graph, profile, plain).time_ns
+    plain_ns = simulate(graph, profile, without_recomputation(graph)).time_ns
     reading = _nothing_read(schedule) if rows is not None else read_back(text, traced.model)
     line = reading.lines[timeline.peak_step] if reading.complete and reading.schedule == schedule else 0
     blocks = summarize(traced.model, profile, replace(reading, schedule=schedule), timeline, plain_ns)
@@ -109,7 +109,9 @@ def _made(
         others=tuple(Table(p.budget_bytes, p.planned_peak_bytes, p.overhead, p.batch) for p in plan.others),
         batch=plan.batch,
     )
-    curves = curve(graph, profile, schedule), curve(graph, profile, plain)
+    holders = Holders(traced.model)
+    costs = holders.costs(profile) if rows is None else profile  # which has them where there is a table
+    curves = curve(graph, profile, schedule), curve(graph, costs, holders.plain)
     return Made(text, _report(plan, traced, progress), blocks, found, curves)
 
 

@@ -51,15 +51,18 @@ def calls_of(node: torch.fx.Node) -> tuple[Call, ...]:
     return found
 
 
-def held_by(node: torch.fx.Node) -> tuple[int, tuple[int, ...]]:
-    """A traced node's number, and the numbers of those whose results variables of the model's code hold while it runs."""
-    found: tuple[int, tuple[int, ...]] = node.meta.get(HELD, (-1, ()))
+def held_by(node: torch.fx.Node) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """A traced node's number, and the numbers of those whose results variables of the model's code hold while it runs: of what
+    was detached, those of what it was before, too, in case that torch.export leaves it out."""
+    found: tuple[int, tuple[tuple[int, ...], ...]] = node.meta.get(HELD, (-1, ()))
     return found
 
 
-def is_left(node: torch.fx.Node) -> bool:
-    """Whether forward leaves what a traced node gives in an attribute of a module."""
-    return LEFT in node.meta
+def left_by(node: torch.fx.Node) -> bool | None:
+    """Whether forward leaves what a traced node gives in an attribute of a module with its autograd node; None where it does
+    not leave it at all."""
+    found: bool | None = node.meta.get(LEFT)
+    return found
 
 
 _only_lines: ContextVar[bool] = ContextVar("only_lines", default=False)
@@ -154,9 +157,8 @@ class _Observer:
         for module in self.modules:
             held = [value for name, value in vars(module).items() if name not in _OF_TORCH and _may_hold(value)]
             for tensor in _tensors_in(held, _DEPTH + 2, objects=True):
-                node = made_by(tensor, self.tracer)
-                if node is not None:
-                    node.meta[LEFT] = True
+                for number, node in enumerate(_looked_at(made_by(tensor, self.tracer))):
+                    node.meta[LEFT] = node.meta.get(LEFT, False) or number == 0
 
     def calls(self, chain: Sequence[FrameType]) -> tuple[Call, ...]:
         """What the frames between the root's call and here evaluate, of those that words are taken from."""
@@ -176,19 +178,19 @@ class _Observer:
         self.seen = seen
         return tuple(found)
 
-    def held(self, chain: Sequence[FrameType]) -> tuple[int, tuple[int, ...]]:
+    def held(self, chain: Sequence[FrameType]) -> tuple[int, tuple[tuple[int, ...], ...]]:
         """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
         nobody reads any longer is not free as long as a variable has it."""
-        found, holders = dict[int, None](), dict[int, _Holder]()
+        found, holders = dict[tuple[int, ...], None](), dict[int, _Holder]()
         for frame, inner in itertools.pairwise([*chain, None]):
             assert frame is not None
             if _is_tracing(frame.f_code.co_filename):
                 continue
             holders[id(frame)] = holder = self._holder(frame, inner)
             for tensor in _tensors_in(holder.values, _DEPTH + 2, objects=True):
-                node = made_by(tensor, self.tracer)
-                if node is not None and HELD in node.meta:
-                    found[node.meta[HELD][0]] = None
+                looked_at = _looked_at(made_by(tensor, self.tracer))
+                if numbers := tuple(node.meta[HELD][0] for node in looked_at if HELD in node.meta):
+                    found[numbers] = None
         self.holders = holders
         return next(self.numbers), tuple(found)
 
@@ -251,6 +253,14 @@ class _Observer:
         index = nested.get(key, -1)
         known = running[index] if 0 <= index < len(running) else self.count.get(key, 0)
         return self.paths[key], known
+
+
+def _looked_at(node: torch.fx.Node | None) -> Iterator[torch.fx.Node]:
+    """A node and, of a tensor that was detached, those before it: torch.export leaves out what nobody reads of that."""
+    while node is not None:
+        yield node
+        given = node.args[0] if node.target is torch.ops.aten.detach.default else None
+        node = given if isinstance(given, torch.fx.Node) else None
 
 
 def _frames_within(root: int) -> list[FrameType]:

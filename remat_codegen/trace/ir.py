@@ -180,7 +180,8 @@ class Trace:
     modules: Modules = Modules()
     # Attributes of modules that forward sets to tensors, and places in dicts and lists that it is given, as it calls them.
     assigned: tuple[str, ...] = ()
-    left: tuple[int, ...] = ()  # the variables that modules hold in attributes when it has ended
+    # The variables that modules hold in attributes when it has ended, and whether with their autograd nodes.
+    left: tuple[tuple[int, bool], ...] = ()
     # The paths of buffers that forward assigns, and their variables; None where it does not read the old ones.
     state: tuple[tuple[str, int | None], ...] = ()
     decisions: tuple[tuple[str, bool], ...] = ()  # lines that decide something by an input's value, and what it was

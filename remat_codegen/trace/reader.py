@@ -21,7 +21,7 @@ from remat_codegen.torch_seam import (
 )
 from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
-from remat_codegen.trace.frames import calls_of, held_by, is_left
+from remat_codegen.trace.frames import calls_of, held_by, left_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, naming_the_line
@@ -54,7 +54,7 @@ class Reader:
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
         self.told: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
-        self.left: dict[int, None] = {}  # variables that modules hold when forward has ended
+        self.left: dict[int, bool] = {}  # variables that modules hold when forward has ended: whether with their autograd nodes
         self.constants: list[tuple[int, torch.Tensor]] = []
 
     def read(self) -> Trace:
@@ -77,7 +77,7 @@ class Reader:
             containers=self.containers,
             autocast=self.autocast,
             sizes=tuple(self.sizes),
-            left=tuple(self.left),
+            left=tuple(self.left.items()),
         )
 
     def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:
@@ -214,9 +214,9 @@ class Reader:
             elif node.op == "call_function":
                 with naming_the_line(source_of(node)):
                     self._call(node, around)
-                given = self.of_node[node]
-                if is_left(node) and isinstance(given, Ref):
-                    self.left[given.variable] = None
+                given, attached = self.of_node[node], left_by(node)
+                if attached is not None and isinstance(given, Ref):
+                    self.left[given.variable] = attached
         raise TraceError("the traced graph has no output")
 
     def _asked(self, tensor: Any) -> None:
@@ -281,7 +281,8 @@ class Reader:
         """The operations whose results variables hold while a node runs. An index into a result stands for its operation."""
         number, held = held_by(node)
         self.numbered[number] = len(self.operations)
-        return tuple(dict.fromkeys(self.numbered[n] for n in held if self.numbered.get(n, -1) >= 0))
+        known = (next((n for n in numbers if n in self.numbered), -1) for numbers in held)
+        return tuple(dict.fromkeys(op for n in known if (op := self.numbered.get(n, -1)) >= 0))
 
     def _operation(self, node: Any, around: Surroundings) -> Any:
         value = node.meta.get("val")

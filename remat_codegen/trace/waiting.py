@@ -7,6 +7,7 @@ which expression each operation comes from; the rest is read from the source.
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,9 @@ from functools import cache, lru_cache
 from remat_codegen.trace.ir import Operation
 from remat_codegen.trace.places import Call, Span
 
-Around = Callable[[str, Span], tuple[Span, Span | None]]
+Within = tuple[Span, Span | None]  # an expression, and the comprehension that it is or stands in
+Waits = Callable[[str, Span, bool], tuple[Within, bool]]
+_CONTAINERS = ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.IfExp, ast.NamedExpr, ast.Call
 _LOOPS = ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 
 
@@ -29,11 +32,10 @@ def _last_holders(operations: Sequence[Operation], outputs: Iterable[int]) -> di
     """For operations whose results somebody holds, the last operation that runs while they do."""
     last = {held: op.id for op in operations for held in op.held}
     read = {variable for op in operations for variable in op.reads} | set(outputs)
-    around = cache(_around)  # anew each time, for files change
+    waits = cache(_waits_in)  # anew each time, for files change
     for op in operations:
         if read.isdisjoint(op.made):
-            beside = (_last_beside(call, op, operations, around) for call in op.calls)
-            last[op.id] = max(last.get(op.id, -1), max(beside, default=-1))
+            last[op.id] = max(last.get(op.id, -1), _waits_until(op, operations, waits))
     return last
 
 
@@ -50,8 +52,21 @@ def _held_throughout(operations: Sequence[Operation], last: dict[int, int]) -> t
     return tuple(found)
 
 
-def _last_beside(call: Call, op: Operation, operations: Sequence[Operation], around: Around) -> int:
-    """The last operation that a frame makes beside what it evaluated for `op`, in the same expression."""
+def _waits_until(op: Operation, operations: Sequence[Operation], waits: Waits) -> int:
+    """The last operation that runs while a result that nobody reads waits in a frame, from the innermost one out to where it is
+    dropped."""
+    last = op.id
+    for call in reversed(op.calls):
+        within, goes_on = waits(call.function.file, call.span, op.many and call is op.calls[-1])
+        last = max(last, _last_beside(call, within, op, operations))
+        if not goes_on:
+            break
+    return last
+
+
+def _last_beside(call: Call, within: Within, op: Operation, operations: Sequence[Operation]) -> int:
+    """The last operation that a frame makes beside what it evaluated for `op`, in the expression that this waits in."""
+    whole, loop = within
     last = op.id
     for later in operations[op.id + 1 :]:
         here = next((c for c in later.calls if c.frame == call.frame), None)
@@ -61,9 +76,8 @@ def _last_beside(call: Call, op: Operation, operations: Sequence[Operation], aro
             continue
         if here.span != call.span and _is_within(call.span, here.span):  # takes it
             break
-        whole, loop = around(call.function.file, call.span)
-        goes_on = loop or _is_behind(here.span, call.span) and not here.changed  # else this is its next round
-        if not goes_on or not _is_within(here.span, loop or whole):
+        next_one = loop is not None or _is_behind(here.span, call.span) and not here.changed  # else it is the next round
+        if not next_one or not _is_within(here.span, loop or whole):
             break
         last = later.id
     return last
@@ -78,21 +92,35 @@ def _is_within(span: Span, around: Span) -> bool:
     return around[:2] <= span[:2] and span[2:] <= around[2:]
 
 
-def _around(file: str, span: Span) -> tuple[Span, Span | None]:
-    """The largest expression of a file around one of it, and the largest comprehension; itself, where there is no text."""
-    around = [node for node in _expressions("".join(linecache.getlines(file))) if _is_within(span, _span(node))]
-    loops = [_span(node) for node in around if isinstance(node, _LOOPS)]
-    return _span(around[0]) if around else span, loops[0] if loops else None
+def _waits_in(file: str, span: Span, several: bool) -> tuple[Within, bool]:
+    """The expression of a file in which what another one gives waits, the comprehension if there is one, and whether it may be
+    handed on from there, by a return or a variable. A container has it until that is complete, a call until all arguments
+    are there, and may give it back; what takes an item or an attribute of it, compares it or computes with it lets go of it.
+    (But for an item of `several` results of one operation, and for `.detach()`: nobody reads that, and it is no operation.)"""
+    around = [node for node in _nodes("".join(linecache.getlines(file))) if _is_within(span, _span(node))]
+    chain: list[ast.expr] = [node for node in reversed(around) if isinstance(node, ast.expr)]
+    whole, loop = span, None
+    for inner, node in itertools.pairwise(chain):
+        if isinstance(node, ast.Lambda):
+            break
+        detached = isinstance(node, ast.Attribute) and node.attr == "detach"
+        item = several and inner is chain[0] and isinstance(node, ast.Subscript)
+        called = isinstance(node, ast.Call) and inner is node.func and not isinstance(inner, ast.Attribute)
+        if called or not (detached or item or isinstance(node, (*_CONTAINERS, *_LOOPS))):
+            return (whole, loop), False
+        whole, loop = _span(node), _span(node) if isinstance(node, _LOOPS) else loop
+    statement = next((node for node in reversed(around) if isinstance(node, ast.stmt)), None)
+    return (whole, loop), not isinstance(statement, ast.Expr)
 
 
 @lru_cache(maxsize=64)
-def _expressions(text: str) -> tuple[ast.expr, ...]:
-    """The expressions of a file, each before those that are parts of it."""
+def _nodes(text: str) -> tuple[ast.expr | ast.stmt, ...]:
+    """The statements and expressions of a file, each before those that are parts of it."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return ()
-    return tuple(node for node in _walked(tree) if isinstance(node, ast.expr))
+    return tuple(node for node in _walked(tree) if isinstance(node, ast.expr | ast.stmt))
 
 
 def _walked(node: ast.AST) -> Iterator[ast.AST]:
@@ -101,5 +129,5 @@ def _walked(node: ast.AST) -> Iterator[ast.AST]:
         yield from _walked(child)
 
 
-def _span(node: ast.expr) -> Span:
+def _span(node: ast.expr | ast.stmt) -> Span:
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0

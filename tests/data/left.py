@@ -15,8 +15,9 @@ class Block(nn.Module):
     def forward(self, x):
         batch, rows, _ = x.shape
         q, k, v = self.qkv(x).view(batch, rows, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        self.attention = torch.softmax(q @ k.transpose(-1, -2), -1)
-        return x + self.out((self.attention @ v).transpose(1, 2).reshape(x.shape))
+        attention = torch.softmax(q @ k.transpose(-1, -2), -1)
+        self.attention = attention.detach()
+        return x + self.out((attention @ v).transpose(1, 2).reshape(x.shape))
 
 
 class Left(nn.Module):
@@ -31,5 +32,6 @@ class Left(nn.Module):
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        self.seen = [self.head(x), x.mean()]
+        self.seen = [self.head(x).transpose(1, 2), x.mean()]
+        wide = self.head[0](x).tanh()  # noqa: F841
         return (x * 2).cos()

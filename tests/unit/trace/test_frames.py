@@ -148,6 +148,54 @@ class BeforeItIsComputed(Waiting):
         return (self.last(x), self.linear(x))[0]
 
 
+class GivenBack(Waiting):
+    """By a call that nothing is made in."""
+
+    def same(self, x):
+        return x
+
+    def forward(self, x):
+        return (self.same(self.linear(x)), self.last(x))[1]
+
+
+class Detached(Waiting):
+    """torch.export leaves out a detach that nobody reads."""
+
+    def forward(self, x):
+        return (self.linear(x).detach(), self.last(x))[1]
+
+
+class DetachedInAVariable(Waiting):
+    def forward(self, x):
+        found = self.linear(x).detach()  # noqa: F841
+        return self.last(x)
+
+
+class WhoseItemIsDropped(Waiting):
+    """The first of the tuple is gone when the sum's other side is computed."""
+
+    def both(self, x):
+        return self.linear(x), x + 1
+
+    def forward(self, x):
+        return self.both(x)[1] + self.last(x)
+
+
+class Compared(Waiting):
+    def forward(self, x):
+        return self.linear(x) is not None and self.last(x)
+
+
+class InAStatementWithin(Waiting):
+    def first(self, x):
+        self.linear(x)
+        return x
+
+    def forward(self, x):
+        a, b = self.first(x), self.last(x)
+        return a + b
+
+
 class DroppedByAnIndex(Waiting):
     def forward(self, x):
         return self.last((x.sin(), self.linear(x))[0])
@@ -179,7 +227,9 @@ class OfEachRound(Waiting):
     ("kind", "waits"),
     [
         *((kind, True) for kind in (InATupleThatIsIndexed, AsAnArgument, InAnOuterTuple, InAComprehension, InALoop)),
+        *((kind, True) for kind in (GivenBack, Detached, DetachedInAVariable)),
         *((kind, False) for kind in (BeforeItIsComputed, DroppedByAnIndex, InAStatementOfItsOwn, OfEachRound)),
+        *((kind, False) for kind in (WhoseItemIsDropped, Compared, InAStatementWithin)),
     ],
 )
 def test_a_result_that_nobody_reads_waits_while_its_expression_is_computed(kind, waits):
