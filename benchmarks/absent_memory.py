@@ -1,14 +1,16 @@
 """How much memory a step takes by a plan for a GPU that is not there, against what the allocator of the one that is here says.
 
-    python benchmarks/absent_memory.py [MODEL ...]
+    python benchmarks/absent_memory.py [MODEL ...] [--jobs 1]
     python tests/nullgpu/run.py benchmarks/absent_memory.py     # on a GPU that computes nothing (tests/nullgpu/README.md)
 
-Models are those of bench_models.py whose libraries are there, but for those with convolutions, batch norms or recurrent
-networks: of these, cuDNN's kernels take what nobody sees. Writes benchmarks/results/absent-memory.md.
+Models are those of bench_models.py whose libraries are there. On a GPU that computes nothing, those with convolutions, batch
+norms or recurrent networks are left out, as there is no cuDNN: what its kernels take is a rule, which errs upwards. Writes
+benchmarks/results/absent-memory.md, or of a real GPU absent-memory-<GPU>.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -16,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -44,7 +47,7 @@ HEAD = [
     "| model | planned, MiB asked for | asked for | % | planned, MiB of blocks | blocks | % | with the reserve |",
     "|---|---:|---:|---:|---:|---:|---:|---:|",
 ]
-RESULT = Path(__file__).parent / "results" / "absent-memory.md"
+RESULTS = Path(__file__).parent / "results"
 
 
 def request(name: str, device: str) -> Request:
@@ -53,19 +56,19 @@ def request(name: str, device: str) -> Request:
     return Request(f"{file}:{name}", inputs=f"{file}:{name}_inputs", device=device)
 
 
-def planned(name: str, gpu: str) -> tuple[int, int, int] | None:
+def planned(name: str, gpu: str, cudnn: bool) -> tuple[int, int, int] | None:
     """The peak of a step by the simulator, on a GPU that is not there, in bytes that are asked of the allocator, and in blocks
     that it gives; and what is kept in reserve for blocks that it leaves unsplit. None for a model that is left out."""
     with mock.patch.object(allocator, "OWN_SEGMENT_BYTES", sys.maxsize):
-        asked = _peak(name, gpu)
-    given = asked and _peak(name, gpu)
+        asked = _peak(name, gpu, cudnn)
+    given = asked and _peak(name, gpu, cudnn)
     return (asked[0], *given) if asked and given else None
 
 
-def _peak(name: str, gpu: str) -> tuple[int, int] | None:
+def _peak(name: str, gpu: str, cudnn: bool) -> tuple[int, int] | None:
     asked = request(name, gpu)
     traced = trace_target(asked, QUIET)
-    if any(op.base.startswith(CUDNN) for op in traced.model.trace.operations):
+    if not cudnn and any(op.base.startswith(CUDNN) for op in traced.model.trace.operations):
         return None
     costs = measured_costs(asked, traced, QUIET)
     peak = simulate(traced.graph, costs, without_recomputation(traced.graph)).peak_bytes
@@ -81,40 +84,61 @@ def measured(name: str) -> tuple[int, int | None]:
     return found.peak.allocated_bytes, found.peak.requested_bytes
 
 
-def all_planned(names: list[str], gpu: str) -> None:
+def all_planned(gpu: str, cudnn: bool, names: list[str]) -> None:
     """Prints the planned peaks, or why there is none, one line each."""
     for name in names:
         try:
-            found: Any = planned(name, gpu)
+            found: Any = planned(name, gpu, cudnn)
         except RematError as error:
             found = error.line()
         print(json.dumps([name, found]), flush=True)
 
 
-def main(names: list[str]) -> None:
-    warnings.simplefilter("ignore")
+def beside(name: str, gpu: str, cudnn: bool) -> tuple[str, tuple[float, float] | None]:
+    """A model's row, or why there is none; and how far off its plan is, in what is asked for and in blocks."""
+    unseeing = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    ended = _alone("--planned", gpu, str(int(cudnn)), name, env=unseeing)
+    found = _why(ended) if ended.returncode else json.loads(ended.stdout)[1]
+    if not isinstance(found, list):
+        return f"{name} {found or 'left out'}", None
+    alone = _alone("--measured", name)
+    if alone.returncode:  # a GPU that computes nothing may end a process
+        return f"{name} {_why(alone)}", None
+    (asked, given, reserve), (took, asked_for) = found, json.loads(alone.stdout.splitlines()[-1])
+    off = asked / asked_for - 1, given / took - 1
+    cells = *sizes(asked, asked_for), f"{100 * off[0]:+.2f}", *sizes(given, took), f"{100 * off[1]:+.2f}"
+    return f"| {' | '.join([name, *cells, *sizes(given + reserve)])} |", off
+
+
+def _alone(*words: str, **around: Any) -> subprocess.CompletedProcess[str]:
+    """This file in a process of its own."""
+    return subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=False, **around)
+
+
+def _why(ended: subprocess.CompletedProcess[str]) -> str:
+    return f"ended with {ended.returncode}: {ended.stderr.strip()[-300:]}"
+
+
+def main(names: list[str], jobs: int) -> None:
     there = [n for n in wide_models.NAMES if importlib.util.find_spec(builders.LIBRARIES.get(n, "torch")) is not None]
-    here = torch.cuda.get_device_capability()
-    gpu = next(key for key, one in DEVICES.items() if one.compute_capability == here)
-    command = [sys.executable, __file__, "--planned", gpu, *(names or there)]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    lines, off = [], []
-    for name, found in map(json.loads, told.splitlines()):
-        if not isinstance(found, list):
-            print(name, found or "left out", flush=True)
-            continue
-        alone = subprocess.run([sys.executable, __file__, "--measured", name], capture_output=True, text=True, check=False)
-        if alone.returncode:  # a GPU that computes nothing may end a process
-            print(name, f"ended with {alone.returncode}: {alone.stderr.strip()[-150:]}", flush=True)
-            continue
-        (asked, given, reserve), (took, asked_for) = found, json.loads(alone.stdout.splitlines()[-1])
-        off.append((asked / asked_for - 1, given / took - 1))
-        cells = *sizes(asked, asked_for), f"{100 * off[-1][0]:+.2f}", *sizes(given, took), f"{100 * off[-1][1]:+.2f}"
-        lines.append(f"| {' | '.join([name, *cells, *sizes(given + reserve)])} |")
-        print(lines[-1], flush=True)
-    if off and not names:
-        RESULT.write_text("\n".join([_about(gpu, off), "", *HEAD, *lines, ""]))
+    here, called = torch.cuda.get_device_capability(), torch.cuda.get_device_name().lower()
+    gpus = [key for key, one in DEVICES.items() if one.compute_capability == here]
+    gpu, real = next((key for key in gpus if key.split("-")[0] in called), gpus[0]), computes()
+    lines, offs = [], []
+    with ThreadPoolExecutor(jobs) as pool:
+        for line, off in pool.map(lambda name: beside(name, gpu, real), names or there):
+            print(line, flush=True)
+            if off is not None:
+                lines.append(line)
+                offs.append(off)
+    if offs and not names:
+        file = RESULTS / (f"absent-memory-{gpu}.md" if real else "absent-memory.md")
+        file.write_text("\n".join([_about(gpu, offs), "", *HEAD, *lines, ""]))
+
+
+def computes() -> bool:
+    """Whether the GPU that is here is a real one."""
+    return torch.full((1,), 0.7261, device="cuda").item() == torch.full((1,), 0.7261).item()
 
 
 def sizes(*numbers: int) -> list[str]:
@@ -133,9 +157,14 @@ def _about(gpu: str, off: list[tuple[float, float]]) -> str:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
     if sys.argv[1:2] == ["--planned"]:
-        all_planned(sys.argv[3:], sys.argv[2])
+        all_planned(sys.argv[2], sys.argv[3] == "1", sys.argv[4:])
     elif sys.argv[1:2] == ["--measured"]:
         print(json.dumps(measured(sys.argv[2])))
     else:
-        main(sys.argv[1:])
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("names", nargs="*", metavar="MODEL")
+        parser.add_argument("--jobs", type=int, default=1, help="models at a time")
+        given = parser.parse_args()
+        main(given.names, given.jobs)

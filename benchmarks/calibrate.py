@@ -7,10 +7,12 @@ Each distinct operation of some models is measured, forward and backward, and it
 which GPUs that are not there are (`remat_codegen/profile/estimated.py`). A device has three numbers there that no data sheet
 has: what kernels reach of its peak and of its memory's, and what starting one takes. They, and how fast a CPU draws random
 numbers, are fitted to the others' operations, never to those of the model that is judged. Then each model is planned with
-both, and both plans are priced as measured.
+both, and both plans are priced as measured. A GPU that `remat-codegen devices` lists is judged as it stands there, too: that is
+what `--device` says of it.
 
 Writes calibration-<device>.md into benchmarks/results, or the folder that is named; of a GPU also its entry for
-remat_devices.toml. Models for which the time is too short are left out.
+remat_devices.toml. GPUs run models of their own, as large as they are trained there. Models for which the time is too short
+are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +44,27 @@ from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[1]
 GPT2 = "layers=6, width=384, heads=6, vocabulary=8192, context=256"
-MODELS = {  # class, --init, --inputs
-    "gpt2": ("GPT2", GPT2, "int64[4,256]<8192"),
-    "vit": ("ViT", "", None),
-    "llama": ("Llama", "", None),
-    "experts": ("Decoder", "", None),
-    "encoder_decoder": ("EncoderDecoder", "", None),
-    "resnet": ("ResNet", "", None),
-    "unet": ("UNet", "", None),
-    "hrnet": ("HRNet", "", None),
+MODELS = {  # target, --init, --inputs
+    "gpt2": ("examples/gpt2.py:GPT2", GPT2, "int64[4,256]<8192"),
+    "vit": ("examples/vit.py:ViT", "", None),
+    "llama": ("examples/llama.py:Llama", "", None),
+    "experts": ("examples/experts.py:Decoder", "", None),
+    "encoder_decoder": ("examples/encoder_decoder.py:EncoderDecoder", "", None),
+    "resnet": ("examples/resnet.py:ResNet", "", None),
+    "unet": ("examples/unet.py:UNet", "", None),
+    "hrnet": ("examples/hrnet.py:HRNet", "", None),
+}
+BASE = "image=224, patch=16, width=768, layers=12, heads=12, classes=1000"
+TRANSLATION = "width=768, heads=12, layers=6, vocabulary=32000, longest=512"
+ON_GPU = {
+    "gpt2": ("examples/gpt2.py:GPT2", "", "int64[4,1024]<50257"),
+    "llama": ("benchmarks/gpu_models.py:Llama", "layers=6", "int64[4,2048]<32000"),  # in bfloat16
+    "resnet": ("benchmarks/gpu_models.py:ResNet50", "", "float32[64,3,224,224]"),
+    "vit": ("examples/vit.py:ViT", BASE, "float32[64,3,224,224]"),
+    "unet": ("examples/unet.py:UNet", "width=128", "float32[16,3,64,64]; float32[16]"),
+    "experts": ("examples/experts.py:Decoder", "width=1024, heads=16, experts=8, words=32000", "int64[8,1024]<32000"),
+    "encoder_decoder": ("examples/encoder_decoder.py:EncoderDecoder", TRANSLATION, "int64[16,512]<32000; int64[16,512]<32000"),
+    "hrnet": ("examples/hrnet.py:HRNet", "width=48, stages=4", "float32[32,3,256,256]"),
 }
 BUDGETS = (0.6, 0.45)
 CLASSES = {
@@ -88,21 +102,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class Fit:
-    """Operations per second and bytes per second that kernels reach, and the least that one takes. CPUs draw random numbers one
-    after the other: `drawn_per_s` are bytes of them."""
+    """What kernels reach of the unit's operations and bytes per second, or of a GPU's own times UNIT, and the least one takes.
+    CPUs draw random numbers one after the other: `drawn_per_s` are bytes of them."""
 
     flops: float
     bytes_per_s: float
     launch_ns: float
-    drawn_per_s: float
+    drawn_per_s: float | None = None
 
     def time_ns(self, kernel: Kernel) -> int:
         """What a kernel takes, as `Kernel.time_ns`."""
-        speed = self.drawn_per_s if kernel.name in DRAWS else self.bytes_per_s
+        speed = (self.drawn_per_s if kernel.name in DRAWS else None) or self.bytes_per_s
         return round(max(self.launch_ns, kernel.bytes_ns * UNIT / speed, kernel.product_ns * UNIT / self.flops))
 
-    def said(self) -> str:
-        """The figures in words."""
+    def said(self, gpu: Device | None) -> str:
+        """The figures in words, of a GPU that the table has as parts of its own."""
+        if gpu is not None:
+            parts = f"{self.flops / UNIT:.2f} of its products, {self.bytes_per_s / UNIT:.2f} of its memory's"
+            return f"{parts}, {self.launch_ns / 1000:.1f} us"
         return f"{self.flops / 1e9:,.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s, {self.launch_ns / 1000:.1f} us"
 
 
@@ -168,16 +185,25 @@ class Subject:
 
 def seen(name: str, device: str, gpu: Device) -> Subject:
     """Measures a model."""
-    kind, init, inputs = MODELS[name]
-    request = Request(f"{ROOT}/examples/{name}.py:{kind}", init=init, inputs=inputs, device=device)
+    target, init, inputs = (MODELS if device == "cpu" else ON_GPU)[name]
+    request = Request(f"{ROOT}/{target}", init=init, inputs=inputs, device=device)
     traced = trace_target(request, Progress(None))
     clock = Both(device, gpu)
     profile = Measured(device, Cache(device, enabled=False), clock=clock).of(traced.model)
     return Subject(traced, profile, tuple(clock.pairs))
 
 
+def in_table(device: str) -> Device | None:
+    """The GPU that is here as the table has it."""
+    words = set() if device == "cpu" else set(slug(name_of(device)).split("-"))
+    return next((gpu for key, gpu in DEVICES.items() if words.issuperset(key.split("-"))), None)
+
+
 def unit_device(device: str) -> Device:
-    """A device of which kernels take what they ask for; one with the generation and processors of the GPU that is here."""
+    """A device of which kernels take what they ask for: the GPU that is here, by its data sheet, or one with its generation and
+    processors."""
+    if (known := in_table(device)) is not None:
+        return replace(known, reached_bytes=1.0, reached_flops=1.0, launch_ns=0)
     like = DEVICES["h100"]
     if device.startswith("cuda"):
         here = torch.cuda.get_device_properties(device)
@@ -194,13 +220,18 @@ def error(fit: Fit, pairs: Iterable[Pair]) -> float:
     return statistics.fmean(abs(math.log(p.estimated_ns(fit) / p.measured_ns)) for p in pairs)
 
 
-def fitted(pairs: Sequence[Pair]) -> Fit:
+def as_listed(gpu: Device) -> Fit:
+    """A GPU's figures as the table has them."""
+    return Fit(UNIT * gpu.reached_flops, UNIT * gpu.reached_bytes, gpu.launch_ns)
+
+
+def fitted(pairs: Sequence[Pair], start: Fit) -> Fit:
     """The figures by which estimates are the least off, one after the other, in ever smaller steps."""
-    best = Fit(1e11, 1e10, 3000.0, 1e10)
+    best = start
     least, width = error(best, pairs), WIDTH * 4
     for _ in range(STEPS):
         before = least
-        for field in ("flops", "bytes_per_s", "launch_ns", "drawn_per_s"):
+        for field in [f.name for f in fields(Fit) if getattr(best, f.name) is not None]:
             for factor in (math.exp(width), math.exp(-width)):
                 other = replace(best, **{field: getattr(best, field) * factor})
                 if (off := error(other, pairs)) < least:
@@ -214,18 +245,18 @@ def useful(pairs: Iterable[Pair]) -> list[Pair]:
     return [p for p in pairs if p.kernels and p.measured_ns > 0]
 
 
-def losses(model: Subject, fit: Fit) -> list[tuple[float, float, float]]:
-    """For each budget: the budget, and the overheads of the plan from measured costs and of the one from estimates, both as
+def losses(model: Subject, fits: Sequence[Fit]) -> list[tuple[float, ...]]:
+    """For each budget: the budget, and the overheads of the plan from measured costs and of those from estimates, all as
     measured."""
-    graph, estimated = model.traced.graph, model.costs([p.estimated_ns(fit) if p.kernels else 0 for p in model.pairs])
-    measured = model.costs([p.measured_ns for p in model.pairs])
+    graph, times = model.traced.graph, [[p.measured_ns for p in model.pairs]]
+    times += [[p.estimated_ns(fit) if p.kernels else 0 for p in model.pairs] for fit in fits]
+    measured, *estimated = map(model.costs, times)
     plain = simulate(graph, measured, without_recomputation(graph))
     rows = []
     for share in BUDGETS:
-        plans = [auto.plan(graph, costs, int(share * plain.peak_bytes)) for costs in (measured, estimated)]
-        if all(plan.schedule is not None for plan in plans):
-            times = [simulate(graph, measured, plan.schedule).time_ns for plan in plans if plan.schedule is not None]
-            rows.append((share, *(over(t, plain.time_ns) for t in times)))
+        plans = [auto.plan(graph, costs, int(share * plain.peak_bytes)).schedule for costs in (measured, *estimated)]
+        if all(plans):
+            rows.append((share, *(over(simulate(graph, measured, p).time_ns, plain.time_ns) for p in plans if p)))
     return rows
 
 
@@ -236,17 +267,18 @@ def name_of(device: str) -> str:
 
 def entry(device: str, fit: Fit) -> str:
     """A GPU with the figures that were fitted, as `remat_devices.toml` has it."""
-    here = torch.cuda.get_device_properties(device)
+    here, known = torch.cuda.get_device_properties(device), in_table(device)
+    peaks = {"float32": fit.flops} if known is None else known.peaks
     rows = {
         "name": f'"{here.name}"',
         "compute_capability": f'"{here.major}.{here.minor}"',
         "multiprocessors": here.multi_processor_count,
-        "bytes_per_s": f"{fit.bytes_per_s:.3g}",
+        "bytes_per_s": f"{fit.bytes_per_s if known is None else known.bytes_per_s:.3g}",
         "memory_bytes": here.total_memory,
         "cache_bytes": here.L2_cache_size,
-        "peaks": f"{{float32 = {fit.flops:.3g}}}",
-        "reached_flops": 1.0,
-        "reached_bytes": 1.0,
+        "peaks": f"{{{', '.join(f'{dtype} = {peak:.3g}' for dtype, peak in peaks.items())}}}",
+        "reached_flops": 1.0 if known is None else f"{fit.flops / UNIT:.2f}",
+        "reached_bytes": 1.0 if known is None else f"{fit.bytes_per_s / UNIT:.2f}",
         "launch_ns": round(fit.launch_ns),
         "source": f'"measured with PyTorch {torch.__version__}, benchmarks/calibrate.py"',
     }
@@ -258,44 +290,73 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A way to estimate: what it is called, and its figures for each model."""
+
+    name: str
+    fits: dict[str, Fit]
+
+    def ratios(self, models: dict[str, Subject], kind: str) -> list[float]:
+        """Estimated by measured times of a class of operations, sorted."""
+        pairs = ((name, p) for name, m in models.items() for p in useful(m.pairs) if kind in (p.kind, "all"))
+        return sorted(p.estimated_ns(self.fits[name]) / p.measured_ns for name, p in pairs)
+
+
 def table(device: str, models: dict[str, Subject]) -> str:
     """The report."""
-    every = [p for m in models.values() for p in useful(m.pairs)]
-    fits = {n: fitted([p for o, m in models.items() if o != n for p in useful(m.pairs)]) for n in models}
-    judged = [(p, p.estimated_ns(fits[n]) / p.measured_ns) for n, m in models.items() for p in useful(m.pairs)]
-    overall = fitted(every)
-    draws = f", {overall.drawn_per_s / 1e9:.1f} GB/s of random numbers" if device == "cpu" else ""
-    lines = [
+    known, every = in_table(device), [p for m in models.values() for p in useful(m.pairs)]
+    start = Fit(1e11, 1e10, 3000.0, 1e10 if device == "cpu" else None) if known is None else as_listed(known)
+    others = {n: [p for o, m in models.items() if o != n for p in useful(m.pairs)] for n in models}
+    ways = [Judged("fitted to the others", {n: fitted(pairs, start) for n, pairs in others.items()})]
+    ways += [Judged(f"`--device {known.key}`", dict.fromkeys(models, as_listed(known)))] if known is not None else []
+    overall = fitted(every, start)
+    draws = f", {overall.drawn_per_s / 1e9:.1f} GB/s of random numbers" if overall.drawn_per_s is not None else ""
+    text = [
         f"Estimated times beside measured ones on {name_of(device)} ({torch.get_num_threads()} threads, PyTorch "
-        f"{torch.__version__}). Fitted to all: {overall.said()} for a kernel at least{draws}. "
+        f"{torch.__version__}). Fitted to all: {overall.said(known)} for a kernel at least{draws}. "
         "Each model is judged by a fit to the others.",
+        *times_of(ways, models),
         "",
-        "| operations | how many | half are between | estimated by measured, median |",
-        "|---|---:|---:|---:|",
+        "The plans from estimates, and the plan from measured costs, all priced as measured (planner `auto`):",
+        *plans_of(ways, models),
     ]
-    kinds = [*CLASSES, "pointwise, copies"]
-    for kind in [*kinds, "all"]:
-        ratios = sorted(ratio for p, ratio in judged if kind in (p.kind, "all"))
-        if len(ratios) > 1:
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            lines.append(f"| {kind} | {len(ratios)} | {low:.2f} and {high:.2f} | {middle:.2f} |")
-    lines += [
-        "",
-        "The plan from estimates, and the plan from measured costs, both priced as measured (planner `auto`):",
-        "",
-        "| model | budget | from measured costs | from estimates | more of the overhead |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    worse = []
-    for name, model in models.items():
-        for share, known, guessed in losses(model, fits[name]):
-            worse.append(guessed / known - 1 if known > 0 else 0.0)
-            cells = f"{100 * known:.2f} % | {100 * guessed:.2f} % | {100 * worse[-1]:+.0f} %"
-            lines.append(f"| {name} | {100 * share:.0f} % | {cells} |")
-    lines += ["", f"Median {100 * statistics.median(worse):+.1f} % of the overhead, most {100 * max(worse):+.0f} %."]
     if device != "cpu":
-        lines += ["", "As an entry of `remat_devices.toml`:", "", "```toml", entry(device, overall), "```"]
-    return "\n".join(lines) + "\n"
+        text += ["", "As an entry of `remat_devices.toml`:", "", "```toml", entry(device, overall), "```"]
+    return "\n".join(text) + "\n"
+
+
+def times_of(ways: Sequence[Judged], models: dict[str, Subject]) -> list[str]:
+    """How far off times are, by class of operations."""
+    heads = [f"{way.name}: half are between | estimated by measured, median" for way in ways]
+    lines = ["", f"| operations | how many | {' | '.join(heads)} |", f"|---|---:|{'---:|---:|' * len(ways)}"]
+    for kind in [*CLASSES, "pointwise, copies", "all"]:
+        found = [way.ratios(models, kind) for way in ways]
+        if len(found[0]) > 1:
+            quarters = [statistics.quantiles(ratios, n=4) for ratios in found]
+            cells = " | ".join(f"{low:.2f} and {high:.2f} | {middle:.2f}" for low, middle, high in quarters)
+            lines.append(f"| {kind} | {len(found[0])} | {cells} |")
+    return lines
+
+
+def plans_of(ways: Sequence[Judged], models: dict[str, Subject]) -> list[str]:
+    """What plans from estimates lose."""
+    heads = " | ".join(f"{way.name} | more of the overhead" for way in ways)
+    lines = ["", f"| model | budget | from measured costs | {heads} |", f"|---|---:|---:|{'---:|---:|' * len(ways)}"]
+    worse: list[list[float]] = [[] for _ in ways]
+    for name, model in models.items():
+        for share, known, *guessed in losses(model, [way.fits[name] for way in ways]):
+            cells = [f"{100 * known:.2f} %"]
+            for lost, overhead in zip(worse, guessed, strict=True):
+                lost.append(overhead / known - 1 if known > 0 else 0.0)
+                cells += [f"{100 * overhead:.2f} %", f"{100 * lost[-1]:+.0f} %"]
+            lines.append(f"| {name} | {100 * share:.0f} % | {' | '.join(cells)} |")
+    for way, lost in zip(ways, worse, strict=True):
+        lines += [
+            "",
+            f"{way.name}: median {100 * statistics.median(lost):+.1f} % of the overhead, most {100 * max(lost):+.0f} %.",
+        ]
+    return lines
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ AUTOCAST = (("cuda", HALF),)
 
 
 class Attending(nn.Module):
-    """Attention between products: of groups of heads, with a mask, with dropout, over other rows."""
+    """Attention between products: of groups of heads, or one head for all, with a mask, with dropout, over other rows."""
 
     def __init__(self, width: int, groups: int = 4, masked: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Attending(nn.Module):
         rows, columns = x.shape[1], y.shape[1]
         mask = torch.ones(rows, columns, dtype=torch.bool, device=x.device).tril() if self.masked else None
         found = nn.functional.scaled_dot_product_attention(
-            q, k, v, mask, self.dropout, rows == columns and mask is None, enable_gqa=self.groups != 4
+            q, k, v, mask, self.dropout, rows == columns and mask is None, enable_gqa=self.groups not in (1, 4)
         )
         return self.out(found.transpose(1, 2).flatten(2))
 
@@ -72,7 +72,7 @@ def cases() -> Iterator[tuple[str, nn.Module, tuple[torch.Tensor, ...], Any]]:
         yield f"{norm.__name__} in halves", Normed(norm(64)).to(HALF), (rows.to(HALF),), ()
     for dtype in (torch.float32, HALF):
         for width in (20, 64, 128, 256):
-            for more in ({}, {"masked": True}, {"groups": 2}, {"groups": 2, "masked": True}, {"dropout": 0.1}):
+            for more in ({}, {"masked": True}, {"groups": 2}, {"groups": 2, "masked": True}, {"groups": 1}, {"dropout": 0.1}):
                 x = torch.zeros(2, 200, 64, dtype=dtype)
                 yield f"attention {dtype} {width} {more}", Attending(width, **more).to(dtype), (x, x), ()
         yield f"attention {dtype} over other rows", Attending(64).to(dtype), (x, torch.zeros(2, 300, 64, dtype=dtype)), ()

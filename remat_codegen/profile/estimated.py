@@ -164,7 +164,7 @@ def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: 
     formula = flop_formula(func)
     if formula is None:
         return 0.0
-    operations = formula(*args, **kwargs, out_val=out)
+    operations = formula(*(_of_all_heads(args) if "attention" in name else args), **kwargs, out_val=out)
     operand = next(_tensors((args, kwargs), on))
     peak = gpu.peak(_type_of(operand.dtype, name)) * gpu.reached_flops
     if "attention" in name:
@@ -172,6 +172,16 @@ def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: 
         return float(operations / (CAUSAL if _is_causal(func, args, kwargs) else 1) / (peak * part) * 1e9)
     part = FUSED["convolution"] if "convolution" in name else _reached_by_tiles(gpu, operations, next(_tensors(out, on)).shape)
     return float(operations / (peak * part) * 1e9)
+
+
+def _of_all_heads(args: Sequence[Any]) -> list[Any]:
+    """What attention is given, in the shapes that it would have if no heads shared keys: PyTorch 2.11 counts only those."""
+    heads = max(a.shape[1] for a in args if _has_heads(a))
+    return [a[:, :1].expand(-1, heads, -1, -1) if _has_heads(a) and a.shape[1] < heads else a for a in args]
+
+
+def _has_heads(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -90,7 +91,8 @@ def takes_efficient(call: Attention, gpu: Device) -> bool:
     width, depth = call.query.shape[-1], call.value.shape[-1]
     fits = width == call.key.shape[-1] and width % aligned == depth % aligned == 0
     places = (t.storage_offset() * t.element_size() % (aligned * t.element_size()) for t in call.operands)
-    return _is_plain(call, types) and fits and not (ampere and any(places)) and not _refuses_mask(call)
+    plain = _is_plain(call, types, groups=shares_heads())
+    return plain and fits and not (ampere and any(places)) and not _refuses_mask(call)
 
 
 def takes_cudnn(call: Attention, gpu: Device) -> bool:
@@ -110,7 +112,18 @@ def takes_cudnn(call: Attention, gpu: Device) -> bool:
     )
 
 
-def _is_plain(call: Attention, types: tuple[torch.dtype, ...]) -> bool:
+@lru_cache(maxsize=1)
+def shares_heads() -> bool:
+    """Whether memory-efficient attention of this PyTorch has several heads of the query share one of keys and values, and all
+    kernels one that all share without being told (pytorch#191085, since 2.14): then gradients have as many as the keys."""
+    query, key = (torch.empty(1, heads, 8, 8, device="meta") for heads in (2, 1))
+    rest = torch.empty(1, 2, 8, device="meta"), *torch.empty(2, dtype=torch.int64, device="meta").unbind()
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+    given = backward(query, query, key, key, None, query, *rest, 0.0, [True, True, True, False])
+    return bool(given[1].shape == key.shape)
+
+
+def _is_plain(call: Attention, types: tuple[torch.dtype, ...], groups: bool = True) -> bool:
     """Whether all fused kernels could take operands of this form: of one type, with four dimensions, none of them empty, the
     last of them in order, and as many heads for all, or groups of them."""
     query, key, value = call.operands
@@ -119,8 +132,8 @@ def _is_plain(call: Attention, types: tuple[torch.dtype, ...]) -> bool:
     if len({t.dtype for t in call.operands}) > 1 or not all(t.numel() and t.stride(-1) == 1 for t in call.operands):
         return False
     heads = [t.shape[1] for t in call.operands]
-    grouped = call.grouped and heads[1] == heads[2] and heads[0] % heads[1] == 0
-    return query.shape[0] == key.shape[0] == value.shape[0] and (len(set(heads)) == 1 or grouped)
+    shared = heads[1] == heads[2] and heads[0] % heads[1] == 0 and (call.grouped or heads[1] == 1 and shares_heads())
+    return query.shape[0] == key.shape[0] == value.shape[0] and (len(set(heads)) == 1 or groups and shared)
 
 
 def _refuses_mask(call: Attention) -> bool:

@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import replace
 
+import absent_step
 import pytest
 import torch
 import zoo
@@ -37,7 +38,7 @@ from remat_codegen.run.traced import trace_loaded
 from remat_codegen.show.results import Progress
 from remat_codegen.torch_seam import attention_kernels
 from remat_codegen.trace import absent, trace
-from remat_codegen.trace.cuda_attention import Attention, kernel_for
+from remat_codegen.trace.cuda_attention import Attention, kernel_for, shares_heads
 
 H100 = DEVICES["h100"]
 QUIET = Progress(None)
@@ -207,6 +208,22 @@ class Attending(nn.Module):
         mask = torch.ones(rows, rows, dtype=torch.bool, device=x.device).tril() if self.masked else None
         y = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, BF])
+@pytest.mark.parametrize(("masked", "groups"), [(False, 2), (True, 2), (False, 1)])
+def test_heads_that_share_keys_are_planned_by_a_kernel_of_this_pytorch(dtype, masked, groups):
+    """Memory-efficient attention takes them since PyTorch 2.14; before, it was the general path, as it is there."""
+    x = torch.zeros(2, 40, 64, dtype=dtype)
+    model = on(H100, absent_step.Attending(64, groups, masked).to(dtype), x, x)
+    _, beside = row(model, "scaled_dot_product_attention")
+    assert any(size >= 2 * 4 * 40 * 40 * dtype.itemsize for size in beside) is (kernel_of(dtype, groups) is MATH)
+
+
+def kernel_of(dtype, groups):
+    if dtype is BF and (groups == 2 or shares_heads()):
+        return CUDNN
+    return EFFICIENT if shares_heads() else MATH
 
 
 def test_attention_saves_what_its_kernel_saves():
