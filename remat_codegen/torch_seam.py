@@ -356,6 +356,9 @@ _name_device = _take("torch._C._rename_privateuse1_backend", "which names a devi
 _add_module = _take("torch._register_device_module", "which makes a device's module known", _WITHOUT)
 _devices = _take("torch._C._acc", "which makes a device known that Python stands for", _WITHOUT, optional=True)
 _excluded = _take("torch._C._ExcludeDispatchKeyGuard", "which leaves autocast out", "a cast would call itself")
+_has_kernel = _take(
+    "torch._C._dispatch_has_kernel_for_dispatch_key", "which tells what autocast casts", "another version's casts are taken"
+)
 _Keys = _take("torch._C.DispatchKeySet", "a set of dispatch keys", "a cast would call itself")
 _Key = _take("torch._C.DispatchKey", "by which kernels are found", "a cast would call itself")
 _others_name = _take(
@@ -427,6 +430,11 @@ def set_fake_result(operation: Any, result: Callable[..., Any]) -> None:
         raise _missing(NAMES["torch._subclasses.fake_impls.register_op_impl"])
     with contextlib.suppress(AssertionError):  # PyTorch has one of its own
         _fake_results(operation)(result)
+
+
+def autocast_casts(operation: str) -> bool:
+    """Whether autocast casts what an operation (`aten::linear`) of CUDA is given, in this version."""
+    return bool(_has_kernel(operation, "AutocastCUDA"))
 
 
 def autocast_excluded() -> Any:

@@ -24,6 +24,7 @@ from remat_codegen.torch_seam import (
     ABSENT,
     FakeTensorMode,
     attention_kernels,
+    autocast_casts,
     autocast_excluded,
     buffers_of,
     detect_fake_mode,
@@ -195,7 +196,7 @@ def _register() -> None:
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for names, cast in ((LOWER, _lowered), (SINGLE, _single), (ALIKE, _alike), (WITH_TYPE, _with_type)):
         for name in names.split():
-            if (operation := _overload(name)) is not None:
+            if (operation := _overload(name)) is not None and autocast_casts(f"aten::{name}"):
                 library.impl(name, cast(operation), "AutocastPrivateUse1")
     _HELD.extend((library, others))
 

@@ -1,4 +1,4 @@
-"""What autocast casts on CUDA, by operation: the lists of PyTorch's `autocast_mode.h`."""
+"""What autocast casts on CUDA, by operation: the lists of PyTorch's `autocast_mode.h`, of all versions together."""
 
 from __future__ import annotations
 
