@@ -96,7 +96,7 @@ def all_planned(gpu: str, cudnn: bool, names: list[str]) -> None:
 
 def beside(name: str, gpu: str, cudnn: bool) -> tuple[str, tuple[float, float] | None]:
     """A model's row, or why there is none; and how far off its plan is, in what is asked for and in blocks."""
-    unseeing = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    unseeing = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     ended = _alone("--planned", gpu, str(int(cudnn)), name, env=unseeing)
     found = _why(ended) if ended.returncode else json.loads(ended.stdout)[1]
     if not isinstance(found, list):

@@ -1,4 +1,4 @@
-"""Recurrent networks on a GPU that is not there: cuDNN's one operation for all of their steps, on tensors without data.
+"""Recurrent networks on a GPU, on tensors without data; on one that is not there, cuDNN's one operation for all of their steps.
 
 Where its kernels take the input's type, PyTorch calls cuDNN, and elsewhere runs step by step; so it is here. What the library
 keeps for the way back, the reserve, it tells only where it runs, so a rule stands for it: what a step of the chain rule reads.
@@ -9,6 +9,7 @@ Later versions may keep something else, so a part more is counted (MARGIN).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.profile.devices import Device
-from remat_codegen.torch_seam import ABSENT, autocast_excluded, set_fake_result
+from remat_codegen.torch_seam import ABSENT, autocast_excluded, is_fake, pytree, set_fake_result
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -69,6 +70,29 @@ class Recurrent:
             yield self.rows, *inputs.shape, 1
             for weight in (states, *others):
                 yield self.batch, *weight.shape, self.steps
+
+
+@functools.cache
+def drop_nothing_without_data() -> None:
+    """Has recurrent networks of CUDA drop nothing between their layers where tensors have no data, in this process: cuDNN drops
+    by a state that it makes from a number which it reads off the device (`get_dropout_state`). What is kept is the same, but
+    for what a run for real tells."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in MODES:
+        for overload, place in (("input", 5), ("data", 6)):
+            library.impl(f"{name}.{overload}", _dropping(getattr(getattr(aten, name), overload), place), "AutogradCUDA")
+    _HELD.append(library)
+
+
+_HELD: list[Any] = []  # what is registered is there for as long as these are
+
+
+def _dropping(operation: Any, place: int) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        without_data = any(is_fake(t) for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
+        return operation.decompose(*((*args[:place], 0.0, *args[place + 1 :]) if without_data else args))
+
+    return run
 
 
 def of_call(name: str, args: Sequence[Any]) -> Recurrent:

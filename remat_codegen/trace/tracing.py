@@ -15,7 +15,7 @@ import torch
 
 from remat_codegen.errors import RematError, TraceError
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
-from remat_codegen.trace import absent
+from remat_codegen.trace import absent, cudnn_rnn
 from remat_codegen.trace.autograd_functions import functions_as_operations
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
@@ -68,6 +68,8 @@ def trace(
         with absent.chosen(gpu), absent.refusing_values():
             found = _exported(module, args, kwargs, absent.casts_on(autocast), dynamic, together)
         return absent.as_cuda(found, gpu)
+    if torch.cuda.is_initialized():
+        cudnn_rnn.drop_nothing_without_data()
     why: RematError | None = None
     if not recorded:
         try:

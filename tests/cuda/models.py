@@ -16,7 +16,7 @@ class Made(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(100, WIDTH)
+        self.embed = nn.Embedding(128, WIDTH)  # of words and of places
         self.layers = nn.ModuleList([Layer() for _ in range(4)])
         self.head = nn.Linear(WIDTH, 100)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import absent_step
@@ -31,9 +32,14 @@ def both():
 
 def _told(*name: str, **environment: str) -> dict[str, Any]:
     """In a process of its own: blocks that tests before this one left with the allocator would be measured, too."""
-    around = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | environment
+    around = os.environ | {"PYTHONPATH": path(ROOT, ROOT / "tests")} | environment
     command = [sys.executable, ROOT / "tests" / "absent_step.py", *name]
     return json.loads(subprocess.run(command, env=around, capture_output=True, text=True, check=True).stdout)
+
+
+def path(*folders: Path) -> str:
+    """Where modules are looked for: in these folders, then where this process does."""
+    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
 
 
 NET = """from torch import nn
@@ -49,7 +55,7 @@ def test_an_estimate_is_measured_where_the_gpu_is(tmp_path):
     (tmp_path / "net.py").write_text(NET)
 
     def run(*words: str) -> str:  # in processes of their own, which a device that is not there does not leave as they were
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": path(ROOT)}
         command = [sys.executable, "-m", "remat_codegen", *words]
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
