@@ -72,7 +72,7 @@ def _peak(name: str, gpu: str, cudnn: bool) -> tuple[int, int] | None:
         return None
     costs = measured_costs(asked, traced, QUIET)
     peak = simulate(traced.graph, costs, without_recomputation(traced.graph)).peak_bytes
-    return peak, reserve_of(traced).unsplit_bytes
+    return peak, reserve_of(traced, costs).unsplit_bytes
 
 
 def measured(name: str) -> tuple[int, int | None]:

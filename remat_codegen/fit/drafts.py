@@ -39,7 +39,7 @@ class Costed:
     def plain_bytes(self) -> int:
         """What the step takes as it is, with what is held in reserve beside it: nothing has to be computed again for that."""
         plain = Holders(self.traced.model).plain_step(self.profile).peak_bytes
-        return plain + reserve_of(self.traced).slack_bytes
+        return plain + reserve_of(self.traced, self.profile).slack_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def least_bytes(found: Costed, progress: Progress) -> Least:
 def quick_excess(found: Costed, budget_bytes: int, seconds: float) -> float:
     """By how many bytes the smallest plan that quick planners find is above a budget: 0 at most where one of theirs fits. They
     have about so many seconds."""
-    graph, profile, reserve = found.traced.graph, found.profile, reserve_of(found.traced)
+    graph, profile, reserve = found.traced.graph, found.profile, reserve_of(found.traced, found.profile)
     plain = simulate(graph, profile, without_recomputation(graph)).peak_bytes
 
     def within(limit: int) -> Plan:

@@ -22,6 +22,10 @@ Tensor = torch.Tensor
 FEW_INDICES = 3072  # up to which an embedding's gradient needs no sorting
 ROWS_AT_ONCE = 10  # of a gradient that one thread adds up there
 WIDE = 128  # heads that are wider do not stay in registers
+ALIGNED = 32  # channels that kernels of tensor cores take as they lie, if they are last
+PADDED = 8  # halves: channels are filled up to a multiple of that
+PARTIAL_BYTES = 2**16  # of sums that are added up in parts, by multiprocessor; twice for the two gradients
+IN_PARTS = 10  # inputs' worth of sums of a filter's gradient, where each channel has its own and channels are last
 WINOGRAD = {(3, 3): (4, 6), (5, 5): (5, 9)}  # how much of a result a tile makes, and its width, by filters
 FULL, ENOUGH, MOST_SPLITS = 0.8, 0.85, 128  # of flash attention: of multiprocessors, of the best number of splits
 
@@ -157,7 +161,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Any, *how: Any) -> list[int]:
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> list[int]:
     """The same for each of the two gradients, one after the other; and what the sum for a bias takes."""
     rest, wanted = how[:-1], how[-1]
-    copies = [*_copies((grad, x, weight), x, weight), *_in_cudnn(x, weight, grad.shape, *rest)]
+    copies = [*_copies((grad, x, weight), x, weight), *_in_cudnn(x, weight, grad.shape, *rest, gradient=True)]
     sums = _sum(grad, [d for d in range(grad.dim()) if d != 1]) if wanted[2] else []
     return max(copies, sums, key=sum)
 
@@ -168,20 +172,28 @@ def _copies(read: Sequence[Tensor], x: Tensor, weight: Tensor) -> list[int]:
     return [_nbytes(tensor) for tensor in read if not tensor.is_contiguous(memory_format=layout)]
 
 
-def _in_cudnn(x: Tensor, weight: Tensor, result: Sequence[int], *how: Any) -> list[int]:
-    """What cuDNN is taken to allocate, for kernels of its that may be the fastest and take much; those that multiply matrices
-    take next to nothing. Which it takes it decides where it runs."""
-    if convolution_layout(x, weight) is not torch.contiguous_format or _is_depthwise(x, weight, *how):
-        return []
-    if _in_tensor_cores(x.dtype):
-        return _with_channels_last(x, weight, result)
-    return _transformed(x, weight, result) if _takes_winograd(x, weight, *how) else []
+def _in_cudnn(x: Tensor, weight: Tensor, result: Sequence[int], *how: Any, gradient: bool = False) -> list[int]:
+    """What cuDNN is taken to allocate, for kernels of its that may be the fastest and take much. Which it takes it decides
+    where it runs: 97 % of 1,223 calls on an H200 with tensor cores took at most this (`benchmarks/results/cudnn-room.md`)."""
+    last = convolution_layout(x, weight) is not torch.contiguous_format
+    if _is_depthwise(x, weight, *how):
+        return [IN_PARTS * _nbytes(x)] if last and gradient else []
+    if not _in_tensor_cores(x.dtype):
+        return _transformed(x, weight, result) if not last and _takes_winograd(x, weight, *how) else []
+    aligned = not x.shape[1] % ALIGNED and not result[1] % ALIGNED
+    copies = [] if last and aligned else _with_channels_last(x, weight, result, again=gradient and bool(how[3]))
+    return [*copies, absent.present().multiprocessors * min(PARTIAL_BYTES, _nbytes(weight)) * (1 + gradient)]
 
 
-def _with_channels_last(x: Tensor, weight: Tensor, result: Sequence[int]) -> list[int]:
-    """Kernels of tensor cores want channels last: all that is read and written is taken to be copied
-    (developer.nvidia.com/blog/tensor-core-ai-performance-milestones)."""
-    return [_nbytes(x), _nbytes(weight), x.element_size() * math.prod(result)]
+def _with_channels_last(x: Tensor, weight: Tensor, result: Sequence[int], again: bool) -> list[int]:
+    """Kernels of tensor cores want channels last: all that is read and written is taken to be copied, the result of a
+    transposed one `again` for its gradients (developer.nvidia.com/blog/tensor-core-ai-performance-milestones)."""
+
+    def copy(numel: int, channels: int) -> int:
+        return numel // channels * (channels if x.element_size() > 2 else _multiple(channels, PADDED)) * x.element_size()
+
+    made = copy(math.prod(result), result[1])
+    return [copy(x.numel(), x.shape[1]), _nbytes(weight), made, made * again]
 
 
 def _takes_winograd(x: Tensor, weight: Tensor, *how: Any) -> bool:

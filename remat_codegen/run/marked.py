@@ -277,7 +277,7 @@ def _within_budget(request: Request, traced: Traced, profile: Profile, plan: Sav
     found = found_of(traced)
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search, best = Search(traced, found, profile, plan.budget_bytes, progress.update), None
-    more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced), plan.budget_bytes)
+    more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced, profile), plan.budget_bytes)
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left())
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
@@ -324,7 +324,7 @@ class Search:
     ) -> None:
         """`told` hears how far the search has come."""
         self.graph, self.found, self.plain_ns = traced.graph, found, sum(profile.time_ns)
-        reserve, costs = reserve_of(traced), found.holders.costs(profile)
+        reserve, costs = reserve_of(traced, profile), found.holders.costs(profile)
         left = partial(_left, reserve, limit)
         self.chooser = Chooser(traced.graph, costs, found.candidates, left, found.holders.held, told)
 

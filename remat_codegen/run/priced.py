@@ -23,7 +23,7 @@ from remat_codegen.profile.costs import Costs, Profile
 from remat_codegen.profile.estimated import Estimated
 from remat_codegen.profile.measure import Measured
 from remat_codegen.run.traced import Traced, trace_target
-from remat_codegen.schedule import Schedule, order_of, simulate, without_recomputation
+from remat_codegen.schedule import Schedule, left_unsplit, order_of, simulate, without_recomputation
 from remat_codegen.show.results import AS_WRITTEN, AsWritten, Progress
 
 LOOK_BYTES = 512  # of the numbers by which a part's values are known again: `_some` in parts.py takes no more
@@ -100,7 +100,7 @@ def with_costs(traced: Traced, profile: Profile, request: Request) -> Priced:
         profile,
         plain.time_ns,
         plain.peak_bytes,
-        reserve_of(traced),
+        reserve_of(traced, profile),
         notes=() if own is None else (f"{AS_WRITTEN}, {own.sentence()}",),
         traced=traced,
         as_written=own,
@@ -152,13 +152,16 @@ def generator_states(traced: Traced, schedule: Schedule) -> int:
     return reserve_of(traced).states_bytes(order_of(schedule))
 
 
-def reserve_of(traced: Traced) -> Reserve:
-    """What a generated file may need beside the planned tensors."""
+def reserve_of(traced: Traced, profile: Profile | None = None) -> Reserve:
+    """What a generated file may need beside the planned tensors; blocks of a GPU's allocator only where there are costs."""
     random = (n.id for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id))
     fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model)
     if not traced.model.trace.accelerator:
         return Reserve(fixed, frozenset(random))
-    return Reserve(fixed, unsplit_bytes=unsplit_bytes(d.nbytes for d in traced.graph.data))
+    if profile is None:
+        return Reserve(fixed)
+    followed = left_unsplit(traced.graph, profile, without_recomputation(traced.graph))
+    return Reserve(fixed, unsplit_bytes=unsplit_bytes((d.nbytes for d in traced.graph.data), followed))
 
 
 def _looks_bytes(model: Model) -> int:

@@ -147,7 +147,7 @@ def outside(module: torch.nn.Module, inputs: Any) -> Outside:
 
 def _prices(traced: Traced, profile: Profile) -> Priced:
     plain = Holders(traced.model).plain_step(profile)
-    reserve = reserve_of(traced)
+    reserve = reserve_of(traced, profile)
     return Priced(traced.target.label, traced.graph, profile, plain.time_ns, plain.peak_bytes, reserve)
 
 

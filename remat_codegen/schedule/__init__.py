@@ -1,9 +1,10 @@
 """What a plan says: an order of computing and forgetting; its validator and its simulator.
 
 `steps` is the form of every plan, `simulate` judges it, `order` is the plan without its forgetting, `lives` what an order holds
-when: what searches work on, and the copies that a schedule makes.
+when: what searches work on, and the copies that a schedule makes; `blocks` what a GPU's allocator makes of it.
 """
 
+from remat_codegen.schedule.blocks import left_unsplit
 from remat_codegen.schedule.lives import Copy, copies_of
 from remat_codegen.schedule.order import order_of, runs_once, settled_lives, without_dead_runs
 from remat_codegen.schedule.simulate import Pricing, Timeline, alive_before, simulate, validate
@@ -19,6 +20,7 @@ __all__ = [
     "Timeline",
     "alive_before",
     "copies_of",
+    "left_unsplit",
     "order_of",
     "runs_once",
     "settled_lives",

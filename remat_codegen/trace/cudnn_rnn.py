@@ -58,10 +58,11 @@ class Recurrent:
         return round(MARGIN * units * (states * self.itemsize + dropped))
 
     def workspace_bytes(self) -> int:
-        """What a call needs while it runs, by rule: the weights once more, and the gates of some steps."""
+        """What a call needs while it runs, by rule: the weights and a part of them once more, and of each row and direction
+        gates and states. Of two LSTMs, cuDNN 9.19 took 98 % of that on an H200 (`benchmarks/results/cudnn-room.md`)."""
         weights = sum(w.numel() for group in self.weights for w in group)
-        gates = 2 * self.batch * GATES[self.mode] * self.hidden * self.layers * self.directions
-        return (weights + gates) * self.itemsize
+        states = self.rows * self.directions * (GATES[self.mode] + 3) * self.hidden
+        return round(2.25 * weights + states) * self.itemsize
 
     def products(self) -> Iterator[tuple[int, int, int, int]]:
         """Rows, columns and sums of the matrix products, with how many follow each other: inputs at once, states step by
@@ -76,7 +77,8 @@ class Recurrent:
 def drop_nothing_without_data() -> None:
     """Has recurrent networks of CUDA drop nothing between their layers where tensors have no data, in this process: cuDNN drops
     by a state that it makes from a number which it reads off the device (`get_dropout_state`). What is kept is the same, but
-    for what a run for real tells."""
+    for what a run for real tells. The way back has no rule of PyTorch's, which would run it for real, without what was kept."""
+    set_fake_result(aten._cudnn_rnn_backward.default, _backward)
     library = torch.library.Library("aten", "IMPL")
     for name in MODES:
         for overload, place in (("input", 5), ("data", 6)):
@@ -174,7 +176,7 @@ def _forward(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
 def _backward(mode: Any, func: Any, *args: Any, **_: Any) -> Any:
     """The gradients of `aten._cudnn_rnn`'s input, states and weights; those of weights are parts of one piece."""
     x, weights, _stride, _weight_buf, state, cell = args[:6]
-    if x.device.type != ABSENT:
+    if x.device.type not in (ABSENT, "cuda"):
         return NotImplemented
     sizes = [w.numel() if args[21][3] else 0 for w in weights]
     parts = x.new_zeros(sum(sizes)).split(sizes)
