@@ -9,6 +9,7 @@ GPU is null there.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import json
 import re
@@ -36,14 +37,14 @@ def main() -> None:
     path, _, name = options.model.rpartition(":")
     model = getattr(imported(Path(path)), name)(**eval(f"dict({options.init})")).to(DEVICE)
     file, inputs = imported(options.file), inputs_of(options.inputs)
-    models = {"original": model, "file": file.rematerialize(model)}  # which share parameters and their gradients
-    for parameter in model.parameters():
+    models = {"original": model, "file": file.rematerialize(copy.deepcopy(model))}  # a file makes a model of its own of it
+    for parameter in (p for made in models.values() for p in made.parameters()):
         parameter.grad = torch.zeros_like(parameter)
     steps = {which: stepper(made, inputs) for which, made in models.items()}
     found: dict[str, Any] = {f"{which}_peak_bytes": or_none(lambda s=step: peaks(s)) for which, step in steps.items()}
     fits = {which: step for which, step in steps.items() if found[f"{which}_peak_bytes"] is not None}
     found["seconds"] = or_none(lambda: seconds(fits, options.runs))
-    found["gradients"] = or_none(lambda: compared(model, steps)) if len(fits) == len(steps) else None
+    found["gradients"] = or_none(lambda: compared(models, steps)) if len(fits) == len(steps) else None
     print(json.dumps(found))
 
 
@@ -113,16 +114,13 @@ def seconds(steps: dict[str, Callable[[], None]], runs: int) -> dict[str, float]
     return {which: statistics.median(found) for which, found in taken.items()}
 
 
-def compared(model: torch.nn.Module, steps: dict[str, Callable[[], None]]) -> dict[str, float]:
+def compared(models: dict[str, torch.nn.Module], steps: dict[str, Callable[[], None]]) -> dict[str, float]:
     """The largest difference of a gradient, over its largest element: the original's from its own, then the file's from that.
 
     Zero is to the bit. The original's own, with the same random numbers, is the noise of kernels that are not deterministic.
     """
-    first = gradients(model, steps["original"])
-    return {
-        "noise": difference(first, gradients(model, steps["original"])),
-        "file": difference(first, gradients(model, steps["file"])),
-    }
+    first, *others = (gradients(models[which], steps[which]) for which in ("original", "original", "file"))
+    return {which: difference(first, other) for which, other in zip(("noise", "file"), others, strict=True)}
 
 
 def gradients(model: torch.nn.Module, step: Callable[[], None]) -> list[torch.Tensor]:
