@@ -4,7 +4,7 @@
     python tests/nullgpu/run.py benchmarks/absent_memory.py     # on a GPU that computes nothing (tests/nullgpu/README.md)
 
 Models are those of bench_models.py whose libraries are there. On a GPU that computes nothing, those with convolutions, batch
-norms or recurrent networks are left out, as there is no cuDNN: what its kernels take is a rule, which errs upwards. Writes
+norms or recurrent networks are left out, as there is no cuDNN: what its kernels take is a rule, mostly above. Writes
 benchmarks/results/absent-memory.md, or of a real GPU absent-memory-<GPU>.md.
 """
 
@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT / "tests" / "models"), str(ROOT / "benchmarks"), str(RO
 
 import builders  # noqa: E402
 import wide_models  # noqa: E402
+from calibrate import in_table  # noqa: E402
 
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import RematError  # noqa: E402
@@ -121,9 +122,8 @@ def _why(ended: subprocess.CompletedProcess[str]) -> str:
 
 def main(names: list[str], jobs: int) -> None:
     there = [n for n in wide_models.NAMES if importlib.util.find_spec(builders.LIBRARIES.get(n, "torch")) is not None]
-    here, called = torch.cuda.get_device_capability(), torch.cuda.get_device_name().lower()
-    gpus = [key for key, one in DEVICES.items() if one.compute_capability == here]
-    gpu, real = next((key for key in gpus if key.split("-")[0] in called), gpus[0]), computes()
+    here, known, real = torch.cuda.get_device_capability(), in_table("cuda"), computes()
+    gpu = next(key for key, one in DEVICES.items() if one is known or known is None and one.compute_capability == here)
     lines, offs = [], []
     with ThreadPoolExecutor(jobs) as pool:
         for line, off in pool.map(lambda name: beside(name, gpu, real), names or there):

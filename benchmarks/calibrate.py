@@ -78,6 +78,7 @@ CLASSES = {
     "sum, mean": ("sum", "mean", "amax", "pool"),
 }
 DRAWS = ("bernoulli_", "bernoulli", "rand", "rand_like", "randn", "randn_like", "uniform_", "normal_")
+VARIANTS = {"pcie", "nvl", "mig", "laptop", "d"}  # words in names of GPUs that have other figures than those of the table
 UNIT = 10.0**12  # operations and bytes per second of the device that kernels are priced on before the fit
 STEPS, WIDTH = 40, 0.25  # of the fit, and how far its first step goes, in powers of e
 
@@ -194,9 +195,12 @@ def seen(name: str, device: str, gpu: Device) -> Subject:
 
 
 def in_table(device: str) -> Device | None:
-    """The GPU that is here as the table has it."""
+    """The GPU that is here as the table has it, if it is that and no variant."""
     words = set() if device == "cpu" else set(slug(name_of(device)).split("-"))
-    return next((gpu for key, gpu in DEVICES.items() if words.issuperset(key.split("-"))), None)
+    found = next((gpu for key, gpu in DEVICES.items() if words.issuperset(key.split("-"))), None)
+    if found is None or words & VARIANTS:
+        return None
+    return found if torch.cuda.get_device_properties(device).multi_processor_count == found.multiprocessors else None
 
 
 def unit_device(device: str) -> Device:

@@ -176,7 +176,7 @@ def _product_ns(gpu: Device, func: Any, name: str, args: Any, kwargs: Any, out: 
 
 def _of_all_heads(args: Sequence[Any]) -> list[Any]:
     """What attention is given, in the shapes that it would have if no heads shared keys: PyTorch 2.11 counts only those."""
-    heads = max(a.shape[1] for a in args if _has_heads(a))
+    heads = max((a.shape[1] for a in args if _has_heads(a)), default=0)
     return [a[:, :1].expand(-1, heads, -1, -1) if _has_heads(a) and a.shape[1] < heads else a for a in args]
 
 

@@ -176,8 +176,10 @@ def _in_cudnn(x: Tensor, weight: Tensor, result: Sequence[int], *how: Any, gradi
     """What cuDNN is taken to allocate, for kernels of its that may be the fastest and take much. Which it takes it decides
     where it runs: all but 19 of 1,317 calls on an H200 with tensor cores took at most this (`benchmarks/cudnn_room.py`)."""
     last = convolution_layout(x, weight) is not torch.contiguous_format
-    if _is_depthwise(x, weight, *how):
-        return [IN_PARTS * _nbytes(x)] if last and gradient else []
+    if last and _is_depthwise(x, weight, *how):
+        return [IN_PARTS * _nbytes(x)] if gradient else []
+    if _is_pytorchs(x, weight, *how):
+        return []
     if not _in_tensor_cores(x.dtype):
         return _transformed(x, weight, result) if not last and _takes_winograd(x, weight, *how) else []
     aligned = not x.shape[1] % ALIGNED and not result[1] % ALIGNED
@@ -190,7 +192,11 @@ def _with_channels_last(x: Tensor, weight: Tensor, result: Sequence[int], again:
     transposed one `again` for its gradients (developer.nvidia.com/blog/tensor-core-ai-performance-milestones)."""
 
     def copy(numel: int, channels: int) -> int:
-        return numel // channels * (channels if x.element_size() > 2 else _multiple(channels, PADDED)) * x.element_size()
+        return (
+            0
+            if not numel
+            else numel // channels * (channels if x.element_size() > 2 else _multiple(channels, PADDED)) * x.element_size()
+        )
 
     made = copy(math.prod(result), result[1])
     return [copy(x.numel(), x.shape[1]), _nbytes(weight), made, made * again]
@@ -240,10 +246,14 @@ def rounds_to_tf32(part: str) -> bool:
 
 
 def _is_depthwise(x: Tensor, weight: Tensor, *how: Any) -> bool:
-    """Whether each channel is convolved alone, by PyTorch's own kernels; those of float16 may be cuDNN's."""
+    """Whether each channel is convolved alone."""
     *_, transposed, _, groups = how
-    alone = groups > 1 and groups == x.shape[1] and weight.shape[1] == 1
-    return alone and not transposed and x.dtype is not torch.float16
+    return bool(groups > 1 and groups == x.shape[1] and weight.shape[1] == 1 and not transposed)
+
+
+def _is_pytorchs(x: Tensor, weight: Tensor, *how: Any) -> bool:
+    """Whether PyTorch's own kernels convolve: each channel alone, if channels are not last; float16 may be cuDNN's."""
+    return _is_depthwise(x, weight, *how) and x.dtype is not torch.float16
 
 
 # ---------------------------------------------------------------------------------------------- recurrent networks

@@ -291,8 +291,8 @@ def _not_counted(trace: Trace) -> tuple[str, ...]:
     """What of a step's memory nobody knows where the GPU is not there."""
     convolves = trace.gpu is not None and any(op.base.startswith("conv") for op in trace.operations)
     unknown = (
-        "what cuDNN's convolutions allocate for themselves is counted by a rule: copies for tensor cores, Winograd's tiles in "
-        "single precision; cuDNN decides where it runs"
+        "what cuDNN's convolutions allocate for themselves is counted by a rule: copies and partial sums for tensor cores, "
+        "Winograd's tiles in single precision; cuDNN decides where it runs"
     )
     return (unknown,) if convolves else ()
 

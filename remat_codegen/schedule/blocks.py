@@ -101,7 +101,7 @@ def left_unsplit(graph: Graph, profile: Profile, schedule: Schedule) -> int:
     comes after a node's results."""
     blocks, above = Blocks(), 0
     for _ in range(STEPS):
-        taken, base = dict[int, Block](), blocks.used_bytes
+        taken = dict[int, Block]()
         asked = most_asked = most_used = 0
         for step in schedule.steps:
             if isinstance(step, Compute):
@@ -114,7 +114,7 @@ def left_unsplit(graph: Graph, profile: Profile, schedule: Schedule) -> int:
             elif step.data in taken:
                 blocks.give(taken.pop(step.data))
                 asked -= graph.data[step.data].nbytes
-        above = most_used - base - most_asked
+        above = most_used - most_asked
         for block in taken.values():
             blocks.give(block)
     return max(0, above)

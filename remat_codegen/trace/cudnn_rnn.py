@@ -58,8 +58,8 @@ class Recurrent:
         return round(MARGIN * units * (states * self.itemsize + dropped))
 
     def workspace_bytes(self) -> int:
-        """What a call needs while it runs, by rule: the weights and a part of them once more, and of each row and direction
-        gates and states. Of two LSTMs, cuDNN 9.19 took 98 % of that on an H200 (`benchmarks/results/cudnn-room.md`)."""
+        """What a call needs while it runs, by rule: the weights twice and a part of them, and of each row and direction gates
+        and states. Of two LSTMs, cuDNN 9.19 took 98 % of that on an H200 (`benchmarks/results/cudnn-room.md`)."""
         weights = sum(w.numel() for group in self.weights for w in group)
         states = self.rows * self.directions * (GATES[self.mode] + 3) * self.hidden
         return round(2.25 * weights + states) * self.itemsize

@@ -39,7 +39,7 @@ def _told(*name: str, **environment: str) -> dict[str, Any]:
 
 def path(*folders: Path) -> str:
     """Where modules are looked for: in these folders, then where this process does."""
-    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 NET = """from torch import nn

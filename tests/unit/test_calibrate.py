@@ -68,6 +68,11 @@ def test_a_listed_gpu_keeps_its_peaks_and_is_fitted_by_parts_of_them(calibrate, 
     here("NVIDIA H100 80GB HBM3")
     listed = DEVICES["h100"]
     assert calibrate.in_table("cuda") is listed and calibrate.in_table("cpu") is None
+    here("NVIDIA H100 PCIe")
+    assert calibrate.in_table("cuda") is None
+    here("NVIDIA L40S")
+    assert calibrate.in_table("cuda") is None  # which has other multiprocessors than the one that is here
+    here("NVIDIA H100 80GB HBM3")
     text = calibrate.entry("cuda", calibrate.Fit(0.5 * calibrate.UNIT, 0.75 * calibrate.UNIT, 4000.0))
     (tmp_path / "remat_devices.toml").write_text(text)
     [device] = read_devices(tmp_path / "remat_devices.toml").values()

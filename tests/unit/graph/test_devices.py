@@ -61,6 +61,11 @@ def test_room_for_blocks_that_are_not_split_grows_with_sizes_that_differ_by_litt
     assert unsplit_bytes(pieces) == kept
 
 
+def test_half_more_is_kept_than_was_found():
+    assert unsplit_bytes(10 * [40 * MIB], 14 * MIB) == 2 * MIB + 21 * MIB
+    assert unsplit_bytes(10 * [40 * MIB], 0) == 2 * MIB
+
+
 class Choosing(nn.Module):
     """Adds in any order where it is told to, chooses by it, and by what is always the same."""
 

@@ -138,6 +138,12 @@ def test_the_rule_gives_what_cudnn_was_seen_to_take(on, shape, filters, step, dt
     assert there <= forward / 2**20 + 0.01 and back * 0.98 <= backward / 2**20
 
 
+def test_a_convolution_of_no_channels_takes_nothing_to_speak_of(on):
+    on("h200")
+    x, weight = torch.zeros(2, 0, 8, 8), torch.zeros(4, 0, 3, 3)
+    assert room_bytes(CONVOLUTION, of_call(x, weight)) == 1536  # the result, in a block
+
+
 def parts(gpu, weight):
     """What a convolution adds up in parts."""
     return DEVICES[gpu].multiprocessors * min(2**16, weight.numel() * weight.element_size())
