@@ -192,11 +192,8 @@ def _with_channels_last(x: Tensor, weight: Tensor, result: Sequence[int], again:
     transposed one `again` for its gradients (developer.nvidia.com/blog/tensor-core-ai-performance-milestones)."""
 
     def copy(numel: int, channels: int) -> int:
-        return (
-            0
-            if not numel
-            else numel // channels * (channels if x.element_size() > 2 else _multiple(channels, PADDED)) * x.element_size()
-        )
+        filled = channels if x.element_size() > 2 else _multiple(channels, PADDED)
+        return numel // max(1, channels) * filled * x.element_size()
 
     made = copy(math.prod(result), result[1])
     return [copy(x.numel(), x.shape[1]), _nbytes(weight), made, made * again]
