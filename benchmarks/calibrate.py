@@ -131,9 +131,13 @@ class Both(Clock):
         super().__init__(device)
         self.real, self.gpu, self.pairs = clock_for(device), gpu, list[Pair]()
 
-    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+    def noting(self, *stages: Stage) -> tuple[list[Stage], list[int]]:
+        """As the measuring clock."""
+        return self.real.noting(*stages)
+
+    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The measured times."""
-        found, value = self.real.medians_ns(*stages, warm=warm), None
+        found, value = self.real.medians_ns(*stages, warm=warm, noted=noted), None
         for number, (stage, time_ns) in enumerate(zip(stages, found, strict=True)):
             prepares = len(stages) > 1 and number % 2 == 0  # of a node: inputs, its work, gradients, its way back
             with Seen(self.gpu, self.device) as seen:
@@ -164,7 +168,7 @@ class Told(Clock):
         super().__init__(device)
         self.times = iter(times)
 
-    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The next times."""
         return [next(self.times) for _ in stages]
 

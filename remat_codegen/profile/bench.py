@@ -155,19 +155,18 @@ class Bench:
     def run(self) -> list[int]:
         """Forward time, forward peak, backward time, backward peak (0, 0 where there is none)."""
         if torch.device(self.device).type == "cuda":  # the first call of a library has it allocate what stays
-            _go_back(self._prepare()) if self.goes_back else self._forward(self._inputs(None))
+            _go_back(_through(self._stages())) if self.goes_back else self._forward(self._inputs(None))
         held: list[Any] = []
-
-        def forward() -> None:
-            held.append(self._forward(self._inputs(None)))
-
-        forward_peak = peak_bytes(forward, self.device)
+        forth: list[Stage] = [lambda _: self._inputs(None), self._forward]
+        recorded, noted = self.clock.noting(*forth)
+        forward_peak = peak_bytes(lambda: held.append(_through(recorded)), self.device)
         held.clear()
         if not self.goes_back:
-            _, forward_ns = self.clock.medians_ns(lambda _: self._inputs(None), self._forward, warm=True)
+            _, forward_ns = self.clock.medians_ns(*forth, warm=True, noted=noted)
             return [forward_ns, forward_peak, 0, 0]
-        backward_peak = peak_bytes_after(self._prepare, _go_back, self.device)
-        _, forward_ns, _, backward_ns = self.clock.medians_ns(*self._stages(), lambda seeded: seeded[0].backward(), warm=True)
+        (*recorded, back), noted = self.clock.noting(*self._stages(), _go_back)
+        backward_peak = peak_bytes_after(lambda: _through(recorded), back, self.device)
+        _, forward_ns, _, backward_ns = self.clock.medians_ns(*self._stages(), _go_back, warm=True, noted=noted)
         return [forward_ns, forward_peak, backward_ns, backward_peak]
 
     def _stages(self) -> tuple[Stage, Stage, Stage]:
@@ -178,12 +177,6 @@ class Bench:
             return held, self._inputs(held)
 
         return begun, lambda given: (given[0], self._forward(given[1])), lambda made: self._seeded(*made)
-
-    def _prepare(self) -> Seeded:
-        value: Any = None
-        for stage in self._stages():
-            value = stage(value)
-        return value
 
     def _seeded(self, held: list[Any], outputs: dict[int, torch.Tensor]) -> Seeded:
         """What the way back begins at, and what is held until it is over."""
@@ -200,6 +193,13 @@ class Bench:
         stride = self.model.record.variables[variable].gradient_strides
         v = self.model.trace.variables[variable]
         return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
+
+
+def _through(stages: Sequence[Stage]) -> Any:
+    value: Any = None
+    for stage in stages:
+        value = stage(value)
+    return value
 
 
 def _go_back(prepared: Seeded) -> None:

@@ -6,7 +6,8 @@ is queued before the device comes to the first event: a large buffer is written 
 that long. This also flushes the L2 cache, in which a step's values rarely are. What events measure with nothing between them is
 subtracted. The profiler would give the same durations, but needs CUPTI, which not every machine lets everybody use.
 
-Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on.
+Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on. Long work on
+the CPU is not run for its time at all, if its memory was recorded: that run took as long.
 
 A model so small that the device waits for the host costs more than this says: there no planner can see a difference.
 """
@@ -25,6 +26,7 @@ import torch
 MEASURED_SECONDS = 0.3  # a piece of work is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
 LEAST_RUNS, LONG_RUNS = 3, 2  # at least; and if one takes MEASURED_SECONDS by itself
+ALONE_SECONDS = 1.0  # one run that takes as long says enough, whatever it was made for
 LEAST_NS = 100  # on CUDA; below what events tell apart (500 ns), so that running something again is never for nothing
 LEAST_FLUSHED_BYTES = 16 << 20  # writing less takes the device no longer than queueing it takes the host
 MOST_WRITES = 1000  # of the buffer before a run, some 40 ms
@@ -50,16 +52,30 @@ class Clock:
         """Whether work is run once from now on."""
         return time.monotonic() > self.hurry_at
 
-    def median_ns(self, work: Callable[[], Any], warm: bool = False) -> int:
+    def median_ns(self, work: Callable[[], Any]) -> int:
         """The median time of several runs of `work`, after some to warm up, in nanoseconds."""
-        return self.medians_ns(lambda _: work(), warm=warm)[0]
+        return self.medians_ns(lambda _: work())[0]
 
-    def medians_ns(self, *stages: Stage, warm: bool = False) -> list[int]:
+    def noting(self, *stages: Stage) -> tuple[list[Stage], list[int]]:
+        """Pieces of work, and a list that gets what each takes when it runs; or nothing, where that is not what it costs."""
+        times = list[int]()
+        return [functools.partial(self._noted, stage, times) for stage in stages], times
+
+    def _noted(self, stage: Stage, times: list[int], value: Any) -> Any:
+        begin = time.perf_counter_ns()
+        made = stage(value)
+        times.append(time.perf_counter_ns() - begin)
+        return made
+
+    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The same of pieces of work that follow each other, one time for each. Each is given what the one before has made,
-        which is there until it is over. `warm` says that all have run before.
+        which is there until it is over. `warm` says that all have run before, `noted` what they took then: where that was long,
+        it is the answer.
 
         Each run begins anew, so that never more than one run's tensors exist.
         """
+        if noted and sum(noted) >= ALONE_SECONDS * 1e9:
+            return [self._cost_ns(ns) for ns in noted]
         self._warm_up(stages, warm)
         runs = [self._run_ns(stages)]
         while not self.in_a_hurry and not _enough(runs):
@@ -103,6 +119,10 @@ class CudaClock(Clock):
         """As there. It runs once more, to see how long queueing takes."""
         self._warm_up([lambda _: work()], warm=True)
         return super().once_ns(work)
+
+    def noting(self, *stages: Stage) -> tuple[list[Stage], list[int]]:
+        """As there: the host's time says nothing of the device's."""
+        return [*stages], []
 
     def _warm_up(self, stages: Sequence[Stage], warm: bool) -> None:
         """Runs it once for libraries to load and to choose their algorithms, and once to see how long queueing takes."""

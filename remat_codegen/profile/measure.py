@@ -166,12 +166,13 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
     if not leaves:
         return [0, 0]
 
-    def work() -> None:
+    def work(_: Any) -> None:
         held: list[Any] = []
         example_loss([Swallow.apply(t, held) for t in leaves], model.record.loss).backward()
 
-    peak = peak_bytes(work, clock.device)
-    return [clock.median_ns(work, warm=True), peak]
+    [recorded], noted = clock.noting(work)
+    peak = peak_bytes(lambda: recorded(None), clock.device)
+    return [*clock.medians_ns(work, warm=True, noted=noted), peak]
 
 
 def _differentiable_outputs(model: Model) -> list[Variable]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from emitted import model_of
 from torch import nn
 
-from remat_codegen.profile import cache, clock, measure
+from remat_codegen.profile import bench, cache, clock, measure
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.numbers import DRAWN, random_tensor
 from remat_codegen.profile.ranges import integer_ranges
@@ -118,6 +118,17 @@ def test_each_timed_run_prepares_anew_and_lets_go_of_the_run_before(monkeypatch)
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     assert clock.clock_for("cpu").medians_ns(lambda _: Prepared(), lambda prepared: ran.append(1))[1] > 0
     assert (len(ran), most[0], alive) == (1 + clock.LONG_RUNS, 1, set())
+
+
+@pytest.mark.parametrize(("alone_s", "runs"), [(0.0, 2), (1.0, 2 + clock.LONG_RUNS)])
+def test_long_work_takes_what_it_took_when_its_memory_was_recorded(alone_s, runs, monkeypatch):
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(clock, "ALONE_SECONDS", alone_s)
+    ran, forward = [], bench.Bench._forward
+    monkeypatch.setattr(bench.Bench, "_forward", lambda *given: ran.append(1) or forward(*given))
+    model = model_of(nn.Linear(8, 8), (torch.randn(4, 8),), {})
+    profile = measure.Measured("cpu", Cache("cpu", enabled=False)).of(model)
+    assert min(profile.time_ns) > 0 and len(profile.time_ns) == 3 and len(ran) == runs
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(2.0, 2), (0.31, 2), (0.2, 3), (0.1, 3), (0.05, 6), (0.001, 15)])
