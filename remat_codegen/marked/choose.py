@@ -133,11 +133,11 @@ class Chooser(Generic[V]):
 
     # ------------------------------------------------------------------ the search
 
-    def search(self, schedules: Iterable[Schedule], until: float = math.inf) -> Priced[V]:
-        """The best rows found, from what schedules lead to. They may be over the limit. `until` is a moment of
-        time.monotonic(); without one, no clock is looked at."""
+    def search(self, schedules: Iterable[Schedule], until: float = math.inf, before: Rows[V] = ()) -> Priced[V]:
+        """The best rows found, from what schedules lead to, and from those `before`. They may be over the limit. `until` is a
+        moment of time.monotonic(); without one, no clock is looked at."""
         self.until = until
-        starts = self.starts(schedules)
+        starts = self.starts(schedules, before)
         self.most = self.tried + len(starts) * self.tables
         return self.simpler(self.least(map(self.searched, starts)))
 
@@ -225,16 +225,17 @@ class Chooser(Generic[V]):
 
     # ------------------------------------------------------------------ where it starts
 
-    def starts(self, schedules: Iterable[Schedule]) -> list[Priced[V]]:
-        """Where the search begins: the best of all that schedules lead to, and what the first one leads to as it is. Schedules
-        for ever less are taken up to one whose rows keep to the limit: those after it only take longer."""
+    def starts(self, schedules: Iterable[Schedule], before: Rows[V] = ()) -> list[Priced[V]]:
+        """Where the search begins: the best of all that schedules lead to, or of rows `before`, and what the first schedule
+        leads to as it is. Schedules for ever less are taken up to one whose rows keep to the limit: those after it only take
+        longer."""
         found: list[Priced[V]] = []
         for schedule in schedules:
             priced = map(self.price, self.tables_of(schedule))
             found += [p for p in priced if p is not None]
             if any(not p.over_bytes for p in found):
                 break
-        found += [p for p in map(self.price, ((), self.free)) if p is not None]
+        found += [p for p in map(self.price, ((), self.free, *([before] if before else ()))) if p is not None]
         own = [min(found, key=lambda p: p.rank(self.a_byte)), found[0]]
         return list({p.rows: p for p in own}.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from remat_codegen.marked.candidates import Candidate, Row
@@ -11,7 +11,9 @@ from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.reading import Mark, Reading, Said
 from remat_codegen.readback.values import Problem
+from remat_codegen.trace.places import Span
 
+Place = tuple[str, str, Span]  # file, function, expression
 Rows = tuple[Row[Vertex], ...]
 
 
@@ -30,6 +32,25 @@ def rows_of(reading: Reading, found: Found) -> tuple[Rows, list[Problem]]:
     return _that_nest(rows, said, problems), problems
 
 
+def unused(reading: Reading, found: Found, tables: Iterable[Rows]) -> tuple[Vertex, ...]:
+    """What is marked in the text that no table has a row for."""
+    marks = _places(reading.marks)
+    for vertex in (v for rows in tables for row in rows for v in row.candidate.vertices):
+        marks.pop(_place(vertex), None)
+    texts = (v for v in found.tree.vertices if v.text is not None and v.text.module is not None)
+    marked = (_as_marked(v, marks[_place(v)], found) for v in texts if _place(v) in marks)
+    return tuple(v for v in marked if found.is_marked(v))
+
+
+def _places(marks: Iterable[Mark]) -> dict[Place | None, Mark]:
+    return {(m.file, m.function, m.span): m for m in marks}
+
+
+def _place(vertex: Vertex) -> Place | None:
+    text = vertex.text
+    return None if text is None else (text.function.file, text.function.name, text.span)
+
+
 def _spelled(entry: Said) -> str:
     return entry.name if entry.number is None else f"{entry.name}#{entry.number}"
 
@@ -37,11 +58,10 @@ def _spelled(entry: Said) -> str:
 def _named(entry: Said, marks: Sequence[Mark], found: Found) -> list[Vertex]:
     """The evaluations that an entry names: a module's calls; or those of a mark in a module's forward."""
     owner, _, name = entry.name.rpartition(".")
-    places = {(m.file, m.function, m.span): m for m in marks if m.name == name}
+    places = _places(m for m in marks if m.name == name)
     calls = [v for v in found.tree.vertices if found.is_module(v) and found.code(v) == entry.name]
     texts = (v for v in found.tree.vertices if v.text is not None and v.text.module == owner)
-    keyed = [((v.text.function.file, v.text.function.name, v.text.span), v) for v in texts if v.text is not None]
-    marked = (_as_marked(v, places[key], found) for key, v in keyed if key in places)
+    marked = (_as_marked(v, places[_place(v)], found) for v in texts if _place(v) in places)
     named = calls or [v for v in marked if found.is_marked(v)]
     return [v for v in named if v.id in found.numbers and entry.number in (None, found.numbers[v.id])]
 

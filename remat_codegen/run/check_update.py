@@ -40,6 +40,7 @@ from remat_codegen.show.results import Progress, percent
 LONGEST_DIFF = 40  # lines
 NEWER = "`update` writes it anew, `check --strict` shows how"
 ANOTHER_WAY = "by other values, the model takes another way than its plan is for: only its source was compared, not its table"
+NEAR = 4 / 3  # by how many times a budget may change for the marks to stay that were used until then
 EARLIER = "; found for an earlier plan of this file"
 
 
@@ -367,9 +368,12 @@ def _made_again(
             return pipeline.emit(traced, saved_plan.schedule_of(plan, traced.graph, file), plan, header.request), plan
     profile = measured_costs(request, traced, progress)
     made = make_plan(request, traced, progress, profile=profile)
-    plan, brought = marked.tabled(request, traced, profile, made, progress)
+    before = marked.before_of(text, traced)
+    plan, brought = marked.tabled(request, traced, profile, made, progress, before)
     marked.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
+    if header.plan is not None and 1 / NEAR < plan.budget_bytes / max(1, header.plan.budget_bytes) < NEAR:
+        brought = marked.with_marks_of(before, traced, plan, header.request, brought)
     return marked.proved(header.request, traced, plan, brought, progress), plan
 
 

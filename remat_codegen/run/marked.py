@@ -24,7 +24,7 @@ from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
 from remat_codegen.marked import file as writing
 from remat_codegen.marked import replays
-from remat_codegen.marked.candidates import Row
+from remat_codegen.marked.candidates import Candidates, Row
 from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run
 from remat_codegen.marked.evaluations import Vertex, build
@@ -35,7 +35,9 @@ from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.origins import origins
 from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.reading import read
-from remat_codegen.marked.rows import rows_of
+from remat_codegen.marked.rows import Rows as TableRows
+from remat_codegen.marked.rows import rows_of, unused
+from remat_codegen.marked.steady import ANEW, STEADY, Before, steadied
 from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
 from remat_codegen.parts import own_modules
@@ -68,7 +70,7 @@ SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules th
 class Brought:
     """A plan brought to parts: what the table says, the schedule that it leads to, by how much that is over the limit, and how
     much longer it takes than the step without recomputation. `others` are for larger budgets, or smaller batch sizes, as a
-    plan's."""
+    plan's. `also` are expressions that the text marks though no table has rows for them."""
 
     found: Found
     rows: tuple[Row[Vertex], ...]
@@ -76,6 +78,7 @@ class Brought:
     over_bytes: int
     overhead: float = 0.0
     others: tuple[Brought, ...] = ()
+    also: tuple[Vertex, ...] = ()
 
     def all(self) -> tuple[Brought, ...]:
         """This one, and the others that are in the same file."""
@@ -108,9 +111,14 @@ def generate(request: Request, progress: Progress) -> Report:
 
 
 def tabled(
-    request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress
+    request: Request,
+    traced: Traced,
+    profile: Profile,
+    made: SavedPlan,
+    progress: Progress,
+    before: Before[Vertex] = ANEW,
 ) -> tuple[SavedPlan, Brought]:
-    """A planner's plan as a table takes it, and that table.
+    """A planner's plan as a table takes it, and that table. Of what there was `before`, as much stays as can.
 
     Raises BudgetError where no table is found that fits, or, if the request leaves the edition open, where it takes more than
     `MOST_LOST` longer than the plan; PlanFileError where a saved plan is for another graph.
@@ -118,8 +126,9 @@ def tabled(
     if not traced.are_of(made):
         raise PlanFileError("the plan was made for other batch sizes", hint=saved_plan.AGAIN)
     several = bool(made.others)
-    numbered = enumerate(made.all())
-    found = [_tabled(request, traced.at(n), profile.at(n), one, progress, several) for n, one in numbered]
+    rows = [replace(before, tables=(before.rows(n),)) for n in range(len(made.all()))]
+    numbered = enumerate(zip(made.all(), rows, strict=True))
+    found = [_tabled(request, traced.at(n), profile.at(n), one, progress, several, was) for n, (one, was) in numbered]
     if not several:
         return found[0]
     first, *others = found if traced.others else [_quickest(plan, found) for plan, _ in found]
@@ -151,11 +160,17 @@ def _in_one_file(
 
 
 def _tabled(
-    request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress, several: bool
+    request: Request,
+    traced: Traced,
+    profile: Profile,
+    made: SavedPlan,
+    progress: Progress,
+    several: bool,
+    before: Before[Vertex],
 ) -> tuple[SavedPlan, Brought]:
     """`several` says that there are others, which one file has only by tables, whatever these take; so has one for a run."""
     with progress.stage("table"):
-        brought = _within_budget(request, traced, profile, made, progress)
+        brought = _steadily(request, traced, profile, made, progress, before)
         plan = as_planned(made, traced, profile, brought)
     needed = several or traced.model.trace.run is not None
     if request.edition is None and not needed and plan.overhead > made.overhead + MOST_LOST:
@@ -255,7 +270,33 @@ def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
         schedule = found.holders.schedule([part for _, part in parts_of(rows)])
         tables.append(Brought(found, rows, schedule, 0))
         problems += [problem for problem in wrong if problem not in problems]
-    return replace(tables[0], others=tuple(tables[1:])), problems
+    first, *others = tables
+    return replace(first, others=tuple(others), also=unused(reading, first.found, (one.rows for one in tables))), problems
+
+
+def before_of(text: str, traced: Traced) -> Before[Vertex]:
+    """What a file says that is to be made again, as far as the model still has it."""
+    read, _ = read_back(text, traced)
+    tables = tuple(one.rows for one in read.all())
+    marks = {mark for rows in tables for row in rows for mark in row.candidate.marks}
+    marks |= {((v.text.function, v.text.span), v.outside) for v in read.also if v.text is not None}
+    return Before(tables, frozenset(marks))
+
+
+def with_marks_of(before: Before[Vertex], traced: Traced, plan: SavedPlan, request: Request, brought: Brought) -> Brought:
+    """The same in a text that has the marks of tables before it, too, if that can be written: so only rows change."""
+    used = {place for one in brought.all() for row in one.rows for place, _ in row.candidate.marks}
+    vertices = (v for rows in before.tables for row in rows for v in row.candidate.vertices if brought.found.is_marked(v))
+    also = {(v.text.function, v.text.span): v for v in vertices if v.text is not None}
+    wider = replace(brought, also=tuple(v for place, v in also.items() if place not in used))
+    if not wider.also:
+        return brought
+    try:
+        read, problems = read_back(emit(traced, plan, replace(request, edition=2), wider), traced)
+    except UnsupportedError:  # one mark is in the way of another
+        return brought
+    same = [order_of(one.schedule) for one in read.all()] == [order_of(one.schedule) for one in brought.all()]
+    return wider if same and not problems else brought
 
 
 def found_of(traced: Traced) -> Found:
@@ -271,15 +312,40 @@ def library_file(module: str) -> str:
     return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
-def _within_budget(request: Request, traced: Traced, profile: Profile, plan: SavedPlan, progress: Progress) -> Brought:
+def _steadily(
+    request: Request, traced: Traced, profile: Profile, plan: SavedPlan, progress: Progress, before: Before[Vertex]
+) -> Brought:
+    """The plan brought to parts; where a file is made again, with the marks that it has if that is about as good. Raises
+    BudgetError where no table fits."""
+    found, rows, least = found_of(traced), before.rows(0), math.inf
+    if before.marks or rows:
+        own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
+        possible = before.possible(found.candidates)
+        search = Search(traced, found, profile, plan.budget_bytes, progress.update, possible)
+        steady = search.brought([own], request.seconds_left(), rows)
+        least = math.inf if steady.over_bytes else steady.overhead - STEADY
+        if least <= plan.overhead:
+            return steady
+    best = _within_budget(request, traced, found, profile, plan, progress, rows)
+    return steady if least <= best.overhead else best
+
+
+def _within_budget(
+    request: Request,
+    traced: Traced,
+    found: Found,
+    profile: Profile,
+    plan: SavedPlan,
+    progress: Progress,
+    before: TableRows,
+) -> Brought:
     """The plan brought to parts. Where that leads to more than the budget, or to more time, other plans are tried, too.
     Raises BudgetError where no table fits."""
-    found = found_of(traced)
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search, best = Search(traced, found, profile, plan.budget_bytes, progress.update), None
     more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced, profile), plan.budget_bytes)
     for number, schedules in enumerate(chain([[own]], more)):
-        brought = search.brought(schedules, request.seconds_left())
+        brought = search.brought(schedules, request.seconds_left(), before)
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
         enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
@@ -321,16 +387,20 @@ class Search:
         profile: Profile,
         limit: int,
         told: Callable[[int, int], object] = lambda tried, most: None,
+        possible: Candidates[Vertex] | None = None,
     ) -> None:
-        """`told` hears how far the search has come."""
+        """`told` hears how far the search has come. `possible` are the parts that a table may have, if those are not all."""
         self.graph, self.found, self.plain_ns = traced.graph, found, sum(profile.time_ns)
         reserve, costs = reserve_of(traced, profile), found.holders.costs(profile)
         left = partial(_left, reserve, limit)
-        self.chooser = Chooser(traced.graph, costs, found.candidates, left, found.holders.held, told)
+        candidates = found.candidates if possible is None else possible
+        self.chooser = Chooser(traced.graph, costs, candidates, left, found.holders.held, told)
 
-    def brought(self, schedules: Iterable[Schedule], seconds: float | None = None) -> Brought:
-        """The best table that is found from some schedules, in so many seconds if they are given. It may be above the limit."""
-        best = self.chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds)
+    def brought(self, schedules: Iterable[Schedule], seconds: float | None = None, before: TableRows = ()) -> Brought:
+        """The best table that is found from some schedules, in so many seconds if they are given; or one about as good that is
+        more like the rows `before`. It may be above the limit."""
+        best = self.chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds, before)
+        best = steadied(best, before, self.chooser.price) if before else best
         parts = [part for _, part in parts_of(best.rows)]
         overhead = best.time_ns / max(1, self.plain_ns) - 1
         return Brought(self.found, best.rows, self.found.holders.schedule(parts), best.over_bytes, overhead)
@@ -431,7 +501,7 @@ def _marks(traced: Traced, brought: Brought) -> Marks:
     modules = traced.target.module.named_modules(remove_duplicate=False)
     children = {path: frozenset(module._modules) for path, module in modules}
     vertices = [v for one in brought.all() for row in one.rows for v in row.candidate.vertices]
-    return write_marks(brought.found, vertices, children)
+    return write_marks(brought.found, [*brought.also, *vertices], children)
 
 
 def _methods(found: Found, marks: Marks, own: str) -> writing.Methods:
