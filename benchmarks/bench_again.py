@@ -1,26 +1,44 @@
-"""How much of a file changes when it is generated again, measured anew: rows of its table, and lines of the user's classes.
+"""How much of a file changes when it is generated again, measured anew, and when it is updated to another budget: rows of its
+table, and lines of the user's classes.
 
-    python benchmarks/bench_again.py [--runs 6] [--models gpt2 vit unet]
+    python benchmarks/bench_again.py [--runs 6] [--models gpt2 vit unet] [--budgets gpt2 vit unet llama ...]
 
-Each run measures every operation again. Rows and lines are those that are other than in the run before, added or taken out.
+Each run measures every operation again. Rows and lines are those that are other than in the run before, added or taken out. For
+budgets, costs are those of an absent GPU, the same each time; the overhead is that of a file that is generated anew beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import itertools
+import shutil
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from remat_codegen.ask.request import Request
-from remat_codegen.run import marked
+from remat_codegen.header.heading import read_header
+from remat_codegen.run import check_update, marked
 from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "again.md"
 MODELS = {"gpt2": ("GPT2", "1GiB"), "vit": ("ViT", "60%"), "unet": ("UNet", "60%")}
+BUDGETS = {  # by model: its class, and per cent of the peak one after the other
+    "gpt2": ("GPT2", (40, 45, 50, 45)),
+    "vit": ("ViT", (40, 45, 50, 45)),
+    "unet": ("UNet", (50, 55, 60, 55)),
+    "llama": ("Llama", (40, 45, 50, 45)),
+    "experts": ("Decoder", (40, 45, 50, 45)),
+    "encoder_decoder": ("EncoderDecoder", (40, 45, 50, 45)),
+    "resnet": ("ResNet", (45, 50, 55, 50)),
+    "hrnet": ("HRNet", (70, 75, 80, 75)),
+}
+QUIET = Progress(None)
 
 
 def parts(text: str) -> tuple[list[str], list[str]]:
@@ -49,11 +67,33 @@ def files(name: str, runs: int) -> list[str]:
         return texts
 
 
+def budgets(name: str) -> Iterator[str]:
+    """A row for each change of the budget."""
+    kind, shares = BUDGETS[name]
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        shutil.copy(ROOT / "examples" / f"{name}.py", folder)
+        file = Path(f"{name}_remat.py")
+        first = Request(f"{name}.py:{kind}", f"{shares[0]}%", file, device="h100")
+        marked.generate(first, QUIET)
+        for share, following in itertools.pairwise(shares):
+            before = file.read_text()
+            file.write_text(before.replace(f"--budget {share}%", f"--budget {following}%"))
+            check_update.update(file, QUIET)
+            after = file.read_text()
+            anew = replace(first, budget=f"{following}%", output=file.with_name("anew.py"))
+            marked.generate(anew, QUIET)
+            (old_text, old_rows), (text, rows) = parts(before), parts(after)
+            over = [100 * read_header(path.read_text(), path).plan.overhead for path in (file, anew.output_path)]
+            differs = f"{changed(old_rows, rows)} | {changed(old_text, text)}"
+            yield f"| {name}, {share} to {following} % | {len(rows)} | {differs} | {over[0]:.2f} | {over[1]:.2f} |"
+
+
 def main() -> None:
-    """Writes the table."""
+    """Writes the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=6)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--budgets", nargs="*", default=list(BUDGETS))
     given = parser.parse_args()
     lines = [
         f"{given.runs} generations with `--no-cache`, each against the one before (`python benchmarks/bench_again.py`).",
@@ -67,6 +107,17 @@ def main() -> None:
         text = [changed(a[0], b[0]) for a, b in itertools.pairwise(found)]
         lines.append(f"| {name}, {MODELS[name][1]} | {len(found[0][1])} | {median(rows):g} | {max(rows)} | {max(text)} |")
         print(lines[-1], flush=True)
+    lines += [
+        "",
+        "`update` after a change of the budget, by an H100's estimated costs: overheads in % of the step.",
+        "",
+        "| model, budgets | rows of the table | changed rows | changed lines of classes | overhead | generated anew |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name in given.budgets:
+        for line in budgets(name):
+            lines.append(line)
+            print(line, flush=True)
     RESULT.write_text("\n".join(lines) + "\n")
 
 

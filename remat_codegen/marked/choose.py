@@ -101,8 +101,11 @@ class Chooser(Generic[V]):
 
     # ------------------------------------------------------------------ what a table takes
 
-    def price(self, rows: Rows[V], best: Priced[V] | None = None, price: float = math.inf) -> Priced[V] | None:
-        """What rows take; None where there are no such parts, or if it shows early that they are no better than the best."""
+    def price(
+        self, rows: Rows[V], best: Priced[V] | None = None, price: float = math.inf, slowest_ns: float = math.inf
+    ) -> Priced[V] | None:
+        """What rows take; None where there are no such parts, or if it shows early that they are no better than the best, or
+        slower than allowed."""
         try:
             parts = tuple(part for _, part in parts_of(rows))
         except ValueError:
@@ -114,7 +117,7 @@ class Chooser(Generic[V]):
             ran = self.rule.run_of(parts)
             time_ns = self.pricing.time_ns(ran.order)
             self.costs[parts] = time_ns + self.step_ns * (A_KEY * kinds(rows) + A_MARK * _marks(rows))
-            if best is not None and self._is_worse(self.costs[parts], best, price):
+            if time_ns > slowest_ns or (best is not None and self._is_worse(self.costs[parts], best, price)):
                 return None  # whatever its peak is
             peak_bytes = self.pricing.peak_bytes(ran.order, ran.held_at, ran.beside_bytes)
             over_bytes = max(0, peak_bytes - self.limit((*ran.order, *ready_to_run(parts))))
@@ -201,7 +204,7 @@ class Chooser(Generic[V]):
                 rows = move(best.rows)
                 if _size(rows) >= _size(best.rows) or self.enough(most):
                     continue
-                found = self.price(rows)
+                found = self.price(rows, slowest_ns=slowest_ns)
                 if found is not None and found.over_bytes <= best.over_bytes and found.time_ns <= slowest_ns:
                     best = found
         return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
@@ -210,7 +213,8 @@ class Chooser(Generic[V]):
         """The same with fewer different layers, the quickest first; then with equal ones side by side."""
 
         def good(tables: Iterable[Rows[V]]) -> Iterator[Priced[V]]:
-            priced = map(self.price, takewhile(lambda _: not self.enough(most), tables))
+            tried = takewhile(lambda _: not self.enough(most), tables)
+            priced = (self.price(rows, slowest_ns=slowest_ns) for rows in tried)
             return (p for p in priced if p is not None and p.over_bytes <= best.over_bytes and p.time_ns <= slowest_ns)
 
         while (found := min(good(self.layers.united(best.rows)), key=lambda p: p.time_ns, default=None)) is not None:

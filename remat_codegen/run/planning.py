@@ -18,7 +18,8 @@ from remat_codegen.graph import exchange
 from remat_codegen.graph.exchange import Exchange
 from remat_codegen.graph.ir import Graph
 from remat_codegen.header.saved_plan import USUAL_LOSS, SavedPlan
-from remat_codegen.planners.base.bound import bound
+from remat_codegen.planners.base.apart import begun
+from remat_codegen.planners.base.bound import Bound, bound
 from remat_codegen.planners.base.milp import solver
 from remat_codegen.planners.base.registry import PLANNERS
 from remat_codegen.planners.base.reserve import plan_within
@@ -106,13 +107,15 @@ def _plan_for_each_batch(request: Request, traced: Traced, progress: Progress, p
 
 def _planned(request: Request, found: Priced, budget: Budget, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
     """A model's plan for one budget. Raises BudgetError where nothing fits."""
-    with progress.stage("plan"):
-        outcome = run_planner(found, request.planner, budget, progress, time_limit=request.seconds_left(PLANNING))
-        if not outcome.fits:
-            raise _none_fits(request, found, outcome)
-        outcome = replace(outcome, plan=_as_before(outcome.plan, previous, found, outcome.budget_bytes))
-    with progress.stage("bound"):
-        least = _bound(found, outcome.plan, outcome.budget_bytes, request.seconds_left(PLANNING))
+    limit = found.limit(budget)
+    with begun(found.graph, found.profile, limit, apart=request.time_limit is None) as general:
+        with progress.stage("plan"):
+            outcome = run_planner(found, request.planner, budget, progress, time_limit=request.seconds_left(PLANNING))
+            if not outcome.fits:
+                raise _none_fits(request, found, outcome)
+            outcome = replace(outcome, plan=_as_before(outcome.plan, previous, found, limit))
+        with progress.stage("bound"):
+            least = _better(general(request.seconds_left(PLANNING)), outcome.plan)
     return saved_plan(found, replace(outcome, bound_ns=least))
 
 
@@ -177,7 +180,7 @@ def run_planner(
         plan = replace(PLANNERS["none"](found.graph, found.profile, limit), planner=plan.planner, notes=plan.notes)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, limit)
-    least = _bound(found, plan, limit) if bounded else None
+    least = _better(bound(found.graph, found.profile, limit), plan) if bounded else None
     return Outcome(name, budget.text, limit, plan, least, seconds)
 
 
@@ -193,10 +196,9 @@ def _checked(found: Priced, plan: Plan, limit: int) -> Plan:
     return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)
 
 
-def _bound(found: Priced, plan: Plan, limit: int, seconds: float | None = None) -> int | None:
-    """The better of the planner's own lower bound and the general one, which has some seconds, if not all that it needs."""
-    general = bound(found.graph, found.profile, limit, seconds=seconds).time_ns
-    known = [b for b in (general, plan.bound_ns) if b is not None]
+def _better(general: Bound, plan: Plan) -> int | None:
+    """The better of the planner's own lower bound and the general one."""
+    known = [b for b in (general.time_ns, plan.bound_ns) if b is not None]
     return max(known, default=None)
 
 

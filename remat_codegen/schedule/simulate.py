@@ -112,10 +112,16 @@ class Pricing:
     def __init__(self, graph: Graph, profile: Profile) -> None:
         self.outputs, self.loss = frozenset(graph.outputs), graph.loss
         self.nbytes = [data.nbytes for data in graph.data]
-        self.reads, self.writes = [n.reads for n in graph.nodes], [n.writes for n in graph.nodes]
         self.touches = [tuple({*n.reads, *n.writes}) for n in graph.nodes]
-        self.added_to = [data.kind is Kind.GRADIENT for data in graph.data]
-        self.begins = [[d for d in n.writes if graph.producers[d][0] == n.id] for n in graph.nodes]
+        added_to = [data.kind is Kind.GRADIENT for data in graph.data]
+        begins = [[d for d in n.writes if graph.producers[d][0] == n.id] for n in graph.nodes]
+        others = [[d for d in n.writes if d not in own and not added_to[d]] for n, own in zip(graph.nodes, begins, strict=True)]
+        # What a node begins, and the bytes of what it makes beside that: in its first run, and in others.
+        self.first = [(own, total_bytes(graph, more)) for own, more in zip(begins, others, strict=True)]
+        stay = [{d for d in n.writes if added_to[d] or d in self.outputs or d in n.reads} for n in graph.nodes]
+        anew = [[d for d in n.writes if d not in kept] for n, kept in zip(graph.nodes, stay, strict=True)]
+        beside = [total_bytes(graph, (d for d in kept if not added_to[d])) for kept in stay]
+        self.again = [*zip(anew, beside, strict=True)]
         self.workspace_bytes, self.times_ns = profile.workspace_bytes, profile.time_ns
 
     def time_ns(self, order: Sequence[int]) -> int:
@@ -125,22 +131,25 @@ class Pricing:
     def peak_bytes(self, order: Sequence[int], held: Mapping[int, Collection[int]], beside_bytes: Mapping[int, int]) -> int:
         """The peak in bytes. `held` is as in `with_forgets`, `beside_bytes` as in a schedule. It goes backwards, so that who
         touches a copy of a value first is the last that needs it."""
-        nbytes, added_to, alive = self.nbytes, self.added_to, set(self.outputs)
+        nbytes, touches, workspace = self.nbytes, self.touches, self.workspace_bytes
+        first, again, loss, alive = self.first, self.again, self.loss, set(self.outputs)
         current = peak = sum(map(nbytes.__getitem__, alive))
         for position in range(len(order) - 1, -1, -1):
             node = order[position]
             more = held.get(position, ())
-            for data in (*self.touches[node], *more) if more else self.touches[node]:
+            for data in (*touches[node], *more) if more else touches[node]:
                 if data not in alive:
                     alive.add(data)
                     current += nbytes[data]
-            during = current + self.workspace_bytes[node] + beside_bytes.get(position, 0)
-            begins = self.begins[node] if node >= self.loss or position == node else ()
-            for data in self.writes[node]:
-                if data in begins or not (added_to[data] or data in self.outputs or data in more or data in self.reads[node]):
+            is_first = node >= loss or position == node
+            begun, beside = first[node] if is_first else again[node]
+            during = current + workspace[node] + beside + beside_bytes.get(position, 0)
+            for data in begun:
+                if is_first or not more or data not in more:
                     alive.discard(data)
                     current -= nbytes[data]
-                elif not added_to[data]:  # room for both
+                else:  # room for both
                     during += nbytes[data]
-            peak = max(peak, during)
+            if during > peak:
+                peak = during
         return peak
