@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base.bound import Bound, bound
@@ -41,12 +42,14 @@ def begun(graph: Graph, profile: Profile, budget_bytes: int, *, apart: bool = Tr
 
 
 def _process(graph: Graph, profile: Profile, budget_bytes: int) -> subprocess.Popen[bytes] | None:
-    """The process; None where none can be made. It gets what it has to know by a file, so that nobody waits for it to read."""
-    around = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """The process; None where none can be made. It gets what it has to know by a file, so that nobody waits for it to read, and
+    imports nothing from the folder that it is started in."""
+    places = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).resolve().parents[3])]
+    around = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
     with contextlib.suppress(OSError, ValueError), tempfile.TemporaryFile() as given:
         pickle.dump((graph, profile, budget_bytes), given)
         given.seek(0)
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-P", "-m", __name__]
         return subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=around)
     return None
 
