@@ -22,7 +22,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.choose import Chooser, kinds
 from remat_codegen.planners.base.registry import PLANNERS
-from remat_codegen.run import marked, planning
+from remat_codegen.run import planning, tabling
 from remat_codegen.run.priced import over, priced_file, priced_model
 from remat_codegen.show.results import Progress
 
@@ -72,7 +72,7 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
         name_of, init, inputs = SMALLER.get(name, (name, "", None))
         found = priced_model(Request(target_of(name_of), init=init, inputs=inputs), progress)
         assert found.traced is not None
-        parts = marked.found_of(found.traced)
+        parts = tabling.found_of(found.traced)
         candidates, profile, held = parts.candidates, parts.with_held(found.profile), parts.held
     rows = []
     for budget in parse_budgets(budgets):
@@ -85,11 +85,11 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
         chooser = Chooser(found.graph, profile, candidates, lambda o, n=limit, r=reserve: n - r.needed_bytes(o), held)
         started = time.process_time()
         best = chooser.search([outcome.plan.schedule])
-        wanted = marked.about(over(outcome.plan.time_ns, found.plain_ns))
+        wanted = tabling.about(over(outcome.plan.time_ns, found.plain_ns))
         for number, more in enumerate(
-            marked.others(Request(name, planner=planner), found.graph, profile, found.reserve, limit)
+            tabling.others(Request(name, planner=planner), found.graph, profile, found.reserve, limit)
         ):
-            if not best.over_bytes and (number == marked.TRIES or over(best.time_ns, found.plain_ns) <= wanted):
+            if not best.over_bytes and (number == tabling.TRIES or over(best.time_ns, found.plain_ns) <= wanted):
                 break
             best = chooser.least([best, chooser.search(more)])
         seconds = time.process_time() - started

@@ -20,7 +20,7 @@ from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.profile.cache import Cache
 from remat_codegen.profile.measure import Measured
-from remat_codegen.run import marked
+from remat_codegen.run import marked_text, tabling
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
 from remat_codegen.schedule.order import order_of
@@ -42,7 +42,7 @@ def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 def found_in(traced: Traced) -> Found:
     """What can be a part."""
-    return marked.found_of(traced)
+    return tabling.found_of(traced)
 
 
 def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Vertex], ...]:
@@ -73,10 +73,10 @@ def schedule_from(graph: Graph, found: Found, rows: tuple[Row[Vertex], ...]) -> 
 def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
     """The file for a table."""
     schedule = schedule_from(traced.graph, found, rows)
-    brought = marked.Brought(found, rows, schedule, 0)
+    brought = tabling.Brought(found, rows, schedule, 0)
     order = order_of(schedule)
     plan = SavedPlan(traced.graph.digest(), "test", "feasible", "1GiB", 2**30, 2**20, 2**20, 0.0, None, "cpu", order)
-    return marked.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
+    return marked_text.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
 
 
 def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:

@@ -17,7 +17,7 @@ from remat_codegen.planners.base.result import Plan
 from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.limited import STOPPED, quickest
 from remat_codegen.profile.costs import Profile
-from remat_codegen.run import functions, marked, pipeline
+from remat_codegen.run import functions, marked, pipeline, tabling
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs, reserve_of
@@ -50,7 +50,7 @@ class Draft:
     measured: Costed
     made: SavedPlan
     plan: SavedPlan
-    brought: marked.Brought | None = None
+    brought: tabling.Brought | None = None
     why: BudgetError | None = None
 
     @property

@@ -28,7 +28,7 @@ from remat_codegen.header.command import LINE_BACK, call_in
 from remat_codegen.header.heading import Header, by_version, read_header
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
-from remat_codegen.run import marked, pipeline
+from remat_codegen.run import marked, marked_text, pipeline
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import capability_of, measured_costs
 from remat_codegen.run.smaller import with_smaller
@@ -260,11 +260,11 @@ def _with_plan_of(file: Path, text: str, header: Header, plan: SavedPlan, traced
         raise PlanFileError("its plan is for other batch sizes than its command", where=str(file))
     if header.request.edition == 1:
         return pipeline.emit(traced, schedule, plan, header.request)
-    brought, problems = marked.read_back(text, traced)
+    brought, problems = marked_text.read_back(text, traced)
     if [order_of(one.schedule) for one in brought.all()] != [one.order for one in plan.all()]:
         more = "".join(f": line {p.line}: {p.text}" for p in problems[:1])
         raise PlanFileError(f"its table is not the plan in its header{more}", where=str(file))
-    return marked.emit(traced, plan, header.request, brought)
+    return marked_text.emit(traced, plan, header.request, brought)
 
 
 def _diff(old: str, new: str, file: Path) -> tuple[str, ...]:
@@ -368,12 +368,12 @@ def _made_again(
             return pipeline.emit(traced, saved_plan.schedule_of(plan, traced.graph, file), plan, header.request), plan
     profile = measured_costs(request, traced, progress)
     made = make_plan(request, traced, progress, profile=profile)
-    before = marked.before_of(text, traced)
+    before = marked_text.before_of(text, traced)
     plan, brought = marked.tabled(request, traced, profile, made, progress, before)
     marked.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
     if header.plan is not None and 1 / NEAR < plan.budget_bytes / max(1, header.plan.budget_bytes) < NEAR:
-        brought = marked.with_marks_of(before, traced, plan, header.request, brought)
+        brought = marked_text.with_marks_of(before, traced, plan, header.request, brought)
     return marked.proved(header.request, traced, plan, brought, progress), plan
 
 

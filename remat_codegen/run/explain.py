@@ -25,7 +25,7 @@ from remat_codegen.readback.compare import differences
 from remat_codegen.readback.interpreter import Call, Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
-from remat_codegen.run import check_update, marked, pipeline
+from remat_codegen.run import check_update, marked, marked_text, pipeline, tabling
 from remat_codegen.run.check_update import Header
 from remat_codegen.run.priced import generator_states, measured_costs
 from remat_codegen.run.traced import Traced, trace_target
@@ -334,7 +334,7 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
     """A file of the second edition: the schedule that its table and its marks lead to."""
     notes = _notes(case)
     with progress.stage("read"):
-        brought, problems = marked.read_back(case.text, case.traced)
+        brought, problems = marked_text.read_back(case.text, case.traced)
         lost = bool(problems) and not _told(case, brought).rows
         problems, as_planned = _judged_by_table(case, brought, problems, notes)
     problems = sorted(problems, key=lambda p: p.line)[:MOST_PROBLEMS]
@@ -344,7 +344,7 @@ def _explained_by_table(case: Case, request: Request, progress: Progress) -> tup
 
 
 def _judged_by_table(
-    case: Case, brought: marked.Brought, problems: list[Problem], notes: list[str]
+    case: Case, brought: tabling.Brought, problems: list[Problem], notes: list[str]
 ) -> tuple[list[Problem], bool | None]:
     """All that is wrong, and whether its tables are the plan's."""
     orders = [order_of(one.schedule) for one in brought.all()]
@@ -357,11 +357,11 @@ def _judged_by_table(
         problems.append(Problem(1, f"has {len(orders)} tables, and the plan in its header is for {several}"))
         return _with_differences(case, problems, notes, None), as_planned
     first, *others = [replace(one, order=order) for one, order in zip(plan.all(), orders, strict=True)]
-    expected = marked.emit(case.traced, replace(first, others=tuple(others)), case.header.request, brought)
+    expected = marked_text.emit(case.traced, replace(first, others=tuple(others)), case.header.request, brought)
     return _with_differences(case, problems, notes, expected), as_planned
 
 
-def _told(case: Case, brought: marked.Brought) -> marked.Brought:
+def _told(case: Case, brought: tabling.Brought) -> tabling.Brought:
     """The table that is told, with the others beside it, since all of them share the marks. Raises VerifyError where the file
     has fewer tables than plans."""
     tables = brought.all()
@@ -398,17 +398,17 @@ def _priced(
 
 
 def _priced_by_table(
-    found: Explanation, case: Case, brought: marked.Brought, request: Request, progress: Progress
+    found: Explanation, case: Case, brought: tabling.Brought, request: Request, progress: Progress
 ) -> tuple[Explanation, Followed]:
     profiles = measured_costs(request, case.traced, progress)
     traced, profile, told = case.traced_told, profiles.at(case.table), _told(case, brought)
     costs = told.found.holders.costs(profile)
     timeline = simulate(traced.graph, costs, told.schedule)
     plain = told.found.holders.plain_step(profile)
-    beside, states = _beside(case, brought, profiles), marked.states_bytes(traced, told)
+    beside, states = _beside(case, brought, profiles), marked_text.states_bytes(traced, told)
     priced = replace(
         found,
-        rows=marked.summary(traced, profile, told),
+        rows=marked_text.summary(traced, profile, told),
         peak_bytes=timeline.peak_bytes + states,
         unmodified_peak_bytes=plain.peak_bytes,
         budget_bytes=None if case.plan_told is None else case.plan_told.budget_bytes,
@@ -419,7 +419,7 @@ def _priced_by_table(
     return priced, Followed(case, request, told.schedule, profile, costs, states, others=beside)
 
 
-def _beside(case: Case, brought: marked.Brought, profiles: Profile) -> tuple[Beside, ...]:
+def _beside(case: Case, brought: tabling.Brought, profiles: Profile) -> tuple[Beside, ...]:
     """What the tables take that are not told, each by the graph and the costs of what it is for."""
     tables = brought.all()
     plans = case.plan.all() if case.plan is not None and len(case.plan.all()) == len(tables) else (None,) * len(tables)

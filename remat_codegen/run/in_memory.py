@@ -20,7 +20,7 @@ from remat_codegen.marked.summary import RowSummary
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.interpreter import Reading, read_back
 from remat_codegen.readback.summary import BlockSummary, summarize
-from remat_codegen.run import functions, marked, pipeline
+from remat_codegen.run import functions, marked, marked_text, pipeline
 from remat_codegen.run.explain import Explanation, Table
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.planning import make_plan
@@ -72,7 +72,7 @@ def _with_a_table(request: Request, traced: Traced, profile: Profile, made: Save
     plan, brought = marked.tabled(request, traced, profile, made, progress)
     text = marked.proved(request, traced, plan, brought, progress)
     marked.note_losses(plan, made, brought, profile, progress)
-    rows, costs = marked.summary(traced, profile, brought), brought.found.holders.costs(profile)
+    rows, costs = marked_text.summary(traced, profile, brought), brought.found.holders.costs(profile)
     return _made(text, plan, traced, costs, brought.schedule, rows, request, progress)
 
 

@@ -21,7 +21,7 @@ from remat_codegen.page.data import MeasuredStep, OtherPlan, Outside, Page, Poin
 from remat_codegen.planners.base.bound import bound
 from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.memory import Course, course, peak_bytes
-from remat_codegen.run import marked, tradeoff
+from remat_codegen.run import tabling, tradeoff
 from remat_codegen.run.explain import Beside, Explanation, Followed, follow
 from remat_codegen.run.planning import lower_bound
 from remat_codegen.run.priced import Priced, over, reserve_of
@@ -121,7 +121,7 @@ def _bound(traced: Traced, profile: Profile, budget_bytes: int | None, progress:
 def _rows(followed: Followed) -> tuple[tuple[str, int], ...]:
     """The modules of the entries of the table that is shown, each with its line."""
     traced = followed.traced
-    said = read(followed.case.text, marked.carried_sources(traced), marked.library_file).tables[followed.case.table]
+    said = read(followed.case.text, tabling.carried_sources(traced), tabling.library_file).tables[followed.case.table]
     modules = {name for name, _ in traced.target.module.named_modules()}
     return tuple(dict.fromkeys((e.name if e.name in modules else e.name.rpartition(".")[0], e.line) for e in said))
 

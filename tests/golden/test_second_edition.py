@@ -12,7 +12,7 @@ from fixed import all_alike, fix
 from pinned import only_with, others
 
 from remat_codegen.run.traced import trace_target
-from remat_codegen.run import explain as explaining
+from remat_codegen.run import explain as explaining, marked_text
 from remat_codegen.run import check_update, pipeline, marked
 from remat_codegen.show.results import Progress
 from remat_codegen.ask.request import Request
@@ -63,8 +63,8 @@ def again(file, request):
     if header is None or header.plan is None or header.plan.graph != traced.graph.digest():
         marked.generate(request, QUIET)
     else:
-        brought, _ = marked.read_back(text, traced)
-        file.write_text(marked.emit(traced, header.plan, header.request, brought))
+        brought, _ = marked_text.read_back(text, traced)
+        file.write_text(marked_text.emit(traced, header.plan, header.request, brought))
 
 
 @pytest.mark.parametrize("name", SOME)

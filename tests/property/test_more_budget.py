@@ -10,7 +10,7 @@ from remat_codegen.graph.ir import total_bytes
 from remat_codegen.marked.choose import Chooser
 from remat_codegen.planners import rockmate
 from remat_codegen.profile.costs import Profile
-from remat_codegen.run import marked
+from remat_codegen.run import tabling
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, without_recomputation
 from remat_codegen.show.results import Progress
@@ -27,7 +27,7 @@ def test_more_budget_never_gives_a_slower_table(name):
     """With times that nobody has to measure: what a node writes takes as long as it is large."""
     kind, init, inputs = MODELS[name]
     traced = trace_target(Request(f"{ROOT}/examples/{name}.py:{kind}", "90%", init=init, inputs=inputs), Progress(None))
-    graph, found = traced.graph, marked.found_of(traced)
+    graph, found = traced.graph, tabling.found_of(traced)
     times = tuple(1000 + total_bytes(graph, node.writes) for node in graph.nodes)
     profile = found.holders.costs(Profile(times, (0,) * len(graph.nodes), "cpu"))
     plain = simulate(graph, profile, without_recomputation(graph))

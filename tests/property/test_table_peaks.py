@@ -20,7 +20,7 @@ from remat_codegen.marked.demand import Again, Keeps, check
 from remat_codegen.marked.found import Found
 from remat_codegen.planners.base.reserve import SLACK_BYTES
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.run import marked
+from remat_codegen.run import marked, marked_text, tabling
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule.order import order_of
@@ -55,7 +55,7 @@ def subject(name: str) -> Subject:
     folder = ROOT / ("tests/data" if name in ("unread", "left") else "examples")
     request = Request(f"{folder}/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
     traced = trace_target(request, QUIET)
-    return Subject(request, traced, marked.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
+    return Subject(request, traced, tabling.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
 
 
 def _step(traced: Traced, model: torch.nn.Module) -> tuple[int, list[torch.Tensor]]:
@@ -95,12 +95,12 @@ def meet(one, other) -> bool:
 def holds(name: str, rows: list[Row], folder: Path) -> None:
     of = subject(name)
     graph = of.traced.graph
-    brought = marked.Brought(of.found, tuple(rows), of.found.holders.schedule([p for _, p in parts_of(rows)]), 0)
+    brought = tabling.Brought(of.found, tuple(rows), of.found.holders.schedule([p for _, p in parts_of(rows)]), 0)
     plan = SavedPlan(graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
     profile = measured_costs(of.request, of.traced, QUIET)
     plan = marked.as_planned(plan, of.traced, profile, brought)
-    text = marked.emit(of.traced, plan, of.request, brought)
-    back, problems = marked.read_back(text, of.traced)
+    text = marked_text.emit(of.traced, plan, of.request, brought)
+    back, problems = marked_text.read_back(text, of.traced)
     assert not problems and order_of(back.schedule) == order_of(brought.schedule)
     file = folder / f"{name}_remat.py"
     file.write_text(text)

@@ -16,7 +16,7 @@ from remat_codegen.marked.choose import OPTIONS
 from remat_codegen.marked.demand import Keeps
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.run import marked
+from remat_codegen.run import tabling
 
 STATE_BYTES = 5056
 
@@ -68,7 +68,7 @@ def test_any_table_is_exact_and_read_back(traced, seed, tmp_path):
     text = text_of(traced, found, rows)
     compared = trained(traced, text, tmp_path)
     assert compared.identical, compared.differences
-    reading = read(text, marked.carried_sources(traced))
+    reading = read(text, tabling.carried_sources(traced))
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
     assert set(rows) == set(again)

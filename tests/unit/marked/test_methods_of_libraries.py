@@ -21,7 +21,7 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.run import check_update, explain, marked
+from remat_codegen.run import check_update, explain, marked, tabling
 from remat_codegen.show.results import Progress
 
 QUIET = Progress(None)
@@ -208,7 +208,7 @@ def _marked(model, args, path):
 
 def _problems(text, traced):
     found = found_in(traced)
-    reading = read(text, marked.carried_sources(traced), marked.library_file)
+    reading = read(text, tabling.carried_sources(traced), tabling.library_file)
     return [*reading.problems, *rows_of(reading, found)[1]]
 
 

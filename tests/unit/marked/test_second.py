@@ -16,7 +16,7 @@ from remat_codegen.errors import RematError
 from remat_codegen.header import saved_plan
 from remat_codegen.header.plan_line import plan_in
 from remat_codegen.marked.candidates import Row
-from remat_codegen.run import marked, pipeline
+from remat_codegen.run import marked, pipeline, tabling
 from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
@@ -35,7 +35,7 @@ def traced():
 def test_any_table_is_exact(traced, name, carries, tmp_path, monkeypatch):
     """Where the file has the model's class, and where only methods of it are written, as those of a library's."""
     if not carries:
-        monkeypatch.setattr(marked, "carried_sources", lambda traced: {})
+        monkeypatch.setattr(tabling, "carried_sources", lambda traced: {})
     found = found_in(traced(name))
     rows = random_rows(found, random.Random(carries), 0.3)
     compared = trained(traced(name), text_of(traced(name), found, rows), tmp_path)

@@ -17,7 +17,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
-from remat_codegen.run import check_update, explain, marked
+from remat_codegen.run import check_update, explain, marked, tabling
 from remat_codegen.show.results import Progress
 
 
@@ -51,12 +51,12 @@ def test_a_new_file_is_up_to_date_and_does_what_was_planned(files):
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_any_table_is_read_back(name, carries, monkeypatch):
     if not carries:
-        monkeypatch.setattr(marked, "carried_sources", lambda traced: {})
+        monkeypatch.setattr(tabling, "carried_sources", lambda traced: {})
     traced = traced_zoo(name)
     found = found_in(traced)
     rows = random_rows(found, random.Random(3), 0.4)
     text = text_of(traced, found, rows)
-    reading = read(text, marked.carried_sources(traced), marked.library_file)
+    reading = read(text, tabling.carried_sources(traced), tabling.library_file)
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
     assert {(r.candidate, r.keeps, r.again, r.late) for r in rows} == {(r.candidate, r.keeps, r.again, r.late) for r in again}

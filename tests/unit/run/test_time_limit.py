@@ -27,7 +27,7 @@ from remat_codegen.planners.base.bound import bound
 from remat_codegen.planners.base.deadline import stoppable
 from remat_codegen.profile import clock
 from remat_codegen.profile.cache import Cache
-from remat_codegen.run import check_update, in_memory, marked, pipeline
+from remat_codegen.run import check_update, in_memory, marked, pipeline, tabling
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import trace_target
@@ -98,10 +98,10 @@ def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
     monkeypatch.setattr(Chooser, "search", search)
     traced = trace_target(asked, QUIET)
     profile = measured_costs(asked, traced, QUIET)
-    plain, found = without_recomputation(traced.graph), marked.found_of(traced)
+    plain, found = without_recomputation(traced.graph), tabling.found_of(traced)
     limit = simulate(traced.graph, profile, plain).peak_bytes // 2
     for seconds in (None, 0.0):
-        marked.Search(traced, found, profile, limit).brought([plain], seconds)
+        tabling.Search(traced, found, profile, limit).brought([plain], seconds)
     assert tried[True] < tried[False] // 4
 
 

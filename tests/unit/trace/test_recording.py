@@ -22,7 +22,7 @@ from remat_codegen.marked.candidates import Row
 from remat_codegen.profile.bench import Bench
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.numbers import random_tensor
-from remat_codegen.run import check_update, marked
+from remat_codegen.run import check_update, marked, tabling
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced, target_of
@@ -323,7 +323,7 @@ def test_no_file_of_functions_is_written_where_no_table_is_found(made, monkeypat
     def none(*_, **__):
         raise BudgetError("no table was found")
 
-    monkeypatch.setattr(marked, "_within_budget", none)
+    monkeypatch.setattr(tabling, "_within_budget", none)
     with pytest.raises(BudgetError, match="no table was found"):
         made()
 

@@ -1,0 +1,187 @@
+"""From a plan to the table of a marked file: which calls and expressions run again, within the same budget."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from remat_codegen.ask.budget import format_bytes
+from remat_codegen.ask.request import Request
+from remat_codegen.emit.render import calls_operations_of_others
+from remat_codegen.emit.usersource import carry
+from remat_codegen.errors import BudgetError
+from remat_codegen.graph.ir import Graph
+from remat_codegen.header import saved_plan
+from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.marked.candidates import Candidates, Row
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, parts_of
+from remat_codegen.marked.evaluations import Vertex, build
+from remat_codegen.marked.found import Found
+from remat_codegen.marked.library import Library
+from remat_codegen.marked.rows import Rows as TableRows
+from remat_codegen.marked.steady import STEADY, Before, steadied
+from remat_codegen.planners.base.reserve import Reserve
+from remat_codegen.planners.limited import limited
+from remat_codegen.profile.costs import Profile
+from remat_codegen.run.pipeline import own_source
+from remat_codegen.run.priced import reserve_of
+from remat_codegen.run.traced import Traced
+from remat_codegen.schedule import Schedule
+from remat_codegen.show.results import Progress
+
+LITTLE_LOST = 0.005  # of the step's time: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
+A_START = 0.3  # of a limited time: what each other plan may take
+TRIES = 2  # of other plans, if the search found a table that fits
+SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A plan brought to parts: what the table says, the schedule that it leads to, by how much that is over the limit, and how
+    much longer it takes than the step without recomputation. `others` are for larger budgets, or smaller batch sizes, as a
+    plan's. `also` are expressions that the text marks though no table has rows for them."""
+
+    found: Found
+    rows: tuple[Row[Vertex], ...]
+    schedule: Schedule
+    over_bytes: int
+    overhead: float = 0.0
+    others: tuple[Brought, ...] = ()
+    also: tuple[Vertex, ...] = ()
+
+    def all(self) -> tuple[Brought, ...]:
+        """This one, and the others that are in the same file."""
+        return (self, *self.others)
+
+
+def found_of(traced: Traced) -> Found:
+    """What can be a part of a model: in the user's file where that is carried, and in those of libraries."""
+    sources = carried_sources(traced)
+    carried = {file: carry(source, traced.target.class_name, None) for file, source in sources.items()}
+    names = {file: found.names for file, found in carried.items() if found is not None}
+    return Found(traced.model, build(traced.model.trace), sources, Library(traced.target.module, names, traced.target.path))
+
+
+def carried_sources(traced: Traced) -> dict[str, str]:
+    """The user's file and its text, if the generated file carries the class; else there is no text to mark."""
+    target = traced.target
+    source = None if calls_operations_of_others(traced.model) else own_source(target)
+    if source is None or carry(source, target.class_name, None) is None:
+        return {}
+    return {str(target.path.resolve()): source}
+
+
+def library_file(module: str) -> str:
+    """The file of a module that a model uses; empty where it uses none of that name."""
+    return getattr(sys.modules.get(module), "__file__", None) or ""
+
+
+def steadily(
+    request: Request, traced: Traced, profile: Profile, plan: SavedPlan, progress: Progress, before: Before[Vertex]
+) -> Brought:
+    """The plan brought to parts; where a file is made again, with the marks that it has if that is about as good. Raises
+    BudgetError where no table fits."""
+    found, rows = found_of(traced), before.rows(0)
+    if not (before.marks or rows):
+        return _within_budget(request, traced, found, profile, plan, progress)
+    own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
+    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(found.candidates))
+    steady = search.brought([own], request.seconds_left(), rows)
+    if steady.over_bytes:
+        return _within_budget(request, traced, found, profile, plan, progress, rows)
+    if steady.overhead <= plan.overhead + STEADY:
+        return steady
+    best = _within_budget(request, traced, found, profile, plan, progress, rows, steady)
+    return steady if steady.overhead <= best.overhead + STEADY else best
+
+
+def _within_budget(
+    request: Request,
+    traced: Traced,
+    found: Found,
+    profile: Profile,
+    plan: SavedPlan,
+    progress: Progress,
+    before: TableRows = (),
+    best: Brought | None = None,
+) -> Brought:
+    """The plan brought to parts, or `best` if nothing is better. Where that leads to more than the budget, or to more time,
+    other plans are tried, too. Raises BudgetError where no table fits."""
+    own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
+    search = Search(traced, found, profile, plan.budget_bytes, progress.update)
+    more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced, profile), plan.budget_bytes)
+    for number, schedules in enumerate(chain([[own]], more)):
+        brought = search.brought(schedules, request.seconds_left(), before)
+        if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
+            best = brought
+        enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
+        if enough or request.time_is_up:
+            break
+    if best is None:
+        budget = format_bytes(plan.budget_bytes)
+        what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
+        raise BudgetError(what, hint="allow more memory" + (", or use --edition 1" if traced.model.trace.run is None else ""))
+    return best
+
+
+def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Iterator[Schedule]]:
+    """What else the search for a table starts from: plans by the costs of the text, whose variables hold more than the planner
+    knew of; each for ever less, until that leads to a table that fits. Those of `auto`, where that was asked for, go on once
+    more from there; those of rockmate treat equal blocks alike, as rows do."""
+    limits = [int(share * budget_bytes) - reserve.most_bytes for share in SHARES]
+    ours = iter(limits)
+    for planner in ("auto", "auto") if request.planner in ("auto", "best") else ():
+        yield _for_ever_less(request, planner, graph, costs, ours)
+    yield _for_ever_less(request, "rockmate", graph, costs, limits)
+
+
+def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:
+    for limit in limits:
+        schedule = limited(planner, request.seconds_left(A_START))(graph, costs, limit).schedule
+        if schedule is None or request.time_is_up:
+            break
+        yield schedule
+
+
+class Search:
+    """The search for tables of parts: what it has priced for one plan helps it with the next."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        found: Found,
+        profile: Profile,
+        limit: int,
+        told: Callable[[int, int], object] = lambda tried, most: None,
+        possible: Candidates[Vertex] | None = None,
+    ) -> None:
+        """`told` hears how far the search has come. `possible` are the parts that a table may have, if those are not all."""
+        self.graph, self.found, self.plain_ns = traced.graph, found, sum(profile.time_ns)
+        reserve, costs = reserve_of(traced, profile), found.holders.costs(profile)
+        left = partial(_left, reserve, limit)
+        candidates = found.candidates if possible is None else possible
+        self.chooser = Chooser(traced.graph, costs, candidates, left, found.holders.held, told)
+
+    def brought(self, schedules: Iterable[Schedule], seconds: float | None = None, before: TableRows = ()) -> Brought:
+        """The best table that is found from some schedules, in so many seconds if they are given; or one about as good that is
+        more like the rows `before`. It may be above the limit."""
+        best = self.chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds, before)
+        best = steadied(best, before, self.chooser.price) if before else best
+        parts = [part for _, part in parts_of(best.rows)]
+        overhead = best.time_ns / max(1, self.plain_ns) - 1
+        return Brought(self.found, best.rows, self.found.holders.schedule(parts), best.over_bytes, overhead)
+
+
+def _left(reserve: Reserve, limit: int, order: Sequence[int]) -> int:
+    """The bytes for activations within a limit, beside what has to be held in reserve."""
+    return limit - reserve.needed_bytes(order)
+
+
+def about(overhead: float) -> float:
+    """What a table may take beside a plan's overhead without a word."""
+    return overhead + max(LITTLE_LOST, A_LITTLE + A_LITTLE_MORE * overhead)
