@@ -88,37 +88,47 @@ def budgets(name: str) -> Iterator[str]:
             yield f"| {name}, {share} to {following} % | {len(rows)} | {differs} | {over[0]:.2f} | {over[1]:.2f} |"
 
 
+def again(name: str, runs: int) -> str:
+    """The row for generations one after the other."""
+    found = [parts(text) for text in files(name, runs)]
+    rows = [changed(a[1], b[1]) for a, b in itertools.pairwise(found)]
+    text = [changed(a[0], b[0]) for a, b in itertools.pairwise(found)]
+    return f"| {name}, {MODELS[name][1]} | {len(found[0][1])} | {median(rows):g} | {max(rows)} | {max(text)} |"
+
+
+def table(head: list[str], rows: Iterator[str]) -> list[str]:
+    """A table, told as it grows."""
+    lines = list(head)
+    for row in rows:
+        lines.append(row)
+        print(row, flush=True)
+    return lines
+
+
 def main() -> None:
-    """Writes the tables."""
+    """Makes the tables; writes them where nothing was left out."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=6)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--budgets", nargs="*", default=list(BUDGETS))
     given = parser.parse_args()
-    lines = [
+    head = [
         f"{given.runs} generations with `--no-cache`, each against the one before (`python benchmarks/bench_again.py`).",
         "",
         "| model, budget | rows of the table | changed rows, median | most | changed lines of classes, most |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name in given.models:
-        found = [parts(text) for text in files(name, given.runs)]
-        rows = [changed(a[1], b[1]) for a, b in itertools.pairwise(found)]
-        text = [changed(a[0], b[0]) for a, b in itertools.pairwise(found)]
-        lines.append(f"| {name}, {MODELS[name][1]} | {len(found[0][1])} | {median(rows):g} | {max(rows)} | {max(text)} |")
-        print(lines[-1], flush=True)
-    lines += [
+    lines = table(head, (again(name, given.runs) for name in given.models))
+    head = [
         "",
         "`update` after a change of the budget, by an H100's estimated costs: overheads in % of the step.",
         "",
         "| model, budgets | rows of the table | changed rows | changed lines of classes | overhead | generated anew |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name in given.budgets:
-        for line in budgets(name):
-            lines.append(line)
-            print(line, flush=True)
-    RESULT.write_text("\n".join(lines) + "\n")
+    lines += table(head, (row for name in given.budgets for row in budgets(name)))
+    if (given.models, given.budgets) == (list(MODELS), list(BUDGETS)):
+        RESULT.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

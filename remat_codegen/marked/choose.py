@@ -97,6 +97,7 @@ class Chooser(Generic[V]):
         self.layers = Layers(candidates)
         self.most = self.tables = min(MOST_TABLES, MOST_NODES // len(graph.nodes))
         self.costs: dict[tuple[Part, ...], float] = {}
+        self.times_ns: dict[tuple[Part, ...], int] = {}
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
 
     # ------------------------------------------------------------------ what a table takes
@@ -113,16 +114,24 @@ class Chooser(Generic[V]):
         if parts not in self.known:
             if best is not None and self._is_worse(self.costs.get(parts, 0.0), best, price):
                 return None
+            if self.times_ns.get(parts, 0) > slowest_ns:
+                return None
             self._count()
             ran = self.rule.run_of(parts)
-            time_ns = self.pricing.time_ns(ran.order)
-            self.costs[parts] = time_ns + self.step_ns * (A_KEY * kinds(rows) + A_MARK * _marks(rows))
+            time_ns = self.times_ns[parts] = self.pricing.time_ns(ran.order)
+            self.costs[parts] = self._cost_ns(time_ns, rows)
             if time_ns > slowest_ns or (best is not None and self._is_worse(self.costs[parts], best, price)):
                 return None  # whatever its peak is
             peak_bytes = self.pricing.peak_bytes(ran.order, ran.held_at, ran.beside_bytes)
             over_bytes = max(0, peak_bytes - self.limit((*ran.order, *ready_to_run(parts))))
             self.known[parts] = Priced(rows, over_bytes, self.costs[parts], time_ns, peak_bytes)
-        return self.known[parts]
+        known = self.known[parts]
+        if {r.candidate for r in known.rows} == {r.candidate for r in rows}:
+            return known
+        return replace(known, rows=rows, cost_ns=self._cost_ns(known.time_ns, rows))  # the same nodes, marked otherwise
+
+    def _cost_ns(self, time_ns: int, rows: Rows[V]) -> float:
+        return time_ns + self.step_ns * (A_KEY * kinds(rows) + A_MARK * _marks(rows))
 
     @staticmethod
     def _is_worse(cost_ns: float, best: Priced[V], price: float) -> bool:

@@ -32,14 +32,17 @@ def rows_of(reading: Reading, found: Found) -> tuple[Rows, list[Problem]]:
     return _that_nest(rows, said, problems), problems
 
 
-def unused(reading: Reading, found: Found, tables: Iterable[Rows]) -> tuple[Vertex, ...]:
-    """What is marked in the text that no table has a row for."""
+def unused(reading: Reading, models: Iterable[Found], tables: Iterable[Rows]) -> tuple[Vertex, ...]:
+    """What is marked in the text that no table has a row for, as far as one of the models has it."""
     marks = _places(reading.marks)
     for vertex in (v for rows in tables for row in rows for v in row.candidate.vertices):
         marks.pop(_place(vertex), None)
-    texts = (v for v in found.tree.vertices if v.text is not None and v.text.module is not None)
-    marked = (_as_marked(v, marks[_place(v)], found) for v in texts if _place(v) in marks)
-    return tuple(v for v in marked if found.is_marked(v))
+    vertices: dict[Place | None, Vertex] = {}
+    for found in models:
+        texts = (v for v in found.tree.vertices if v.text is not None and v.text.module is not None)
+        marked = (_as_marked(v, marks[_place(v)], found) for v in texts if _place(v) in marks)
+        vertices |= {_place(v): v for v in marked if _place(v) not in vertices and found.is_marked(v)}
+    return tuple(vertices.values())
 
 
 def _places(marks: Iterable[Mark]) -> dict[Place | None, Mark]:

@@ -1,12 +1,12 @@
 """An update leaves a text and its table as they were, as far as that costs next to nothing: a file that is made again because
 of another budget, other costs or one changed module should differ in few rows, and in no mark.
 
-A table is looked for among those that need no other marks than the text has. If the best of these is as good as any but for
-`STEADY`, it is taken, else the best one with whatever marks.
+A table is looked for among those that need no other marks than the text has. If that takes no more than `STEADY` longer than
+the plan, or than the best table with whatever marks, it is taken.
 
 Where a new table and the one before differ, the nodes that their rows are within fall into stretches. What was said before is
 put back everywhere, else in all stretches that differ in the same way (those of equal layers), else in single ones: wherever
-the limit still holds, and the step takes no more than a little longer than by the new table.
+the limit still holds, and the step takes no more than `STEADY` longer than by the new table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Before(Generic[V]):
     def possible(self, candidates: Candidates[V]) -> Candidates[V]:
         """What can be a part with the marks that there are."""
         own = (row.candidate for rows in self.tables for row in rows)
-        return Candidates(c for c in (*candidates.all, *own) if self.marks.issuperset(c.marks))
+        return Candidates(c for c in (*own, *candidates.all) if self.marks.issuperset(c.marks))
 
 
 ANEW: Before[Any] = Before()  # for a file that is not there yet

@@ -21,7 +21,7 @@ from remat_codegen import __version__
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import read_source, split_spec
-from remat_codegen.errors import PlanFileError, RematError, TargetError, VerifyError
+from remat_codegen.errors import BudgetError, PlanFileError, RematError, TargetError, UnsupportedError, VerifyError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.header import saved_plan
 from remat_codegen.header.command import LINE_BACK, call_in
@@ -369,12 +369,25 @@ def _made_again(
     profile = measured_costs(request, traced, progress)
     made = make_plan(request, traced, progress, profile=profile)
     before = marked_text.before_of(text, traced)
-    plan, brought = marked.tabled(request, traced, profile, made, progress, before)
+    try:
+        plan, brought = marked.tabled(request, traced, profile, made, progress, before)
+    except BudgetError:  # tables that share a text need marks in one way
+        plan, brought = marked.tabled(request, traced, profile, made, progress)
     marked.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
-    if header.plan is not None and 1 / NEAR < plan.budget_bytes / max(1, header.plan.budget_bytes) < NEAR:
-        brought = marked_text.with_marks_of(before, traced, plan, header.request, brought)
+    wider = marked_text.with_marks_of(before, traced, plan, header.request, brought) if _is_near(plan, header.plan) else brought
+    if wider.also:
+        with contextlib.suppress(UnsupportedError):
+            return marked.proved(header.request, traced, plan, wider, progress), plan
     return marked.proved(header.request, traced, plan, brought, progress), plan
+
+
+def _is_near(plan: SavedPlan, before: SavedPlan | None) -> bool:
+    """Whether budgets are about what they were."""
+    if before is None or len(plan.all()) != len(before.all()):
+        return False
+    pairs = ((now.budget_bytes, was.budget_bytes) for now, was in zip(plan.all(), before.all(), strict=True))
+    return all(now < NEAR * was and was < NEAR * now for now, was in pairs)
 
 
 def _names_inputs(plan: SavedPlan, traced: Traced) -> bool:

@@ -369,7 +369,7 @@ def _told(case: Case, brought: tabling.Brought) -> tabling.Brought:
         hint = "see remat-codegen explain without --budget or --batch"
         raise VerifyError("the file has no such table", where=str(case.file), hint=hint)
     others = tuple(replace(one, others=()) for i, one in enumerate(tables) if i != case.table)
-    return replace(tables[case.table], others=others)
+    return replace(tables[case.table], others=others, also=brought.also)
 
 
 # ---------------------------------------------------------------------------------------------- what it costs

@@ -77,7 +77,7 @@ def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
         tables.append(Brought(found, rows, schedule, 0))
         problems += [problem for problem in wrong if problem not in problems]
     first, *others = tables
-    return replace(first, others=tuple(others), also=unused(reading, first.found, (one.rows for one in tables))), problems
+    return replace(first, others=tuple(others), also=unused(reading, known, [one.rows for one in tables])), problems
 
 
 def before_of(text: str, traced: Traced) -> Before[Vertex]:

@@ -91,7 +91,7 @@ def steadily(
         return _within_budget(request, traced, found, profile, plan, progress)
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(found.candidates))
-    steady = search.brought([own], request.seconds_left(), rows)
+    steady = search.brought([own], request.seconds_left(A_START), rows)
     if steady.over_bytes:
         return _within_budget(request, traced, found, profile, plan, progress, rows)
     if steady.overhead <= plan.overhead + STEADY:

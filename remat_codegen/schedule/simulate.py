@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from remat_codegen.graph.ir import Graph, Kind, Phase, total_bytes
+from remat_codegen.graph.ir import Graph, Kind, Node, Phase, total_bytes
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule.steps import Forget, Schedule
 
@@ -113,16 +113,16 @@ class Pricing:
         self.outputs, self.loss = frozenset(graph.outputs), graph.loss
         self.nbytes = [data.nbytes for data in graph.data]
         self.touches = [tuple({*n.reads, *n.writes}) for n in graph.nodes]
-        added_to = [data.kind is Kind.GRADIENT for data in graph.data]
-        begins = [[d for d in n.writes if graph.producers[d][0] == n.id] for n in graph.nodes]
-        others = [[d for d in n.writes if d not in own and not added_to[d]] for n, own in zip(graph.nodes, begins, strict=True)]
-        # What a node begins, and the bytes of what it makes beside that: in its first run, and in others.
-        self.first = [(own, total_bytes(graph, more)) for own, more in zip(begins, others, strict=True)]
-        stay = [{d for d in n.writes if added_to[d] or d in self.outputs or d in n.reads} for n in graph.nodes]
-        anew = [[d for d in n.writes if d not in kept] for n, kept in zip(graph.nodes, stay, strict=True)]
-        beside = [total_bytes(graph, (d for d in kept if not added_to[d])) for kept in stay]
-        self.again = [*zip(anew, beside, strict=True)]
         self.workspace_bytes, self.times_ns = profile.workspace_bytes, profile.time_ns
+        self.first = [self._made(graph, n, [d for d in n.writes if graph.producers[d][0] == n.id]) for n in graph.nodes]
+        self.again = [self._made(graph, n, ()) for n in graph.nodes]
+
+    def _made(self, graph: Graph, node: Node, begun: Collection[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Of what a node writes, some of which begins by it: that; what does so, too, unless it is held meanwhile; and the
+        bytes of what needs room beside the value that is there. Gradients are added to."""
+        others = [d for d in node.writes if d not in begun and graph.data[d].kind is not Kind.GRADIENT]
+        stay = [d for d in others if d in self.outputs or d in node.reads]
+        return tuple(begun), tuple(d for d in others if d not in stay), total_bytes(graph, stay)
 
     def time_ns(self, order: Sequence[int]) -> int:
         """The time in nanoseconds."""
@@ -141,15 +141,17 @@ class Pricing:
                 if data not in alive:
                     alive.add(data)
                     current += nbytes[data]
-            is_first = node >= loss or position == node
-            begun, beside = first[node] if is_first else again[node]
+            begun, anew, beside = first[node] if node >= loss or position == node else again[node]
             during = current + workspace[node] + beside + beside_bytes.get(position, 0)
             for data in begun:
-                if is_first or not more or data not in more:
+                alive.discard(data)
+                current -= nbytes[data]
+            for data in anew:
+                if more and data in more:  # room for both
+                    during += nbytes[data]
+                else:
                     alive.discard(data)
                     current -= nbytes[data]
-                else:  # room for both
-                    during += nbytes[data]
             if during > peak:
                 peak = during
         return peak

@@ -1,7 +1,7 @@
 """The bound of a graph, looked for by another process while this one plans: its linear programs take as long as a plan does.
 
 It is the same as in this process, since no clock is looked at. Where there is no second core, or no process comes of it, this
-one looks for it when it is asked.
+one looks for it when it is asked. The other one ends with this one, however that ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,8 +44,10 @@ def begun(graph: Graph, profile: Profile, budget_bytes: int, *, apart: bool = Tr
 
 
 def _process(graph: Graph, profile: Profile, budget_bytes: int) -> subprocess.Popen[bytes] | None:
-    """The process; None where none can be made. It gets what it has to know by a file, so that nobody waits for it to read, and
-    imports nothing from the folder that it is started in."""
+    """The process; None where none can be made. It gets what it has to know by a file, so that nobody waits for it to read. It
+    imports nothing from the folder that it is started in, unless PYTHONPATH names that."""
+    if not sys.executable:  # Python within another program
+        return None
     places = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).resolve().parents[3])]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
     with contextlib.suppress(OSError, ValueError), tempfile.TemporaryFile() as given:
@@ -67,8 +71,15 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def main() -> None:
     """What the other process does."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     graph, profile, budget_bytes = pickle.load(sys.stdin.buffer)
     found = bound(graph, profile, budget_bytes)
     print(found.time_ns, found.cuts)

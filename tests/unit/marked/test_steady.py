@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from graphs import random_graph
@@ -70,6 +71,17 @@ def test_a_search_may_be_for_the_marks_that_there_are():
     some = Before(((row,),), frozenset(marked[0].marks)).possible(every)
     assert {c for c in some.all if c.marks} == {c for c in marked if c.marks == marked[0].marks}
     assert ANEW.rows(0) == () and Before(((row,),)).rows(0) == (row,) and Before(((row,),)).rows(1) == ()
+
+
+def test_the_same_nodes_marked_otherwise_are_another_table():
+    """Both take the same, so that nothing is in the way of the marks that there were."""
+    chooser, schedule = chooser_of(0, 0.7)
+    best = chooser.search([schedule])
+    mark = ((("f", 1), ()),)
+    before = tuple(replace(r, candidate=replace(r.candidate, marks=mark, vertices=(99,))) for r in best.rows)
+    assert best.rows and {*steadied(best, before, chooser.price).rows} == {*before}
+    priced = chooser.price(before)
+    assert (priced.time_ns, priced.peak_bytes) == (best.time_ns, best.peak_bytes) and priced.cost_ns > best.cost_ns
 
 
 def test_rows_of_two_tables_are_told_apart_by_all_their_options():

@@ -53,7 +53,7 @@ def test_who_needs_no_bound_leaves_no_process(asked, begun):
     assert [process.poll() is not None for process in begun] == [True]
 
 
-@pytest.mark.parametrize("program", ["/nowhere/python", sys.executable])
+@pytest.mark.parametrize("program", ["/nowhere/python", sys.executable, None])
 def test_there_is_a_bound_though_no_process_comes_of_it(asked, program, monkeypatch):
     monkeypatch.setattr(sys, "executable", program)
     monkeypatch.setattr(apart, "__name__", "remat_codegen.nowhere")
@@ -68,6 +68,14 @@ def test_small_graphs_and_limited_time_need_none(asked, begun, monkeypatch):
     with apart.begun(*asked) as later:
         assert later(None) == bound(*asked)
     assert not begun
+
+
+def test_it_ends_with_who_asked(asked, monkeypatch):
+    monkeypatch.setattr(apart.os, "getppid", lambda: 1)
+    monkeypatch.setattr(apart.os, "_exit", lambda code: codes.append(code))
+    codes = []
+    apart._end_with(2)
+    assert codes == [1]
 
 
 def test_what_is_no_answer_is_none(asked):

@@ -120,6 +120,15 @@ def test_each_timed_run_prepares_anew_and_lets_go_of_the_run_before(monkeypatch)
     assert (len(ran), most[0], alive) == (1 + clock.LONG_RUNS, 1, set())
 
 
+def test_how_long_inputs_take_says_nothing_of_the_work(monkeypatch):
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
+    own, ran = clock.clock_for("cpu"), []
+    long, short = int(2e9), int(1e6)
+    assert own.medians_ns(len, ran.append, warm=True, noted=[short, long]) == [short, long] and not ran
+    stages = (lambda _: [], lambda made: ran.append(1))
+    assert own.medians_ns(*stages, warm=True, noted=[long, short])[0] < long and len(ran) == clock.LONG_RUNS
+
+
 @pytest.mark.parametrize(("alone_s", "runs"), [(0.0, 2), (1.0, 2 + clock.LONG_RUNS)])
 def test_long_work_takes_what_it_took_when_its_memory_was_recorded(alone_s, runs, monkeypatch):
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
