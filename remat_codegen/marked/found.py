@@ -42,8 +42,13 @@ class Found:
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
         """All candidates, of single vertices and of several that make one node."""
-        single = [self.candidate((self._handed(v),)) for v in self.tree.vertices]
-        return Candidates(c for c in (*single, *self.several) if c is not None)
+        return Candidates(self.ways)
+
+    @cached_property
+    def ways(self) -> tuple[Candidate[Vertex], ...]:
+        """The same, with all ways to mark the same nodes."""
+        single = (self.candidate((self._handed(v),)) for v in self.tree.vertices)
+        return tuple(c for c in (*single, *self.several) if c is not None)
 
     @cached_property
     def several(self) -> tuple[Candidate[Vertex], ...]:

@@ -15,29 +15,37 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from remat_codegen.marked.candidates import Candidates, Row, Rows, V
+from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V
 from remat_codegen.marked.choose import Priced
 from remat_codegen.marked.layers import said_of
 
+Mark = tuple[Hashable, Hashable]  # where it stands, and how it is written there
 STEADY = 0.003  # of the step's time: what it may take that a table stays as it was
 
 
 @dataclass(frozen=True, slots=True)
 class Before(Generic[V]):
     """What a file said that is made again, as far as the model still has it: the rows of its tables, and the marks in its
-    text."""
+    text. `beside` are marks that other tables of the new text need: no expression can be marked in two ways."""
 
     tables: tuple[Rows[V], ...] = ()
-    marks: frozenset[tuple[Hashable, Hashable]] = frozenset()
+    marks: frozenset[Mark] = frozenset()
+    beside: frozenset[Mark] = frozenset()
 
     def rows(self, number: int) -> Rows[V]:
         """Those of one table; none where it had fewer."""
-        return self.tables[number] if number < len(self.tables) else ()
+        rows = self.tables[number] if number < len(self.tables) else ()
+        return tuple(row for row in rows if self.agrees(row.candidate))
 
-    def possible(self, candidates: Candidates[V]) -> Candidates[V]:
+    def agrees(self, candidate: Candidate[V]) -> bool:
+        """Whether a candidate goes with the marks of other tables."""
+        ways = dict(self.beside)
+        return all(ways.get(place, way) == way for place, way in candidate.marks)
+
+    def possible(self, candidates: Iterable[Candidate[V]]) -> Candidates[V]:
         """What can be a part with the marks that there are."""
         own = (row.candidate for rows in self.tables for row in rows)
-        return Candidates(c for c in (*own, *candidates.all) if self.marks.issuperset(c.marks))
+        return Candidates(c for c in (*own, *candidates) if self.marks.issuperset(c.marks) and self.agrees(c))
 
 
 ANEW: Before[Any] = Before()  # for a file that is not there yet

@@ -3,7 +3,8 @@ functions (edition 1), where a table would cost too much, or there is nothing to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from remat_codegen.trace.training import example_loss
 
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
+Tabled = tuple[SavedPlan, Brought]  # a plan as a table takes it, and that table
 PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
 
 
@@ -67,7 +69,7 @@ def tabled(
     made: SavedPlan,
     progress: Progress,
     before: Before[Vertex] = ANEW,
-) -> tuple[SavedPlan, Brought]:
+) -> Tabled:
     """A planner's plan as a table takes it, and that table. Of what there was `before`, as much stays as can.
 
     Raises BudgetError where no table is found that fits, or, if the request leaves the edition open, where it takes more than
@@ -75,18 +77,28 @@ def tabled(
     """
     if not traced.are_of(made):
         raise PlanFileError("the plan was made for other batch sizes", hint=saved_plan.AGAIN)
-    several = bool(made.others)
-    rows = [replace(before, tables=(before.rows(n),)) for n in range(len(made.all()))]
-    numbered = enumerate(zip(made.all(), rows, strict=True))
-    found = [_tabled(request, traced.at(n), profile.at(n), one, progress, several, was) for n, (one, was) in numbered]
-    if not several:
-        return found[0]
-    first, *others = found if traced.others else [_quickest(plan, found) for plan, _ in found]
-    plans, tables = zip(*others, strict=True)
-    return _in_one_file(request, traced, profile, replace(first[0], others=plans), replace(first[1], others=tables))
+    tables = [partial(_tabled, request, traced, profile, made, progress, number) for number in range(len(made.all()))]
+    if len(tables) == 1:
+        return tables[0](before)
+    found = [table(before) for table in tables]
+    try:
+        return _in_one_file(request, traced, profile, found)
+    except BudgetError:  # each by itself, they mark an expression in two ways
+        with suppress(BudgetError):
+            return _in_one_file(request, traced, profile, _one_after_the_other(tables, before))
+        raise
 
 
-def _quickest(plan: SavedPlan, found: Sequence[tuple[SavedPlan, Brought]]) -> tuple[SavedPlan, Brought]:
+def _one_after_the_other(tables: Iterable[Callable[[Before[Vertex]], Tabled]], before: Before[Vertex]) -> list[Tabled]:
+    """Tables that mark nothing otherwise than those before them."""
+    found: list[Tabled] = []
+    for table in tables:
+        marks = (mark for _, brought in found for row in brought.rows for mark in row.candidate.marks)
+        found.append(table(replace(before, beside=frozenset(marks))))
+    return found
+
+
+def _quickest(plan: SavedPlan, found: Sequence[Tabled]) -> Tabled:
     """The plan with the quickest of some tables that fits into its budget, which may have been found for a smaller one."""
     fitting = [(p, b) for p, b in found if p is plan or max(p.budget_bytes, p.planned_peak_bytes) <= plan.budget_bytes]
     by, table = min(fitting, key=lambda pair: (pair[0].overhead, pair[0] is not plan))
@@ -94,19 +106,21 @@ def _quickest(plan: SavedPlan, found: Sequence[tuple[SavedPlan, Brought]]) -> tu
     return same, table
 
 
-def _in_one_file(
-    request: Request, traced: Traced, profile: Profile, plan: SavedPlan, brought: Brought
-) -> tuple[SavedPlan, Brought]:
+def _in_one_file(request: Request, traced: Traced, profile: Profile, found: Sequence[Tabled]) -> Tabled:
     """Plans with their tables, as they are where these share the marks of one text. Raises BudgetError where one is then over
     its budget."""
+    chosen = found if traced.others else [_quickest(plan, found) for plan, _ in found]
+    (plan, brought), *others = chosen
+    plan = replace(plan, others=tuple(p for p, _ in others))
+    brought = replace(brought, others=tuple(b for _, b in others))
     read, problems = read_back(emit(traced, plan, replace(request, edition=2), brought), traced)
     numbered = enumerate(zip(plan.all(), read.all(), strict=True))
-    first, *others = [as_planned(one, traced.at(n), profile.at(n), table) for n, (one, table) in numbered]
-    over = [p for p in (first, *others) if p.planned_peak_bytes > p.budget_bytes]
+    first, *rest = [as_planned(one, traced.at(n), profile.at(n), table) for n, (one, table) in numbered]
+    over = [p for p in (first, *rest) if p.planned_peak_bytes > p.budget_bytes]
     if over or problems:
         what = f"the table for {(over or [plan])[0].label} cannot have the same marks as the others"
         raise BudgetError(what, hint="name others, or make a file for each")
-    return replace(first, others=tuple(others)), read
+    return replace(first, others=tuple(rest)), read
 
 
 def _tabled(
@@ -115,16 +129,18 @@ def _tabled(
     profile: Profile,
     made: SavedPlan,
     progress: Progress,
-    several: bool,
+    number: int,
     before: Before[Vertex],
-) -> tuple[SavedPlan, Brought]:
-    """`several` says that there are others, which one file has only by tables, whatever these take; so has one for a run."""
+) -> Tabled:
+    """One of the plans. Where there are several, one file has them only by tables, whatever these take; so it has that of a
+    run."""
+    one, of, costs = made.all()[number], traced.at(number), profile.at(number)
     with progress.stage("table"):
-        brought = steadily(request, traced, profile, made, progress, before)
-        plan = as_planned(made, traced, profile, brought)
-    needed = several or traced.model.trace.run is not None
-    if request.edition is None and not needed and plan.overhead > made.overhead + MOST_LOST:
-        raise BudgetError(_what_is_lost(plan, made))
+        brought = steadily(request, of, costs, one, progress, replace(before, tables=(before.rows(number),)))
+        plan = as_planned(one, of, costs, brought)
+    needed = bool(made.others) or of.model.trace.run is not None
+    if request.edition is None and not needed and plan.overhead > one.overhead + MOST_LOST:
+        raise BudgetError(_what_is_lost(plan, one))
     return plan, brought
 
 

@@ -84,19 +84,21 @@ def library_file(module: str) -> str:
 def steadily(
     request: Request, traced: Traced, profile: Profile, plan: SavedPlan, progress: Progress, before: Before[Vertex]
 ) -> Brought:
-    """The plan brought to parts; where a file is made again, with the marks that it has if that is about as good. Raises
-    BudgetError where no table fits."""
+    """The plan brought to parts, by marks that go with those of other tables; where a file is made again, with the marks that
+    it has if that is about as good. Raises BudgetError where no table fits."""
     found, rows = found_of(traced), before.rows(0)
+    ways = [c for c in found.ways if before.agrees(c)]
+    anew = partial(_within_budget, request, traced, found, profile, plan, progress, Candidates(ways))
     if not (before.marks or rows):
-        return _within_budget(request, traced, found, profile, plan, progress)
+        return anew()
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(found.candidates))
+    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(ways))
     steady = search.brought([own], request.seconds_left(A_START), rows)
     if steady.over_bytes:
-        return _within_budget(request, traced, found, profile, plan, progress, rows)
+        return anew(rows)
     if steady.overhead <= plan.overhead + STEADY:
         return steady
-    best = _within_budget(request, traced, found, profile, plan, progress, rows, steady)
+    best = anew(rows, steady)
     return steady if steady.overhead <= best.overhead + STEADY else best
 
 
@@ -107,13 +109,14 @@ def _within_budget(
     profile: Profile,
     plan: SavedPlan,
     progress: Progress,
+    possible: Candidates[Vertex],
     before: TableRows = (),
     best: Brought | None = None,
 ) -> Brought:
     """The plan brought to parts, or `best` if nothing is better. Where that leads to more than the budget, or to more time,
     other plans are tried, too. Raises BudgetError where no table fits."""
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    search = Search(traced, found, profile, plan.budget_bytes, progress.update)
+    search = Search(traced, found, profile, plan.budget_bytes, progress.update, possible)
     more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced, profile), plan.budget_bytes)
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left(), before)

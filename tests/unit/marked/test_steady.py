@@ -67,8 +67,8 @@ def test_a_search_may_be_for_the_marks_that_there_are():
     marked = [Candidate(c.first, c.last, c.vertices, c.key, ((("f", c.first), ()),)) for c in plain if c.first != c.last]
     every = Candidates([*(c for c in plain if c.first == c.last), *marked])
     row = Row(marked[0], again=Again.TWICE)
-    assert Before((), frozenset()).possible(every).all == [c for c in every.all if not c.marks]
-    some = Before(((row,),), frozenset(marked[0].marks)).possible(every)
+    assert Before((), frozenset()).possible(every.all).all == [c for c in every.all if not c.marks]
+    some = Before(((row,),), frozenset(marked[0].marks)).possible(every.all)
     assert {c for c in some.all if c.marks} == {c for c in marked if c.marks == marked[0].marks}
     assert ANEW.rows(0) == () and Before(((row,),)).rows(0) == (row,) and Before(((row,),)).rows(1) == ()
 

@@ -105,11 +105,17 @@ def test_what_is_no_python_says_nothing(made):
     assert "class Layer" in updated("--budget 55%", "--budget 60%")
 
 
-@pytest.mark.parametrize(("old", "new"), [("55%", "55%,70%"), ("50%,60%", "55%"), ("50%,60%", "55%,65%")])
+@pytest.mark.parametrize(("old", "new"), [("55%", "55%,70%"), ("55%,70%", "60%"), ("50%,60%", "55%,65%")])
 def test_one_table_becomes_several_and_several_one(made, old, new):
     made(old)
     text = updated(f"--budget {old}", f"--budget {new}")
     assert ("PLANS = " in text) == ("," in new)
+
+
+def test_tables_agree_on_how_an_expression_is_marked(made):
+    """Each by itself, `wide` would be marked with and without what `sin` is given."""
+    assert "PLANS = " in made("55%,70%")
+    assert check_update.check(FILE, QUIET) == check_update.Finding(FILE) and explain.explain(FILE, QUIET).ok
 
 
 def test_marks_stay_in_files_for_several_batches(made):
