@@ -12,11 +12,11 @@ equally long. Where nothing fits a middle, the least peak is looked for, which t
 fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of
-few kinds and small; Rotor; DTR with several scores, and where no such sequence fits, or memory is tight, for several budgets;
-segments (Chen et al.) in any number, squeezed, where no sequence fits. Of budgets that are far from a middle little depends on
-its plan, so the first middles are searched less, and, but for chains, the last ones, whose neighbours are as good already.
-Where memory is so tight that a node runs twice within one stage, which a ledger does not hold, the moves of `improve` and the
-search of `hierarchy` go on in its place.
+few kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number,
+squeezed, where no sequence of the dynamic program fits. Of budgets that are far from a middle little depends on its plan, so
+the first middles are searched less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is
+so tight that a node runs twice within one stage, which a ledger does not hold, the moves of `improve` and the search of
+`hierarchy` go on in its place.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
@@ -59,7 +59,6 @@ SMALL = 300  # nodes, up to which each of DTR's scores is tried, and far-off mid
 MOST_LEVELS, LEVEL_WORK = 32, 8000  # budgets that DTR is run for beforehand, and nodes of all these together
 EVICT_WORK = 1_500_000  # storages that one of DTR's plans may look at, some half a second
 LARGE = 2500  # nodes; beyond them DTR alone takes seconds
-TIGHT = 1 / 4  # of the plain peak: below it DTR's plans for less help beside the dynamic program; above, in no row of paper.py
 DEEP = 8  # bisections after which the two plans beside a middle are as good a start as any
 SHALLOW = 4  # bisections up to which what costs more is tried as well, and the search does less: budgets asked for are far off
 FAR_OFF = 3  # times less, there and after DEEP
@@ -204,13 +203,9 @@ class Frontier:
         levels = min(MOST_LEVELS, LEVEL_WORK // count)
         heuristics = dtr.HEURISTICS if count <= SMALL else ("dtr",)
         limits = [self.plain.limit_bytes * level // (levels + 1) for level in range(1, levels + 1)]
-        limits = [limit for limit in limits if limit > self.bottom.limit_bytes and self._is_hard(limit)]
+        limits = [limit for limit in limits if limit > self.bottom.limit_bytes]
         plans = [self._evicting(limit, h) for limit in limits for h in heuristics]
         return [Candidate(p.schedule, p.time_ns, p.peak_bytes) for p in plans if p.schedule is not None]
-
-    def _is_hard(self, limit: int) -> bool:
-        """Whether DTR's plans for less may be better starts than the dynamic program's."""
-        return limit < TIGHT * self.plain.limit_bytes or not self.sequences.fit(limit)
 
     def _evicting(self, limit: int, heuristic: str) -> Plan:
         """DTR's plan, unless it thrashes: then it would be slow, and no better start than others."""
@@ -351,7 +346,7 @@ class Frontier:
             yield "rockmate", order
         if depth < SHALLOW and not solved:
             yield from self._segments
-        if self._is_hard(limit) and (evicting := fastest(self._evictions, limit)) is not None:
+        if (evicting := fastest(self._evictions, limit)) is not None:
             yield "dtr", order_of(evicting.schedule)
         for name, run in self._quick(depth):
             found = run(self.graph, self.profile, limit)
