@@ -113,7 +113,8 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="*", default=list(BUDGETS))
     given = parser.parse_args()
     head = [
-        f"{given.runs} generations with `--no-cache`, each against the one before (`python benchmarks/bench_again.py --runs {given.runs}`).",
+        f"{given.runs} generations with `--no-cache`, each against the one before "
+        f"(`python benchmarks/bench_again.py --runs {given.runs}`).",
         "",
         "| model, budget | rows of the table | changed rows, median | most | changed lines of classes, most |",
         "|---|---:|---:|---:|---:|",
