@@ -21,7 +21,7 @@ from remat_codegen import __version__
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import read_source, split_spec
-from remat_codegen.errors import BudgetError, PlanFileError, RematError, TargetError, UnsupportedError, VerifyError
+from remat_codegen.errors import PlanFileError, RematError, TargetError, UnsupportedError, VerifyError
 from remat_codegen.files import check_writable, write_atomically
 from remat_codegen.header import saved_plan
 from remat_codegen.header.command import LINE_BACK, call_in
@@ -369,10 +369,7 @@ def _made_again(
     profile = measured_costs(request, traced, progress)
     made = make_plan(request, traced, progress, profile=profile)
     before = marked_text.before_of(text, traced)
-    try:
-        plan, brought = marked.tabled(request, traced, profile, made, progress, before)
-    except BudgetError:  # tables that share a text need marks in one way
-        plan, brought = marked.tabled(request, traced, profile, made, progress)
+    plan, brought = marked.tabled(request, traced, profile, made, progress, before)
     marked.note_losses(plan, made, brought, profile, progress)
     plan = _still_saying(plan, header)
     wider = marked_text.with_marks_of(before, traced, plan, header.request, brought) if _is_near(plan, header.plan) else brought

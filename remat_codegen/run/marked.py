@@ -85,16 +85,16 @@ def tabled(
         return _in_one_file(request, traced, profile, found)
     except BudgetError:  # each by itself, they mark an expression in two ways
         with suppress(BudgetError):
-            return _in_one_file(request, traced, profile, _one_after_the_other(tables, before))
+            return _in_one_file(request, traced, profile, _one_after_the_other(tables))
         raise
 
 
-def _one_after_the_other(tables: Iterable[Callable[[Before[Vertex]], Tabled]], before: Before[Vertex]) -> list[Tabled]:
-    """Tables that mark nothing otherwise than those before them."""
+def _one_after_the_other(tables: Iterable[Callable[[Before[Vertex]], Tabled]]) -> list[Tabled]:
+    """Tables that mark nothing otherwise than those before them, whatever there was before."""
     found: list[Tabled] = []
     for table in tables:
         marks = (mark for _, brought in found for row in brought.rows for mark in row.candidate.marks)
-        found.append(table(replace(before, beside=frozenset(marks))))
+        found.append(table(Before(beside=frozenset(marks))))
     return found
 
 
