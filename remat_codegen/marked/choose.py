@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-from remat_codegen.graph.ir import Graph, Node
+from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V, nested
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.marked.layers import Layers
@@ -31,9 +31,10 @@ A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of
 A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end; or of the time for recomputation, if that is more
 A_LITTLE_MORE = 0.02
 MOST_TABLES = 1500  # that are priced from one start
-MOST_NODES = 400_000  # in the tables that are priced from one start
+MOST_NODES = 250_000  # in the tables that are priced from one start
 OFTEN = 50  # tables after which the search tells how far it has come
 ROUNDS = 3
+MISSES = 3  # of equal layers in a row that a change did not help, after which it is not tried on the others
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
 OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
     *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
@@ -43,6 +44,7 @@ OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is k
 
 
 Move = Callable[[Rows[V]], Rows[V]]
+Moves = Iterable[Iterable[Move[V]]]  # each the same change, of equal layers one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,31 +193,49 @@ class Chooser(Generic[V]):
                     break
         return best
 
-    def improved(self, best: Priced[V], moves: Iterable[Move[V]], price: float, most: int) -> Priced[V]:
+    def improved(self, best: Priced[V], moves: Moves[V], price: float, most: int) -> Priced[V]:
         """What is left once every move was tried that makes rows better."""
-        for move in moves:
-            rows = move(best.rows)
+
+        def better(rows: Rows[V], best: Priced[V]) -> Priced[V] | None:
             if rows == best.rows:
-                continue
-            if self.enough(most):
-                break
+                return best
             found = self.price(rows, best, price)
-            if found is not None and found.rank(price) < best.rank(price):
-                best = found
+            return found if found is not None and found.rank(price) < best.rank(price) else None
+
+        return self._moved(best, moves, better, most)
+
+    def _moved(
+        self, best: Priced[V], moves: Moves[V], better: Callable[[Rows[V], Priced[V]], Priced[V] | None], most: int
+    ) -> Priced[V]:
+        """What is left once moves were tried: each on equal layers until it did not help several of them in a row. `better`
+        gives rows priced where they are no worse than the best, which it gives for rows that it has nothing to say of."""
+        for same in moves:
+            misses = 0
+            for move in same:
+                if self.enough(most):
+                    return best
+                found = better(move(best.rows), best)
+                misses = misses + 1 if found is None else 0 if found is not best else misses
+                best = best if found is None else found
+                if misses == MISSES:
+                    break
         return best
 
     def simpler(self, best: Priced[V]) -> Priced[V]:
         """As good as the best but for a little, within the limit if that is, with fewer kinds of rows and marks, or rows."""
         slowest_ns = best.time_ns + max(A_LITTLE * self.step_ns, A_LITTLE_MORE * (best.time_ns - self.step_ns))
         most = self.tried + self.tables // 2
+
+        def good(rows: Rows[V], best: Priced[V]) -> Priced[V] | None:
+            if _size(rows) >= _size(best.rows):
+                return best
+            found = self.price(rows, slowest_ns=slowest_ns)
+            if found is None or found.over_bytes > best.over_bytes or found.time_ns > slowest_ns:
+                return None
+            return found
+
         for moves, alone in ((self.without, False), (self.alike, False), (self.without, True)):
-            for move in moves(best, alone):
-                rows = move(best.rows)
-                if _size(rows) >= _size(best.rows) or self.enough(most):
-                    continue
-                found = self.price(rows, slowest_ns=slowest_ns)
-                if found is not None and found.over_bytes <= best.over_bytes and found.time_ns <= slowest_ns:
-                    best = found
+            best = self._moved(best, moves(best, alone), good, most)
         return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
 
     def with_layers_alike(self, best: Priced[V], slowest_ns: float, most: int) -> Priced[V]:
@@ -303,50 +323,61 @@ class Chooser(Generic[V]):
     # ------------------------------------------------------------------ what is tried
     # Each gives changes of all rows, or candidates, of the same code; or, `alone`, of single ones.
 
-    def larger(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+    def larger(self, best: Priced[V], alone: bool) -> Moves[V]:
         """One part for many."""
-        for group in _some(self.candidates.groups(least=2), alone):
+        for some in self._some(self.candidates.groups(least=2), alone):
             for keeps in OFFERED:
-                yield from (_merging(group, keeps, inner) for inner in ((True,) if alone else (True, False)))
+                for inner in (True,) if alone else (True, False):
+                    yield (_merging(group, keeps, inner) for group in some)
 
-    def other_options(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+    def other_options(self, best: Priced[V], alone: bool) -> Moves[V]:
         """Other options."""
-        for rows in _some(_by_key(best.rows), alone):
-            yield from (_setting({r.candidate for r in rows}, *options) for options in OPTIONS)
+        for some in self._some(_by_key(best.rows), alone):
+            for options in OPTIONS:
+                yield (_setting(set(group), *options) for group in some)
 
-    def smaller(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+    def smaller(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The largest parts within one for it, or within it."""
-        for rows in _some(_by_key(best.rows), alone):
-            within = [c for r in rows for c in self.candidates.largest_within(r.candidate)]
-            for keeps in OFFERED if within else ():
-                yield from (_splitting([r.candidate for r in rows], within, keeps, nesting) for nesting in (False, True))
+        for some in self._some(_by_key(best.rows), alone):
+            within = [[c for outer in group for c in self.candidates.largest_within(outer)] for group in some]
+            for keeps in OFFERED:
+                for nesting in (False, True):
+                    yield (_splitting(group, own, keeps, nesting) for group, own in zip(some, within, strict=True) if own)
 
-    def without(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+    def without(self, best: Priced[V], alone: bool) -> Moves[V]:
         """Fewer parts."""
-        yield from (_dropping({r.candidate for r in rows}) for rows in _some(_by_key(best.rows), alone))
+        for some in self._some(_by_key(best.rows), alone):
+            yield (_dropping(set(group)) for group in some)
 
-    def further(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+    def further(self, best: Priced[V], alone: bool) -> Moves[V]:
         """More parts, while the rows are above the limit."""
-        for group in _some(self.candidates.groups(), alone) if best.over_bytes else ():
-            yield from (_merging(group, keeps, True) for keeps in reversed(OFFERED))
+        for some in self._some(self.candidates.groups(), alone) if best.over_bytes else ():
+            for keeps in reversed(OFFERED):
+                yield (_merging(group, keeps, True) for group in some)
 
-    def alike(self, best: Priced[V], alone: bool) -> Iterator[Move[V]]:
+    def alike(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The options that some rows have for all of the same code."""
-        for rows in _by_key(best.rows):
+        for rows in _rows_by_key(best.rows):
             for options in dict.fromkeys((r.keeps, r.again, r.late) for r in rows):
-                yield _setting({r.candidate for r in rows}, *options)
+                yield [_setting({r.candidate for r in rows}, *options)]
 
+    def _some(self, groups: Iterable[Sequence[Candidate[V]]], alone: bool) -> Iterator[list[Sequence[Candidate[V]]]]:
+        """Groups; or what is in those of several, one by one, those of the same size after each other: the last, the first and
+        the one in the middle before the others, as a change that helps none of these will hardly help any."""
+        for group in groups:
+            if not alone:
+                yield [group]
+            elif len(group) > 1:
+                sizes: dict[int, list[Candidate[V]]] = {}
+                for candidate in group:
+                    sizes.setdefault(self._made_bytes(candidate), []).append(candidate)
+                for same in sizes.values():
+                    ends = dict.fromkeys((same[-1], same[0], same[len(same) // 2]))
+                    yield [[one] for one in (ends | dict.fromkeys(same))]
 
-T = TypeVar("T")
-
-
-def _some(groups: Iterable[Sequence[T]], alone: bool) -> Iterator[Sequence[T]]:
-    """Groups, or what is in those of several, one by one."""
-    for group in groups:
-        if not alone:
-            yield group
-        elif len(group) > 1:
-            yield from ([one] for one in group)
+    def _made_bytes(self, candidate: Candidate[V]) -> int:
+        nodes = self.graph.nodes[candidate.first : candidate.last + 1]
+        return sum(total_bytes(self.graph, node.writes) for node in nodes)
 
 
 def kinds(rows: Iterable[Row[V]]) -> int:
@@ -375,11 +406,15 @@ def _first_readers(graph: Graph, schedule: Schedule, node: int) -> set[int]:
     return readers
 
 
-def _by_key(rows: Rows[V]) -> list[list[Row[V]]]:
+def _rows_by_key(rows: Rows[V]) -> list[list[Row[V]]]:
     found: dict[Hashable, list[Row[V]]] = {}
     for row in rows:
         found.setdefault(row.candidate.key, []).append(row)
     return list(found.values())
+
+
+def _by_key(rows: Rows[V]) -> list[list[Candidate[V]]]:
+    return [[row.candidate for row in same] for same in _rows_by_key(rows)]
 
 
 def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Move[V]:

@@ -282,20 +282,22 @@ class _Step:
         self.order = list(range(self.graph.loss + 1))
         self.held_at.update(self.rule.held.by_variables)
         self._hold_for_nobody()
+        owner, made, order = self.owner, self.made, self.order
         for node, begun in self.rule.backward:
             self.now, self.begun, self.second = node.id, begun, 0
-            self.reading = self.kept.intersection(node.reads)
+            self.reading = self.kept.intersection(node.reads) if self.kept else set()
             for data in node.reads:
-                if data in self.owner and data not in self.made:
-                    self._demand(data, alone=node.forward not in self.parts[self.owner[data]], for_a_part=False)
-            self.held_at[len(self.order)] = self._ready_to_run(self.kept.intersection(node.reads))
+                if data in owner and data not in made:
+                    self._demand(data, alone=node.forward not in self.parts[owner[data]], for_a_part=False)
             if self.second:
-                self.beside[len(self.order)] = self.second
-            self.order.append(node.id)
-            self.made.difference_update(self.kept.intersection(node.reads))
-            self.kept.difference_update(node.reads)
+                self.beside[len(order)] = self.second
+            if self.kept and (read := self.kept.intersection(node.reads)):
+                self.held_at[len(order)] = self._ready_to_run(read)
+                made -= read
+                self.kept -= read
+            order.append(node.id)
         self._hold_beside()
-        return self.order
+        return order
 
     def _hold_for_nobody(self) -> None:
         """Holds what attributes have, what is saved for nobody, where no part forgets it, and what parts are given of which
@@ -366,7 +368,7 @@ class _Step:
 
     def _is_spared(self, data: int) -> bool:
         """Whether the part that brings a value back would do so for one reader, or for parts, alone."""
-        return data in self.owner and self.spares[self.owner[data]] > 0
+        return self.spares[self.owner[data]] > 0
 
     def _demand(self, data: int, alone: bool, for_a_part: bool) -> None:
         """Has the part run again that makes a value, if that is missing. It may do so for that value alone where that is lent:
@@ -383,16 +385,19 @@ class _Step:
             self._again(part.outer, None)
         passing = wanted is not None and self.spares[index] > 0
         self.spares[index] -= passing
-        for data in sorted(self.inputs[index], key=self._is_spared):  # those last, which could go again meanwhile
+        forgotten = [d for d in self.inputs[index] if d in self.owner]
+        for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
             self._demand(data, alone=True, for_a_part=True)
         self._run(index, self._end(index, wanted if passing else None))
         if not passing:
-            self.made.update(self.own[index])
-            again = self.reading.intersection(self.own[index])
-            self.reading -= again
-            self.second += total_bytes(self.graph, again)
-            self.kept.difference_update(self.own[index])  # from now on they are like any other part's
-            self.shared.difference_update(self.own[index])
+            own = self.own[index]
+            self.made.update(own)
+            if self.reading:
+                again = self.reading.intersection(own)
+                self.reading -= again
+                self.second += total_bytes(self.graph, again)
+            self.kept.difference_update(own)  # from now on they are like any other part's
+            self.shared.difference_update(own)
             self.done[index] = True
             self._pass_on(index)
         elif wanted is not None and part.again is Again.SHARED:
@@ -412,34 +417,32 @@ class _Step:
         running = [entry for entry in self.rule.nodes(self.parts[index]) if entry[0] < end]
         if not running:  # it only hands something on to a part within it
             self.taken += self.inputs[index]
-        self.taken += self._ready_to_run(self.kept.intersection(self.inputs[index]))
-        twins: set[int] = set()
+        if self.kept:
+            self.taken += self._ready_to_run(self.kept.intersection(self.inputs[index]))
+        owner, made, order, twins = self.owner, self.made, self.order, set[int]()
         for node, writes, held in running:
-            there = self._still_there(writes)
+            # what it makes once more though it was kept, or is another part's to bring back: its readers have that copy
+            there = [d for d in writes if (d not in owner or d in made) and self._is_there(d)]
             if twins:
                 needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
                 twins &= needed.union(held)
             if twins or self.begun or self.second:
-                self.beside[len(self.order)] = self.begun + self.second + total_bytes(self.graph, twins)
-            self.held_at[len(self.order)] = [*held, *there, *self.taken] if there or self.taken else held
+                self.beside[len(order)] = self.begun + self.second + total_bytes(self.graph, twins)
+            self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
-            self.order.append(node)
+            order.append(node)
             twins.update(there)
-
-    def _still_there(self, writes: Iterable[int]) -> list[int]:
-        """What a node makes once more though it was kept, or is another part's to bring back: its readers have that copy."""
-        return [d for d in writes if (d not in self.owner or d in self.made) and self._is_there(d)]
 
     def _is_there(self, data: int) -> bool:
         return data in self.rule.held.left or self._is_needed(data)
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""
-        part = self.parts[index]
+        part, nodes = self.parts[index], self.graph.nodes
         for node in range(part.last, part.first - 1, -1):
-            writes = self.graph.nodes[node].writes
-            if wanted in writes if wanted is not None else any(self._waited_for(d, index) for d in writes):
-                return node + 1
+            for data in nodes[node].writes:
+                if data == wanted if wanted is not None else self._waited_for(data, index):
+                    return node + 1
         return part.first
 
     def _waited_for(self, data: int, index: int) -> bool:

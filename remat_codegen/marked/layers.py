@@ -68,7 +68,8 @@ class Layers(Generic[V]):
     def _saying(self, rows: Rows[V], patterns: Mapping[Layer, Pattern]) -> Rows[V]:
         """The rows, with these patterns for some layers."""
         like = {said_of(row): row for row in rows}
-        theirs = (self._moved(like[said], place) for (_, place), pattern in patterns.items() for said in pattern)
+        said = ((place, row) for (_, place), pattern in patterns.items() for said, row in like.items() if said in pattern)
+        theirs = (self._moved(row, place) for place, row in said)
         return (*(r for r in rows if self.of.get(r.candidate) not in patterns), *theirs)
 
     def _moved(self, row: Row[V], place: int) -> Row[V]:

@@ -7,8 +7,8 @@ same is done, whatever budget was asked for: the plan of `low`, that of `high`, 
 fitted to the middle and what room they leave is spent; the best are improved by `moves.Search`. Two rules make these *points*
 monotonic: one is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is
 turned down. So of two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as
-slow as that one, and the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or take
-equally long. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not
+slow as that one, and the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or their
+overheads within ALIKE. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not
 fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of
@@ -52,6 +52,7 @@ from remat_codegen.schedule.lives import Limits, Lives, Order, Problem
 from remat_codegen.schedule.order import order_of
 
 RESOLUTION = 1.001  # budgets that differ by less have the same plan
+ALIKE = 0.004  # of the overhead: plans that differ by less are as good
 WORK = 300_000  # of the search at each middle: some half a second
 HARD_WORK = 600_000  # where there is no dynamic program to start from
 WORK_PER_NODE = 600  # at most: small graphs need less
@@ -173,7 +174,7 @@ class Frontier:
         """The point of the largest limit within the budget; without an order if that is below the least peak known."""
         low, high = self.bottom, self.plain
         depth, depths = 0, self._depths(low, high)
-        while (middle := _middle(low, high)) is not None:
+        while (middle := self._middle(low, high)) is not None:
             effort.tell("closing in on the budget", depth, depths)
             if middle not in self.points:
                 self.points[middle] = self._between(middle, low, high, depth)
@@ -185,6 +186,14 @@ class Frontier:
                 offer(self.graph, low.order, low.time_ns, low.limit_bytes)
             depth += 1
         return low if low.order or self.least.limit_bytes > budget_bytes else self.least
+
+    def _middle(self, low: Point, high: Point) -> int | None:
+        """The limit between two points; None if they are the same for all purposes."""
+        overhead_ns = high.time_ns - self.plain.time_ns
+        if low.time_ns <= high.time_ns + ALIKE * overhead_ns or high.limit_bytes <= low.limit_bytes * RESOLUTION:
+            return None
+        middle = max(math.isqrt(low.limit_bytes * high.limit_bytes), low.limit_bytes + 1)
+        return middle if middle < high.limit_bytes else None
 
     @staticmethod
     def _depths(low: Point, high: Point) -> int:
@@ -367,14 +376,6 @@ class Frontier:
 def _nothing(limit: int) -> Point:
     """The point of a limit that no plan keeps to."""
     return Point(limit, NEVER, (), "")
-
-
-def _middle(low: Point, high: Point) -> int | None:
-    """The limit between two points; None if they are the same for all purposes."""
-    if low.time_ns <= high.time_ns or high.limit_bytes <= low.limit_bytes * RESOLUTION:
-        return None
-    middle = max(math.isqrt(low.limit_bytes * high.limit_bytes), low.limit_bytes + 1)
-    return middle if middle < high.limit_bytes else None
 
 
 class _Sequences:

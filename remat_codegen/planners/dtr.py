@@ -228,7 +228,9 @@ class Runtime:
 
     def _make_room(self, needed: int) -> None:
         while self.used + needed > self.budget:
-            candidates = [d for d in sorted(self.pool) if self._evictable(d)]
+            locks, left = self.locks, self.forward_left
+            anytime = self.settings.recompute_in_forward
+            candidates = [d for d in self.pool if not locks[d] and (anytime or not left[d])]
             if not candidates:
                 where = self.graph.nodes[self.order[-1]].name if self.order else "the start"
                 raise OutOfMemory(f"out of memory after {where}: {self.used} bytes are held, {needed} more are needed")
@@ -236,9 +238,9 @@ class Runtime:
 
     def _searched(self, candidates: list[int]) -> list[int]:
         """The candidates that the approximations leave; all where they leave none."""
-        kept = [d for d in candidates if self.size[d] >= self.small] or candidates
+        kept = ([d for d in candidates if self.size[d] >= self.small] if self.small else []) or candidates
         if self.settings.sampling and len(kept) > 1:
-            return sorted(self.random.sample(kept, math.isqrt(len(kept))))
+            return self.random.sample(sorted(kept), math.isqrt(len(kept)))
         return kept
 
     def _evictable(self, data: int) -> bool:
@@ -264,87 +266,89 @@ class Scores:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.kind = runtime, runtime.settings.heuristic
         graph = runtime.graph
-        self.cost = runtime.profile.time_ns
+        self.cost = [runtime.profile.time_ns[p] for p in runtime.maker]
         self.above = [graph.nodes[p].reads if p < graph.loss else () for p in runtime.maker]
         readers = graph.readers
         self.below = [tuple(w for r in rs if r < graph.loss for w in graph.nodes[r].writes) for rs in readers]
         self.parent = list(range(len(graph.data)))
         self.sums = [0] * len(graph.data)
         self.member = list(range(len(graph.data)))  # the present element of each storage: a new one after a restoration
+        self.around = {"dtr": (self.above, self.below), "msps": (self.above,)}.get(self.kind, ())
         self.known: list[int | None] = [None] * len(graph.data)
+        self.changed: dict[int, None] = {}  # evicted or restored since costs were remembered
         self.work = 0
 
     def least(self, candidates: list[int]) -> int:
-        """The candidate of least score, of equal ones the first: candidates are in the order of their ids."""
+        """The candidate of least score, of equal ones the one of the least id."""
         self.work += len(candidates)
-        return min(candidates, key=self.of)
+        self._forget_around_changed()
+        return min(zip(map(self.of, candidates), candidates, strict=True))[1]
 
     def of(self, data: int) -> float:
         """A storage's score."""
         runtime = self.runtime
-        size, stale = runtime.size[data], runtime.clock - runtime.accessed[data] + 1
-        if self.kind == "lru":
-            return 1 / stale
+        size = runtime.size[data]
         if self.kind == "size":
             return 1 / size
-        own = self.cost[runtime.maker[data]]
-        if self.kind == "local":
-            return own / (size * stale)
-        if self.kind == "eq":
-            return (own + self._components(data)) / (size * stale)
-        around = self.known[data]
-        if around is None:
-            around = self.known[data] = self._around(data)
-        total = own + around
-        return total / size if self.kind == "msps" else total / (size * stale)
+        if self.kind == "msps":
+            return (self.cost[data] + self._around(data)) / size
+        stale = runtime.clock - runtime.accessed[data] + 1
+        if self.kind == "lru":
+            return 1 / stale
+        around = self._components(data) if self.kind == "eq" else self._around(data) if self.kind == "dtr" else 0
+        return (self.cost[data] + around) / (size * stale)
 
     def _around(self, data: int) -> int:
         """The cost of making what is evicted around a storage."""
-        reached = self._reached(data, self.above)
-        if self.kind == "dtr":
-            reached |= self._reached(data, self.below)
-        maker = self.runtime.maker
-        return sum(self.cost[i] for i in {maker[d] for d in reached} - {maker[data]})
+        around = self.known[data]
+        if around is None:
+            maker = self.runtime.maker
+            reached = set[int]().union(*(self._reached([data], edges)[0] for edges in self.around))
+            cost = {maker[d]: self.cost[d] for d in reached}
+            cost.pop(maker[data], None)
+            around = self.known[data] = sum(cost.values())
+        return around
 
-    def _reached(self, data: int, edges: list[tuple[int, ...]]) -> set[int]:
-        """What is evicted and reached from a storage through evicted ones alone."""
-        evicted, found, pending = self.runtime.evicted, set[int](), [data]
+    def _reached(self, sources: Iterable[int], edges: list[tuple[int, ...]]) -> tuple[set[int], set[int]]:
+        """What is evicted and reached from some storages through evicted ones alone; and all that is next to those."""
+        evicted, found, beside, pending = self.runtime.evicted, set[int](), set[int](), [*sources]
         while pending:
-            for near in edges[pending.pop()]:
-                if evicted[near] and near not in found:
-                    found.add(near)
-                    pending.append(near)
+            near = edges[pending.pop()]
+            beside.update(near)
+            for data in near:
+                if evicted[data] and data not in found:
+                    found.add(data)
+                    pending.append(data)
         self.work += len(found)
-        return found
+        return found, beside
 
     def evicted(self, data: int) -> None:
         """Takes note of an eviction."""
         if self.kind == "eq":
             own = self.member[data]
-            self.sums[own] += self.cost[self.runtime.maker[data]]
+            self.sums[own] += self.cost[data]
             for near in (*self.above[data], *self.below[data]):
                 if self.runtime.evicted[near] and near != data:
                     self._union(self.member[near], own)
-        self._forget_around(data)
+        self.changed[data] = None
 
     def restored(self, data: int) -> None:
         """Takes note of a rematerialization."""
         if self.kind == "eq":
-            self.sums[self._find(self.member[data])] -= self.cost[self.runtime.maker[data]]
+            self.sums[self._find(self.member[data])] -= self.cost[data]
             self.member[data] = len(self.parent)
             self.parent.append(len(self.parent))
             self.sums.append(0)
-        self._forget_around(data)
+        self.changed[data] = None
 
-    def _forget_around(self, data: int) -> None:
-        """Drops the remembered costs that a change of this storage may alter: of what reaches it through evicted ones."""
-        if self.kind not in ("dtr", "msps"):
-            return
-        self.known[data] = None
-        for edges in (self.below,) if self.kind == "msps" else (self.above, self.below):
-            for current in (data, *self._reached(data, edges)):
-                for near in edges[current]:
-                    self.known[near] = None
+    def _forget_around_changed(self) -> None:
+        """Drops the remembered costs that evictions and restorations since may have altered: of what reaches one of those
+        storages through evicted ones. (On any way that is there now and was not then, or was and is not, the first storage
+        that is not as it was is one of them, and those before it are evicted now.)"""
+        opposite = [self.below if edges is self.above else self.above for edges in self.around]
+        for data in {*self.changed}.union(*(self._reached(self.changed, edges)[1] for edges in opposite)):
+            self.known[data] = None
+        self.changed = {}
 
     def _components(self, data: int) -> int:
         near = (d for d in (*self.above[data], *self.below[data]) if self.runtime.evicted[d])

@@ -29,9 +29,6 @@ class Ledger:
         self.problem = problem
         self.stride = len(problem.plain) + 1
         self.work = 0
-        self.size = np.array(problem.size, dtype=np.int64)
-        self.price = np.array([problem.time[p] + 1 for p in problem.producer], dtype=np.float64)
-        self.maker = np.array(problem.producer, dtype=np.int64)
         self.noise = np.random.default_rng(1)
         self.free = [problem.from_forward[d] and problem.movable(d) and problem.size[d] > 0 for d in range(len(problem.size))]
         self.touches = [
@@ -127,7 +124,7 @@ class Ledger:
     @property
     def peak(self) -> int:
         """The most that is alive at once."""
-        return int(self.memory[: len(self.keys)].max())
+        return most(self.memory[: len(self.keys)])
 
     def position(self, key: int) -> int:
         """Where a key stands, or would stand."""
@@ -171,7 +168,7 @@ class Ledger:
         through = int(memory[p]) - self.written[after]
         if not self.repeated(follower):
             through -= problem.backward_during[after] - problem.backward_before[after]
-        memory[p + 1 : count + 1] = memory[p:count].copy()
+        memory[p + 1 : count + 1] = memory[p:count]
         keys.insert(p, key)
         memory[p] = through + self.written[node]
         for data in problem.writes[node]:
@@ -205,7 +202,7 @@ class Ledger:
             if self.read_after(data, key) is not None:
                 end = self.position(self.touched_before(data, key))
                 memory[end + 1 : p] += problem.size[data]
-        memory[p : count - 1] = memory[p + 1 : count].copy()
+        memory[p : count - 1] = memory[p + 1 : count]
         del keys[p]
         self._changed(node)
         self.time -= problem.time[node]
@@ -244,14 +241,14 @@ class Ledger:
             return True
         if len(held) == 1:
             start, nbytes = held[0]
-            return start >= p or int(self.memory[start:p].max()) + nbytes <= limit
+            return start >= p or most(self.memory[start:p]) + nbytes <= limit
         start = min(s for s, _ in held)
         if start >= p:
             return True
         row = self.memory[start:p].copy()
         for begin, nbytes in held:
             row[begin - start :] += nbytes
-        return int(row.max()) <= limit
+        return most(row) <= limit
 
     def undo(self, mark: int) -> None:
         """Takes back all that the log holds beyond a mark."""
@@ -265,10 +262,13 @@ class Ledger:
     def _gap_tables(self) -> None:
         """All stretches between two touches of a copy, the second a read, of what may be dropped and rebuilt: a row each."""
         self.rows: list[list[int]] = [[] for _ in self.problem.size]
+        self.known: list[list[tuple[int, int]]] = [[] for _ in self.problem.size]  # what the rows say
         self.idle_rows: list[int] = []
         self.gap_start = np.full(64, NEVER, dtype=np.int64)
         self.gap_end = np.full(64, -1, dtype=np.int64)
-        self.gap_data = np.zeros(64, dtype=np.int64)
+        self.gap_run = np.full(64, -1, dtype=np.int64)  # the key of the run that rebuilds what a gap drops
+        self.gap_size = np.zeros(64, dtype=np.int64)
+        self.gap_price = np.ones(64, dtype=np.float64)
         self.used = 0
         self.changed: dict[int, None] = {d: None for d, free in enumerate(self.free) if free}
 
@@ -296,39 +296,42 @@ class Ledger:
             if key > loss:
                 found.append((last, key))
             last = key
-        rows = self.rows[data]
+        rows, known = self.rows[data], self.known[data]
+        if found == known:
+            return
+        self.known[data] = found
         while len(rows) > len(found):
             row = rows.pop()
-            self.gap_end[row] = -1
+            self.gap_end[row] = self.gap_run[row] = -1
             self.idle_rows.append(row)
         while len(rows) < len(found):
             rows.append(self.idle_rows.pop() if self.idle_rows else self._row())
-        for row, (start, end) in zip(rows, found, strict=True):
-            self.gap_start[row], self.gap_end[row], self.gap_data[row] = start, end, data
+        stride, maker, size = self.stride, self.problem.producer[data], self.problem.size[data]
+        price = self.problem.time[maker] + 1
+        for place, (row, gap) in enumerate(zip(rows, found, strict=True)):
+            if place >= len(known) or known[place] != gap:
+                start, end = gap
+                self.gap_start[row], self.gap_end[row], self.gap_run[row] = start, end, end // stride * stride + maker
+                self.gap_size[row], self.gap_price[row] = size, price
 
     def _row(self) -> int:
         if self.used == len(self.gap_end):
-            more = len(self.gap_end)
-            self.gap_start = np.concatenate((self.gap_start, np.full(more, NEVER, dtype=np.int64)))
-            self.gap_end = np.concatenate((self.gap_end, np.full(more, -1, dtype=np.int64)))
-            self.gap_data = np.concatenate((self.gap_data, np.zeros(more, dtype=np.int64)))
+            for name in ("gap_start", "gap_end", "gap_run", "gap_size", "gap_price"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate((column, column)))  # a row is filled in before it is looked at
         self.used += 1
         return self.used - 1
 
     def gaps_over(self, key: int) -> np.ndarray:
-        """The rows of the gaps that a key lies in."""
+        """The rows of the gaps that a key lies in, and that are rebuilt after it."""
         self.gaps()
         self.work += 8
-        return np.flatnonzero((self.gap_start[: self.used] < key) & (self.gap_end[: self.used] > key))
-
-    def rebuilt_at(self, row: int) -> int:
-        """The key of the run that rebuilds what a gap drops."""
-        return self.stage(int(self.gap_end[row])) * self.stride + self.problem.producer[int(self.gap_data[row])]
+        return ((self.gap_start[: self.used] < key) & (self.gap_run[: self.used] > key)).nonzero()[0]
 
     def split(self, row: int, limit: int) -> bool:
         """Drops a data node over a gap. What rebuilding it reads is held where there is room, else rebuilt as well. False, and
         something half made for the log to undo, if it cannot be rebuilt."""
-        first = self.rebuilt_at(row)
+        first = int(self.gap_run[row])
         if first <= self.gap_start[row]:
             return False
         return self._run_at(first, limit)
@@ -351,7 +354,12 @@ class Ledger:
                 start = self.position(self.touched_before(data, key)) + 1
                 part = self.memory[start : bisect_left(self.keys, key) + 1]
                 producer = self.problem.producer[data]
-                if producer in self.problem.once or (len(part) and int(part.max()) <= limit):
+                if producer in self.problem.once or (len(part) and most(part) <= limit):
                     continue  # there is room to hold it
                 pending.append(stage + producer)
         return True
+
+
+def most(row: np.ndarray) -> int:
+    """The largest number of a row. (Its own method looks at more of what it may be asked, which takes longer than the row.)"""
+    return int(np.maximum.reduce(row))

@@ -45,7 +45,7 @@ def _relieve(ledger: Ledger, limit: int, rng: random.Random | None) -> bool:
     ledger.work += 4 + len(row) // 256
     worst = int(row.argmax())
     key, need = ledger.keys[worst], int(row[worst]) - limit
-    over = np.flatnonzero(row > limit)
+    over = (row > limit).nonzero()[0]
     first, last = ledger.keys[int(over[0])], ledger.keys[int(over[-1])]
     rows = _promising(ledger, key, need, first, last, rng)
     if rng is not None:
@@ -76,17 +76,12 @@ def _promising(ledger: Ledger, key: int, need: int, first: int, last: int, rng: 
     rows = ledger.gaps_over(key)
     if not len(rows):
         return rows
-    data, end = ledger.gap_data[rows], ledger.gap_end[rows]
-    maker = ledger.maker[data]
-    usable = (end // ledger.stride) * ledger.stride + maker > key
-    rows, data, end = rows[usable], data[usable], end[usable]
-    size = ledger.size[data]
-    covers = 1.0 + (ledger.gap_start[rows] < first) + (end > last)
-    score = np.minimum(size, need) * covers / ledger.price[data]
+    covers = 1.0 + (ledger.gap_start[rows] < first) + (ledger.gap_end[rows] > last)
+    score = np.minimum(ledger.gap_size[rows], need) * covers / ledger.gap_price[rows]
     if rng is not None:
         score = score * np.exp(ledger.noise.normal(0.0, 0.7, len(score)))
     ledger.work += len(rows) // 8
-    return rows[np.argsort(-score, kind="stable")[: 2 * LOOKED_AT]]
+    return rows[(-score).argsort(kind="stable")[: 2 * LOOKED_AT]]
 
 
 def spend(ledger: Ledger, limit: int) -> None:
@@ -182,7 +177,7 @@ class Search:
     def _shake(self, limit: int, before: int) -> bool:
         ledger, rng = self.ledger, self.rng
         ledger.gaps()
-        rows = np.flatnonzero(ledger.gap_end[: ledger.used] >= 0)
+        rows = (ledger.gap_end[: ledger.used] >= 0).nonzero()[0]
         if not len(rows):
             return False
         ledger.work += len(rows) // 64

@@ -64,7 +64,8 @@ def test_tables_whose_peak_nobody_looks_at_are_no_better(a_byte):
         chooser, schedule = chooser_of(seed, 0.7)
         careful, _ = chooser_of(seed, 0.7)
         for best in chooser.starts([schedule]):
-            for move in [*chooser.other_options(best, True), *chooser.without(best, False), *chooser.larger(best, False)]:
+            moves = chooser.other_options(best, True), chooser.without(best, False), chooser.larger(best, False)
+            for move in itertools.chain(*itertools.chain(*moves)):
                 chooser.known.clear()
                 found, known = chooser.price(move(best.rows), best, a_byte), careful.price(move(best.rows))
                 assert found == known or (found is None and known.rank(a_byte) >= best.rank(a_byte))

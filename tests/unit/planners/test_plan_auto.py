@@ -71,7 +71,7 @@ def agrees(ledger, graph, profile):
 def gaps(ledger):
     ledger.gaps()
     rows = np.flatnonzero(ledger.gap_end[: ledger.used] >= 0)
-    return sorted((int(ledger.gap_start[r]), int(ledger.gap_end[r]), int(ledger.gap_data[r])) for r in rows)
+    return sorted((int(ledger.gap_start[r]), int(ledger.gap_end[r]), int(ledger.gap_run[r])) for r in rows)
 
 
 @settings(max_examples=40)
