@@ -58,6 +58,7 @@ from remat_codegen.schedule import Compute, simulate, without_recomputation
 MOST_COLUMNS = 20000  # a linear program of this size takes a few seconds
 LONGEST_SECONDS = 3600.0  # nothing comes near it; a program that did would be left out
 MOST_CUTS = 16  # each makes the program harder by more than its columns, and the last ones add next to nothing
+ENOUGH = 1.001  # what the first more cuts have to make of the overhead, so that yet more are tried
 SCALE = 1e4  # what the sum of all times becomes in the objective, and the budget in the rows
 SAFETY = 1e-6  # the solver's tolerance, relative to SCALE
 
@@ -83,6 +84,8 @@ def bound(
     that it is the same whenever and wherever it is asked for, unless it is to take so many `seconds` at most."""
     base, until = sum(profile.time_ns), time.monotonic() + (LONGEST_SECONDS if seconds is None else seconds)
     best = Bound(base, 0)
+    if simulate(graph, profile, without_recomputation(graph)).peak_bytes <= budget_bytes:
+        return best
     facts = Relaxation(graph, profile, budget_bytes)
     for count in [cuts] if cuts is not None else _counts(graph, facts.columns, columns):
         left = LONGEST_SECONDS if seconds is None else until - time.monotonic()
@@ -91,10 +94,11 @@ def bound(
             continue
         if math.isinf(found.extra_ns):
             return Bound(None, count)
-        least = math.ceil(found.extra_ns - SAFETY * (found.extra_ns + base))
-        best = max(best, Bound(base + max(0, least), count), key=lambda b: b.time_ns or 0)
-        if best.time_ns == base:
-            break
+        least = max(0, math.ceil(found.extra_ns - SAFETY * (found.extra_ns + base)))
+        known = (best.time_ns or 0) - base
+        best = max(best, Bound(base + least, count), key=lambda b: b.time_ns or 0)
+        if count > 1 and least <= ENOUGH * known:
+            break  # as on chains of blocks: all that is kept is alive at the loss, which is the first cut
     return best
 
 
