@@ -13,6 +13,8 @@ is one block: all or nothing.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, stoppable
 from remat_codegen.planners.base.judge import Candidate, check, is_chain
@@ -36,23 +38,40 @@ def plan(graph: Graph, profile: Profile, budget_bytes: int, *, slots: int = SLOT
     if not is_chain(graph):
         rebuilt = candidate(graph, profile, keeping(graph, ()))
         return chosen("rotor", [rebuilt], profile, budget_bytes, ("no chain of blocks: everything is rebuilt",))
-    chain = chain_of(graph, profile)
-    table = chain.table(plain.peak_bytes, slots)
-    columns = table.distinct()
-
-    def candidate_of(memory: int) -> Candidate:
-        found = chain.candidate(table.operations(memory))
-        check(graph, found.schedule)
-        return found
-
-    tried = {m: candidate_of(m) for m in columns[:TIGHTEST]}
-    low, high = min(len(columns), TIGHTEST) - 1, len(columns)
+    sequences = _sequences(graph, profile, plain.peak_bytes, slots)
+    count = len(sequences.columns)
+    tried = {i: sequences.candidate(i) for i in range(min(count, TIGHTEST))}
+    low, high = min(count, TIGHTEST) - 1, count
     while high - low > 1:
         middle = (low + high) // 2
-        effort.tell("fitting the budget", len(columns) - (high - low), len(columns))
-        tried[columns[middle]] = found = candidate_of(columns[middle])
+        effort.tell("fitting the budget", count - (high - low), count)
+        tried[middle] = found = sequences.candidate(middle)
         low, high = (middle, high) if found.peak_bytes <= budget_bytes else (low, middle)
     return chosen("rotor", list(tried.values()) or [plain], profile, budget_bytes)
+
+
+@lru_cache(maxsize=2)
+def _sequences(graph: Graph, profile: Profile, plain_bytes: int, slots: int) -> _Sequences:
+    """The dynamic program is the same for every budget: whoever plans for several finds it here."""
+    return _Sequences(graph, profile, plain_bytes, slots)
+
+
+class _Sequences:
+    """What the dynamic program of a graph says; the sequences that somebody asked for as schedules, looked at once."""
+
+    def __init__(self, graph: Graph, profile: Profile, plain_bytes: int, slots: int) -> None:
+        self.chain = chain_of(graph, profile)
+        self.table = self.chain.table(plain_bytes, slots)
+        self.columns = self.table.distinct()
+        self.known: dict[int, Candidate] = {}
+
+    def candidate(self, index: int) -> Candidate:
+        """The sequence for the memory of a column."""
+        if index not in self.known:
+            found = self.chain.candidate(self.table.operations(self.columns[index]))
+            check(self.chain.graph, found.schedule)
+            self.known[index] = found
+        return self.known[index]
 
 
 def chain_of(graph: Graph, profile: Profile) -> Chain:
