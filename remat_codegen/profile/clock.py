@@ -6,6 +6,8 @@ is queued before the device comes to the first event: a large buffer is written 
 that long. This also flushes the L2 cache, in which a step's values rarely are. What events measure with nothing between them is
 subtracted. The profiler would give the same durations, but needs CUPTI, which not every machine lets everybody use.
 
+Several runs say how sure their median is: it is rounded to that, so that what is measured again costs the same more often.
+
 Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on. Long work on
 the CPU is not run for its time at all, if its memory was recorded: that run took as long.
 
@@ -26,6 +28,7 @@ import torch
 MEASURED_SECONDS = 0.3  # a piece of work is run again until it took this long, or MOST_RUNS times
 MOST_RUNS = 15
 LEAST_RUNS, LONG_RUNS = 3, 2  # at least; and if one takes MEASURED_SECONDS by itself
+COARSEST = 1 / 8  # of a time: what it is rounded to at most, however much runs differ
 ALONE_SECONDS = 1.0  # one run that takes as long says enough, whatever it was made for
 LEAST_NS = 100  # on CUDA; below what events tell apart (500 ns), so that running something again is never for nothing
 LEAST_FLUSHED_BYTES = 16 << 20  # writing less takes the device no longer than queueing it takes the host
@@ -80,7 +83,7 @@ class Clock:
         runs = [self._run_ns(stages)]
         while not self.in_a_hurry and not _enough(runs):
             runs.append(self._run_ns(stages))
-        return [self._cost_ns(int(statistics.median(times))) for times in zip(*runs, strict=True)]
+        return [self._cost_ns(rounded_ns(times)) for times in zip(*runs, strict=True)]
 
     def once_ns(self, work: Callable[[], Any]) -> int:
         """The time of one run of `work`, which has run before."""
@@ -155,6 +158,14 @@ class CudaClock(Clock):
         end.record(stream)
         end.synchronize()
         return int(begin.elapsed_time(end) * 1e6)
+
+
+def rounded_ns(times: Sequence[int]) -> int:
+    """The median of some times, rounded to a power of two, by at most half of what the middle half of them is apart."""
+    ordered, middle = sorted(times), int(statistics.median(times))
+    apart = ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]
+    step = 1 << max(0, int(min(apart, COARSEST * middle)).bit_length() - 1)
+    return (middle + step // 2) // step * step
 
 
 def _enough(runs: Sequence[Sequence[int]]) -> bool:

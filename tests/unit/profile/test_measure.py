@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,6 +129,22 @@ def test_how_long_inputs_take_says_nothing_of_the_work(monkeypatch):
     assert own.medians_ns(len, ran.append, warm=True, noted=[short, long]) == [short, long] and not ran
     stages = (lambda _: [], lambda made: ran.append(1))
     assert own.medians_ns(*stages, warm=True, noted=[long, short])[0] < long and len(ran) == clock.LONG_RUNS
+
+
+@pytest.mark.parametrize(
+    ("times", "rounded"),
+    [
+        pytest.param([1000], 1000, id="one run says nothing of that"),
+        pytest.param([1000, 1000, 1000], 1000, id="equal ones are sure"),
+        pytest.param([1037, 1041, 1049], 1040, id="apart by 12, so to eights"),
+        pytest.param([1033, 1037, 1047], 1040, id="and so it is for what differs by less"),
+        pytest.param([900, 1000, 9000], 1024, id="however far, to an eighth at most"),
+        pytest.param([990, 1001, 1001, 1002, 1002, 5000], 1001, id="the first and the last quarter do not count"),
+    ],
+)
+def test_times_are_rounded_to_what_their_runs_are_apart(times, rounded):
+    assert clock.rounded_ns(times) == rounded
+    assert abs(clock.rounded_ns(times) - statistics.median(times)) <= clock.COARSEST / 2 * statistics.median(times)
 
 
 @pytest.mark.parametrize(("alone_s", "runs"), [(0.0, 2), (1.0, 2 + clock.LONG_RUNS)])
