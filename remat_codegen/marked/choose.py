@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Generic, TypeVar
+from typing import Generic
 
 from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V, nested

@@ -8,8 +8,8 @@ fitted to the middle and what room they leave is spent; the best are improved by
 monotonic: one is at most as slow as `low`, whose plan it may take, and never faster than `high`, because what would be is
 turned down. So of two budgets the larger is never slower: where their ways part, at some middle, the smaller is at least as
 slow as that one, and the larger at most. The answer is the plan of `low` once `low` and `high` are RESOLUTION apart, or their
-overheads within ALIKE. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that does not
-fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
+overheads within ALIKE. Where nothing fits a middle, the least peak is looked for, which takes a third of the time; if that
+does not fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of
 few kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number,
