@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Generic
 
@@ -35,6 +35,7 @@ MOST_NODES = 250_000  # in the tables that are priced from one start
 OFTEN = 50  # tables after which the search tells how far it has come
 ROUNDS = 3
 MISSES = 3  # of equal layers in a row that a change did not help, after which it is not tried on the others
+FEW = 10  # sorts of layers that each may become each other one
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
 OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
     *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
@@ -239,18 +240,36 @@ class Chooser(Generic[V]):
         return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
 
     def with_layers_alike(self, best: Priced[V], slowest_ns: float, most: int) -> Priced[V]:
-        """The same with fewer different layers, the quickest first; then with equal ones side by side."""
+        """The same with fewer different layers, or rows, as long as it takes no longer than allowed: two sorts of layers become
+        one, or a step of stairs goes. Where layers are of many sorts, that looks at too many pairs, and stairs come first."""
 
-        def good(tables: Iterable[Rows[V]]) -> Iterator[Priced[V]]:
+        def good(tables: Iterable[Rows[V]], best: Priced[V]) -> Iterator[Priced[V]]:
             tried = takewhile(lambda _: not self.enough(most), tables)
             priced = (self.price(rows, slowest_ns=slowest_ns) for rows in tried)
             return (p for p in priced if p is not None and p.over_bytes <= best.over_bytes and p.time_ns <= slowest_ns)
 
-        while (found := min(good(self.layers.united(best.rows)), key=lambda p: p.time_ns, default=None)) is not None:
-            best = found
-        while (found := next(good(self.layers.sorted(best.rows)), None)) is not None:
+        def fewest(best: Priced[V], tables_of: Callable[[Rows[V]], Iterable[Rows[V]]]) -> Priced[V]:
+            """What is left once the quickest of these tables was taken that say less, as long as there are any."""
+            fewer = (rows for rows in tables_of(best.rows) if self._differences(rows) < self._differences(best.rows))
+            found = min(good(fewer, best), key=lambda p: p.time_ns, default=None)
+            return best if found is None else fewest(found, tables_of)
+
+        def as_stairs(best: Priced[V]) -> Priced[V]:
+            for last in (False, True):
+                stairs = self.layers.stairs(best.rows, last)
+                if self._differences(stairs) <= self._differences(best.rows) and (found := [*good([stairs], best)]):
+                    return fewest(found[0], partial(self.layers.lower_stairs, last=last))
+            return best
+
+        if self.layers.different(best.rows) > FEW:
+            best = as_stairs(best)
+        best = as_stairs(fewest(best, self.layers.united))
+        while (found := next(good(self.layers.sorted(best.rows), best), None)) is not None:
             best = found
         return best
+
+    def _differences(self, rows: Rows[V]) -> tuple[int, int]:
+        return self.layers.different(rows), kinds(rows)
 
     def enough(self, most: int) -> bool:
         """Whether more tables than `most` were priced, or the time is over."""

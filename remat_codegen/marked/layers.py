@@ -48,6 +48,30 @@ class Layers(Generic[V]):
             if one[0] == other[0]:
                 yield self._saying(rows, {layer: other[1] for layer in patterns if (layer[0], patterns[layer]) == one})
 
+    def stairs(self, rows: Rows[V], last: bool) -> Rows[V]:
+        """The table that says everything as often as this one, but of the first layers, or of the last ones: then few layers are
+        different ones, and which these are does not depend on chance."""
+        return self._stairs(rows, self._counts(rows), last)
+
+    def lower_stairs(self, rows: Rows[V], last: bool) -> Iterator[Rows[V]]:
+        """Stairs with a step less: one thing is said of as many layers as another one, or of all, or of none."""
+        counts = self._counts(rows)
+        for (count, said), often in counts.items():
+            for other in sorted({0, count, *(n for (c, _), n in counts.items() if c == count)} - {often}):
+                lower = counts | {(count, said): other}
+                if _steps(lower) < _steps(counts):
+                    yield self._stairs(rows, lower, last)
+
+    def _counts(self, rows: Rows[V]) -> dict[tuple[int, Said], int]:
+        """Of how many layers a table says something, by how many there are."""
+        return dict(Counter((self.of[r.candidate][0], said_of(r)) for r in rows if r.candidate in self.of))
+
+    def _stairs(self, rows: Rows[V], counts: Mapping[tuple[int, Said], int], last: bool) -> Rows[V]:
+        like = {said_of(row): row for row in rows}
+        places = {key: range(key[0] - often, key[0]) if last else range(often) for key, often in counts.items()}
+        theirs = (self._moved(like[said], place) for (_, said), where in places.items() for place in where)
+        return (*(r for r in rows if r.candidate not in self.of), *theirs)
+
     def sorted(self, rows: Rows[V]) -> Iterator[Rows[V]]:
         """Tables that say the same of other layers, so that more of those with one pattern stand side by side: two layers
         exchange what is said of them. Those first by which that is so for the most."""
@@ -79,3 +103,7 @@ class Layers(Generic[V]):
 def said_of(row: Row[V]) -> Said:
     """What a table says of a layer by a row."""
     return row.candidate.key, row.keeps, row.again, row.late
+
+
+def _steps(counts: Mapping[tuple[int, Said], int]) -> int:
+    return len({(count, often) for (count, _), often in counts.items() if 0 < often < count})

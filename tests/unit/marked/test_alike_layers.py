@@ -107,3 +107,29 @@ def test_layers_exchange_what_is_said_so_that_equal_ones_stand_side_by_side():
 )
 def test_nothing_is_exchanged_where(table):
     assert list(LAYERS.sorted(table)) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "where"),
+    [
+        pytest.param(False, {"norm0", "norm1", "mlp0", "head"}, id="of the first"),
+        pytest.param(True, {"norm2", "norm3", "mlp3", "head"}, id="of the last"),
+    ],
+)
+def test_stairs_say_everything_as_often(last, where):
+    assert names([LAYERS.stairs(rows(NORM[1], HEAD, NORM[3], MLP[1]), last)]) == [where]
+
+
+def test_lower_stairs_have_a_step_less():
+    table = rows(NORM[0], NORM[1], MLP[0], HEAD)
+    norms = [{"mlp0", "head"}, {"norm0", "mlp0", "head"}, {"norm0", "norm1", "norm2", "norm3", "mlp0", "head"}]
+    mlps = [{"norm0", "norm1", *(f"mlp{i}" for i in range(n)), "head"} for n in (0, 2, 4)]
+    assert names(LAYERS.lower_stairs(table, False)) == [*norms, *mlps]
+    assert not list(LAYERS.lower_stairs(rows(*NORM, HEAD), False))
+
+
+def test_tables_are_in_an_order_that_no_hash_decides():
+    options = [Row(NORM[0], keeps, again) for keeps in Keeps for again in Again]
+    table = (*options, Row(MLP[1]))
+    united = next(t for t in LAYERS.united(table) if Row(MLP[1]) not in t)
+    assert united == (*options, *(Row(NORM[1], r.keeps, r.again) for r in options))
