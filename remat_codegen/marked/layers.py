@@ -49,8 +49,8 @@ class Layers(Generic[V]):
                 yield self._saying(rows, {layer: other[1] for layer in patterns if (layer[0], patterns[layer]) == one})
 
     def stairs(self, rows: Rows[V], last: bool) -> Rows[V]:
-        """The table that says everything as often as this one, but of the first layers, or of the last ones: then few layers are
-        different ones, and which these are does not depend on chance."""
+        """The table that says everything as often as this one, but of the first layers, or of the last ones: then layers are of
+        few sorts, and which are of which is not left to chance."""
         return self._stairs(rows, self._counts(rows), last)
 
     def lower_stairs(self, rows: Rows[V], last: bool) -> Iterator[Rows[V]]:
