@@ -40,6 +40,21 @@ def test_more_cuts_are_never_worse_where_they_contain_the_fewer(seed):
     assert tight is None or (loose is not None and loose <= tight)
 
 
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_more_cuts_are_asked_where_one_says_nothing(seed):
+    graph, profile = graphs.random_graph(seed, 8)
+    budget = need(graph, profile) * 9 // 10
+    one, more = bound(graph, profile, budget, cuts=1), bound(graph, profile, budget)
+    assert one.time_ns == sum(profile.time_ns) < more.time_ns and more.cuts > 1
+
+
+def test_more_cuts_are_not_asked_where_the_first_ones_add_nothing():
+    graph, profile = graphs.chain_graph([i % 3 for i in range(12)])
+    found = bound(graph, profile, need(graph, profile) * 8 // 10)
+    few, many = (bound(graph, profile, need(graph, profile) * 8 // 10, cuts=c) for c in (4, 16))
+    assert found.cuts <= 4 and found.time_ns == few.time_ns == many.time_ns
+
+
 def test_exact_where_one_value_must_go():
     graph, profile = graphs.training_graph(
         [graphs.Op((), 4, saves=(0,), time=3), graphs.Op((0,), 4, saves=(1,), time=5), graphs.Op((1,), 1, time=1)]
