@@ -295,7 +295,8 @@ class Chooser(Generic[V]):
         """What a schedule runs again, as parts beside each other and within each other, and as parts of one expression or call
         each; and each of them with what costs nothing."""
         own = [self.first(schedule), self.first(schedule, nesting=True), self.first(schedule, vertices=1)]
-        return [*own, *((*rows, *self.free) for rows in own)] if self.free else own
+        free = {row.candidate for row in self.free}
+        return [*own, *((*(r for r in rows if r.candidate not in free), *self.free) for rows in own)] if free else own
 
     @cached_property
     def free(self) -> Rows[V]:
@@ -347,13 +348,13 @@ class Chooser(Generic[V]):
         for some in self._some(self.candidates.groups(least=2), alone):
             for keeps in OFFERED:
                 for inner in (True,) if alone else (True, False):
-                    yield (_merging(group, keeps, inner) for group in some)
+                    yield [_merging(group, keeps, inner) for group in some]
 
     def other_options(self, best: Priced[V], alone: bool) -> Moves[V]:
         """Other options."""
         for some in self._some(_by_key(best.rows), alone):
             for options in OPTIONS:
-                yield (_setting(set(group), *options) for group in some)
+                yield [_setting(set(group), *options) for group in some]
 
     def smaller(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The largest parts within one for it, or within it."""
@@ -361,18 +362,18 @@ class Chooser(Generic[V]):
             within = [[c for outer in group for c in self.candidates.largest_within(outer)] for group in some]
             for keeps in OFFERED:
                 for nesting in (False, True):
-                    yield (_splitting(group, own, keeps, nesting) for group, own in zip(some, within, strict=True) if own)
+                    yield [_splitting(group, own, keeps, nesting) for group, own in zip(some, within, strict=True) if own]
 
     def without(self, best: Priced[V], alone: bool) -> Moves[V]:
         """Fewer parts."""
         for some in self._some(_by_key(best.rows), alone):
-            yield (_dropping(set(group)) for group in some)
+            yield [_dropping(set(group)) for group in some]
 
     def further(self, best: Priced[V], alone: bool) -> Moves[V]:
         """More parts, while the rows are above the limit."""
         for some in self._some(self.candidates.groups(), alone) if best.over_bytes else ():
             for keeps in reversed(OFFERED):
-                yield (_merging(group, keeps, True) for group in some)
+                yield [_merging(group, keeps, True) for group in some]
 
     def alike(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The options that some rows have for all of the same code."""

@@ -57,19 +57,25 @@ class Layers(Generic[V]):
         """Stairs with a step less: one thing is said of as many layers as another one, or of all, or of none."""
         counts = self._counts(rows)
         for (count, said), often in counts.items():
-            for other in sorted({0, count, *(n for (c, _), n in counts.items() if c == count)} - {often}):
-                lower = counts | {(count, said): other}
-                if _steps(lower) < _steps(counts):
+            others = sum(n for (_, (code, *_)), n in counts.items() if code == said[0]) - often  # of which it cannot be said
+            for more in sorted({0, count - others, *(n for (c, _), n in counts.items() if c == count)} - {often}):
+                lower = counts | {(count, said): more}
+                if more + others <= count and _steps(lower) < _steps(counts):
                     yield self._stairs(rows, lower, last)
 
     def _counts(self, rows: Rows[V]) -> dict[tuple[int, Said], int]:
         """Of how many layers a table says something, by how many there are."""
-        return dict(Counter((self.of[r.candidate][0], said_of(r)) for r in rows if r.candidate in self.of))
+        of_layers = {r.candidate: r for r in rows if r.candidate in self.of}
+        return dict(Counter((self.of[r.candidate][0], said_of(r)) for r in of_layers.values()))
 
     def _stairs(self, rows: Rows[V], counts: Mapping[tuple[int, Said], int], last: bool) -> Rows[V]:
         like = {said_of(row): row for row in rows}
-        places = {key: range(key[0] - often, key[0]) if last else range(often) for key, often in counts.items()}
-        theirs = (self._moved(like[said], place) for (_, said), where in places.items() for place in where)
+        taken = Counter[Hashable]()  # by code: the layers of which something is said of it already
+        theirs: list[Row[V]] = []
+        for (count, said), often in counts.items():
+            places = range(taken[said[0]], taken[said[0]] + often)
+            theirs += (self._moved(like[said], count - 1 - place if last else place) for place in places)
+            taken[said[0]] += often
         return (*(r for r in rows if r.candidate not in self.of), *theirs)
 
     def sorted(self, rows: Rows[V]) -> Iterator[Rows[V]]:

@@ -83,7 +83,7 @@ class Clock:
         runs = [self._run_ns(stages)]
         while not self.in_a_hurry and not _enough(runs):
             runs.append(self._run_ns(stages))
-        return [self._cost_ns(rounded_ns(times)) for times in zip(*runs, strict=True)]
+        return [rounded_ns([self._cost_ns(ns) for ns in times]) for times in zip(*runs, strict=True)]
 
     def once_ns(self, work: Callable[[], Any]) -> int:
         """The time of one run of `work`, which has run before."""
@@ -161,7 +161,8 @@ class CudaClock(Clock):
 
 
 def rounded_ns(times: Sequence[int]) -> int:
-    """The median of some times, rounded to a power of two, by at most half of what the middle half of them is apart."""
+    """The median of some times, rounded to multiples of a power of two, by at most half of what they are apart; of four and
+    more, of what those are apart that are neither in the first nor in the last quarter."""
     ordered, middle = sorted(times), int(statistics.median(times))
     apart = ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]
     step = 1 << max(0, int(min(apart, COARSEST * middle)).bit_length() - 1)

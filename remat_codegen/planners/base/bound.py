@@ -58,7 +58,7 @@ from remat_codegen.schedule import Compute, simulate, without_recomputation
 MOST_COLUMNS = 20000  # a linear program of this size takes a few seconds
 LONGEST_SECONDS = 3600.0  # nothing comes near it; a program that did would be left out
 MOST_CUTS = 16  # each makes the program harder by more than its columns, and the last ones add next to nothing
-ENOUGH = 1.001  # what the first more cuts have to make of the overhead, so that yet more are tried
+ENOUGH = 1.001  # what more cuts have to make of the overhead, so that yet more are tried
 SCALE = 1e4  # what the sum of all times becomes in the objective, and the budget in the rows
 SAFETY = 1e-6  # the solver's tolerance, relative to SCALE
 

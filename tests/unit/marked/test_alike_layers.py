@@ -133,3 +133,15 @@ def test_tables_are_in_an_order_that_no_hash_decides():
     table = (*options, Row(MLP[1]))
     united = next(t for t in LAYERS.united(table) if Row(MLP[1]) not in t)
     assert united == (*options, *(Row(NORM[1], r.keeps, r.again) for r in options))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_stairs_say_one_thing_of_each_piece(last):
+    table = (*rows(NORM[0], NORM[2]), Row(NORM[1], Keeps.RESULT), Row(NORM[3], Keeps.RESULT), Row(MLP[0]))
+    for stairs in (LAYERS.stairs(table, last), *LAYERS.lower_stairs(table, last)):
+        assert len({r.candidate for r in stairs}) == len(stairs)
+    assert {r.candidate for r in LAYERS.stairs(table, last)} == {*NORM, MLP[-1 if last else 0]}
+
+
+def test_rows_that_a_table_has_twice_count_once():
+    assert names([LAYERS.stairs(rows(*NORM, *NORM), True)]) == names([rows(*NORM)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from graphs import chain_graph, random_graph
 
 from remat_codegen.marked.candidates import Candidate, Candidates, Row
-from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, OPTIONS, Chooser, kinds
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, MISSES, OPTIONS, Chooser, kinds
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.planners.dtr import plan
 from remat_codegen.schedule import simulate, without_recomputation
@@ -65,12 +66,46 @@ def test_tables_whose_peak_nobody_looks_at_are_no_better(a_byte):
         careful, _ = chooser_of(seed, 0.7)
         for best in chooser.starts([schedule]):
             moves = chooser.other_options(best, True), chooser.without(best, False), chooser.larger(best, False)
-            for move in itertools.chain(*itertools.chain(*moves)):
+            for move in itertools.chain.from_iterable(itertools.chain.from_iterable(moves)):
                 chooser.known.clear()
                 found, known = chooser.price(move(best.rows), best, a_byte), careful.price(move(best.rows))
                 assert found == known or (found is None and known.rank(a_byte) >= best.rank(a_byte))
                 passed_over += found != known
     assert passed_over
+
+
+@pytest.mark.parametrize(
+    ("helps", "tried"),
+    [
+        pytest.param(set(), MISSES, id="none of the first ones"),
+        pytest.param({1}, 2 + MISSES, id="the second: then it begins anew"),
+        pytest.param(set(range(9)), 9, id="all"),
+    ],
+)
+def test_a_change_that_helps_no_layer_is_not_tried_on_all(helps, tried, monkeypatch):
+    chooser, schedule = chooser_of(0, 0.7)
+    best, seen = chooser.starts([schedule])[0], []
+
+    def price(rows, best, price):
+        seen.append(rows)
+        return replace(best, rows=rows, cost_ns=best.cost_ns - 1) if rows in helps else None
+
+    monkeypatch.setattr(chooser, "price", price)
+    unchanged = [lambda rows: rows] * 2  # of which there is nothing to say
+    for _ in range(2):
+        chooser.improved(best, [[*unchanged, *(lambda rows, number=i: number for i in range(9))]], math.inf, math.inf)
+    assert len(seen) == 2 * tried
+
+
+def test_equal_layers_are_tried_from_their_ends_and_the_middle():
+    chooser, _ = chooser_of(0, 0.7)
+    group = max(chooser.candidates.groups(), key=len)
+    for single in chooser._some([group], True):
+        tried = [one for (one,) in single]
+        same = sorted(tried, key=lambda c: c.first)
+        ends = [*dict.fromkeys((same[-1], same[0], same[len(same) // 2]))]
+        assert tried == [*ends, *(one for one in same if one not in ends)]
+    assert list(chooser._some([group], False)) == [[group]]
 
 
 def test_a_step_within_its_limit_needs_no_table():

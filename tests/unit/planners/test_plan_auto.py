@@ -71,7 +71,8 @@ def agrees(ledger, graph, profile):
 def gaps(ledger):
     ledger.gaps()
     rows = np.flatnonzero(ledger.gap_end[: ledger.used] >= 0)
-    return sorted((int(ledger.gap_start[r]), int(ledger.gap_end[r]), int(ledger.gap_run[r])) for r in rows)
+    columns = ledger.gap_start, ledger.gap_end, ledger.gap_run, ledger.gap_size, ledger.gap_price
+    return sorted(tuple(int(column[r]) for column in columns) for r in rows)
 
 
 @settings(max_examples=40)
