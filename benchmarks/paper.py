@@ -240,7 +240,7 @@ def table(results: dict[str, dict]) -> str:
         "Rows of the H100 are as `--device h100` plans them, in this project's own accounting. "
         "`python benchmarks/paper.py` makes this table. A dash is where a planner finds no plan; an empty cell was not run. "
         "Seconds are the machine's: the fixed piece of work of `remat_codegen/profile/pace.py` took "
-        f"{statistics.median(r['pace_ms'] for r in results.values() if 'pace_ms' in r)} ms there, 2.1 on two cores that are quiet.",
+        f"{statistics.median(r['pace_ms'] for r in results.values() if 'pace_ms' in r)} ms there, 2.1 on quiet cores.",
         "",
         "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
         "|---" * (len(COMPARED) + 7) + "|",
