@@ -33,11 +33,11 @@ ancestors that recomputation needs; each further cut adds the memory of one mome
 to it that cuts never weaken the bound: without them a fractional solution runs a node by halves in two intervals, and its
 ancestors by half in all.
 
-Cost model: times and sizes of the profile and graph; only the relaxation is solved. Complexity: a linear program of about
-cuts x (data + 2 nodes) columns; first the loss alone, then more cuts, most where the step without recomputation needs most
-memory, some spread evenly, while columns and MOST_CUTS allow and the last ones added to the bound. (Cuts at equal distances, or the highest of each of so many equal
-parts of the backward pass, bound less on the table of benchmarks/paper.py: 23.6 instead of 24.0 % where memory is tight, 9.5
-instead of 10.0 where it is not.) Ties: none. Oracle: `least_time` of `tests/graphs.py` and
+Cost model: times and sizes of the profile and graph; only the relaxation is solved. Complexity: a linear program of about cuts
+x (data + 2 nodes) columns; first the loss alone, then more cuts, most where the step without recomputation needs most memory,
+some spread evenly, while columns and MOST_CUTS allow and the last ones added to the bound. (Cuts at equal distances, or the
+highest of each of so many equal parts of the backward pass, bound less on the table of benchmarks/paper.py: 23.6 instead of
+24.0 % where memory is tight, 9.5 instead of 10.0 where it is not.) Ties: none. Oracle: `least_time` of `tests/graphs.py` and
 `rk_checkmate.solve`, never below.
 """
 
