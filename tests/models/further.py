@@ -7,7 +7,7 @@ from builders import Catalogue, language_inputs, narrow, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
-REFUSED = ()
+REFUSED: dict[str, str] = {}
 _add = _catalogue.transformers
 _vision = {
     "hidden_size": 32,

@@ -7,7 +7,10 @@ from builders import Catalogue, language_inputs, narrow, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
-REFUSED = ("wav2vec2_masked",)  # what is masked is drawn by numpy
+REFUSED = {  # by name: what is said of a file of functions
+    "deberta_v2": "depends on values, which no file of functions can follow",
+    "wav2vec2_masked": r"forward draws from numpy\.random",
+}
 
 
 # ------------------------------------------------------------------------------------------- torchvision
