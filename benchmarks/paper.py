@@ -233,14 +233,15 @@ def table(results: dict[str, dict]) -> str:
         return "-" if value is None else f"{100 * value:.2f}"
 
     device = DEVICES["v100"]
+    paces = [row["pace_ms"] for row in results.values() if "pace_ms" in row]
     lines = [
         "Overheads in %, with costs by a roofline of "
         f"{device.name}: {device.flops / 1e12} TFLOP/s and {device.bytes_per_s / 1e9:.0f} GB/s, of which kernels reach "
         f"{device.reached_flops:.0%} and {device.reached_bytes:.0%}, and at least {device.launch_ns / 1000:.0f} us. "
         "Rows of the H100 are as `--device h100` plans them, in this project's own accounting. "
         "`python benchmarks/paper.py` makes this table. A dash is where a planner finds no plan; an empty cell was not run. "
-        "Seconds are the machine's: the fixed piece of work of `remat_codegen/profile/pace.py` took "
-        f"{statistics.median(r['pace_ms'] for r in results.values() if 'pace_ms' in r)} ms there, 2.1 on quiet cores.",
+        "Seconds are the machine's: the fixed piece of work of `remat_codegen/profile/pace.py`, which takes 2.1 ms on quiet "
+        f"cores, took {statistics.median(paces)} ms before the {len(paces)} rows that were planned last; others beside more work.",
         "",
         "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
         "|---" * (len(COMPARED) + 7) + "|",
