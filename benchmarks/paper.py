@@ -241,7 +241,8 @@ def table(results: dict[str, dict]) -> str:
         "Rows of the H100 are as `--device h100` plans them, in this project's own accounting. "
         "`python benchmarks/paper.py` makes this table. A dash is where a planner finds no plan; an empty cell was not run. "
         "Seconds are the machine's: the fixed piece of work of `remat_codegen/profile/pace.py`, which takes 2.1 ms on quiet "
-        f"cores, took {statistics.median(paces)} ms before the {len(paces)} rows that were planned last; others beside more work.",
+        f"cores, took {statistics.median(paces)} ms before the {len(paces)} rows that were planned last; "
+        "others beside more work.",
         "",
         "| | nodes | paper | " + " | ".join(COMPARED) + " | bound | auto, CPU s | peak, GiB | smallest budget, MB |",
         "|---" * (len(COMPARED) + 7) + "|",
