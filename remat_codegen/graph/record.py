@@ -89,7 +89,7 @@ class OperationRecord:
     backward: bool = False  # whether the engine reaches it
     unsaved: bool = False  # whether autograd would save something for it that is never read, as the engine does not reach it
     stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
-    most_gradient_bytes: int = 0  # the most that gradients take which are alive at once while it is undone
+    added_bytes: int = 0  # the most that gradients take, while it is undone, when one of an earlier operation is added to
     # Storages and bytes that autograd saves for nobody, where the engine does not come, as long as somebody has the result.
     lost: tuple[int, ...] = ()
     lost_bytes: tuple[int, ...] = ()
@@ -182,14 +182,16 @@ class _Births(TorchDispatchMode):
         if schema(func).is_mutable:
             self.recorder.check_written(written_tensors(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        added = func is torch.ops.aten.add.Tensor and storage_key(args[0]) in self.roomy
-        out = added_up(out, args[0]) if added else out
-        if added or func is torch.ops.aten.col2im.default:
+        roomy = func is torch.ops.aten.add.Tensor and storage_key(args[0]) in self.roomy
+        out = added_up(out, args[0]) if roomy else out
+        if roomy or func is torch.ops.aten.col2im.default:
             self.roomy.add(storage_key(out))
         self.recorder.at_present_node()
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self.recorder.see(tensor)
+        if func is torch.ops.aten.add.Tensor:
+            self.recorder.see_added(*args)
         return out
 
 
@@ -246,7 +248,8 @@ class _Recorder:
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
     saved: dict[int, Any] = field(default_factory=dict)  # _cdata -> reference to a storage of no variable, while it lives
-    changes: list[tuple[_Birth, int]] = field(default_factory=list)  # gradients that come, and that go, with the step
+    # Gradients that come, and that go, with the step; None where one is added to.
+    changes: list[tuple[_Birth | None, int]] = field(default_factory=list)
 
     def run(self) -> Record:
         for variable in self.trace.variables:
@@ -257,20 +260,20 @@ class _Recorder:
         check_devices(self.trace, [v.id in self.tensors and self.tensors[v.id].requires_grad for v in self.trace.variables])
         nodes = [self._sequence_numbers(op, row.mutated) for op, row in zip(self.trace.operations, rows, strict=True)]
         self._backward()
-        most = self._most_gradient_bytes()
+        added = self._added_bytes()
         return Record(
             storages=tuple(self.storages),
-            operations=tuple(self._row(op, rows[op.id], nodes[op.id], most[op.id]) for op in self.trace.operations),
+            operations=tuple(self._row(op, rows[op.id], nodes[op.id], added[op.id]) for op in self.trace.operations),
             variables=tuple(self._variable(v.id) for v in self.trace.variables),
             gradients=tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
             shared_cast_bytes=self._shared_casts(),
             loss=self.loss or LOSSES[0],
         )
 
-    def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], most: int) -> OperationRecord:
+    def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], added: int) -> OperationRecord:
         """The row of an operation with what the way back shows. Where that does not come, autograd saves for nobody."""
         if op.id in self.reached:
-            return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), most_gradient_bytes=most)
+            return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), added_bytes=added)
         row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
         unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)
@@ -283,15 +286,16 @@ class _Recorder:
         gradient = self.gradient_strides.get(variable)
         return VariableRecord(self.of_variable[variable], tensor.requires_grad, tuple(tensor.stride()), gradient)
 
-    def _most_gradient_bytes(self) -> list[int]:
+    def _added_bytes(self) -> list[int]:
         """By operation; without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""
         most, alive = [0] * (len(self.trace.operations) + 1), set[int]()
         held = 0
         for birth, step in self.changes:
-            if birth.died is not None:
+            if birth is None:
+                most[step] = max(most[step], held)
+            elif birth.died is not None:
                 held += birth.nbytes if id(birth) not in alive else -birth.nbytes
                 alive ^= {id(birth)}
-                most[step] = max(most[step], held)
         return most[:-1]
 
     def _shared_casts(self) -> int:
@@ -475,6 +479,14 @@ class _Recorder:
         birth.ref = weakref.ref(storage, dead)
         self.births[key] = birth
         self.changes.append((birth, self.step))
+
+
+    def see_added(self, one: Any, other: Any) -> None:
+        """Notes that two are added, where these are a gradient of an earlier operation and one that is made now."""
+        keys = [storage_key(t) for t in (one, other) if isinstance(t, torch.Tensor)]
+        born = [self.births[key].born for key in keys if key in self.births]
+        if len(born) == 2 and max(born) != self.step:
+            self.changes.append((None, self.step))
 
 
 def _grad_fn(tensor: torch.Tensor) -> Any:

@@ -60,10 +60,11 @@ def _summed_bytes(model: Model) -> dict[int, int]:
 
 
 def _bytes_between_gradients(model: Model) -> dict[int, int]:
-    """By backward node: gradients that come and go while it runs, beside those that other nodes read, as the record saw them.
+    """By backward node: gradients that are there when it adds to one of an earlier node, beside those that nodes read, as the
+    record saw them.
 
-    Where autograd adds two gradients of a value, the one that a node makes is needed until their sum is there. A node measured
-    alone has no other to add, and what it makes seems to be what it hands on.
+    The one that a node makes is needed until the sum is there. A node measured alone has no other to add, and what it makes
+    seems to be what it hands on.
     """
     graph, record = model.graph, model.record
     last_read: dict[int, int] = {d: n.id for n in graph.nodes for d in n.reads}
@@ -72,7 +73,7 @@ def _bytes_between_gradients(model: Model) -> dict[int, int]:
     found = {}
     for node in graph.backward_nodes:
         assert node.forward is not None
-        most = max(record.operations[op].most_gradient_bytes for op in model.bodies[node.forward].operations)
+        most = max(record.operations[op].added_bytes for op in model.bodies[node.forward].operations)
         known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
         found[node.id] = max(0, most - known)
     return found
