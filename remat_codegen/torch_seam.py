@@ -302,6 +302,19 @@ def key_of_storage(storage: torch.UntypedStorage) -> int:
     return key
 
 
+_tensor_use_count = _take(
+    "torch.Tensor._use_count", "which counts who holds a tensor", "sums of gradients all seem to be new tensors"
+)
+_storage_use_count = _take(
+    "torch._C._storage_Use_Count", "which counts who holds memory", "sums of gradients all seem to be new tensors"
+)
+
+
+def reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold a tensor, and its memory, the caller and what called it included."""
+    return _tensor_use_count(tensor), _storage_use_count(storage_key(tensor))
+
+
 def version(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place."""
     return tensor._version

@@ -53,11 +53,6 @@ def _within(out: torch.Tensor, numbers: int) -> torch.Tensor:
     return out if numbers <= out.numel() else out.new_empty(numbers).as_strided(out.shape, out.stride())
 
 
-def added_up(out: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """The sum of two gradients is written into the memory of the first, however much that is; fake ones are added elsewhere."""
-    return _within(out, first.untyped_storage().nbytes() // first.element_size())
-
-
 def _like_input(out: torch.Tensor, args: Any) -> torch.Tensor:
     return _suggested(out, args[0])
 

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.graph.fake_strides import Layouts, added_up
+from remat_codegen.graph.fake_strides import Layouts
+from remat_codegen.graph.gradients import Gradient, Lives
 from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
+from remat_codegen.graph.sums import ADD, Sums
 from remat_codegen.graph.unplannable import check_backward, check_devices, check_trained, without_data
 from remat_codegen.torch_seam import (
     FakeTensorMode,
@@ -54,6 +56,7 @@ from remat_codegen.trace.training import LOSSES as LOSSES
 from remat_codegen.trace.training import example_loss as example_loss
 from remat_codegen.trace.training import goes_into_numbers, taking_gradient, usual_loss
 
+NO_MEMORY = -1  # the storage of a size
 LEAF_SEQUENCE = 2**63  # sequence numbers of AccumulateGrad nodes lie above this
 
 
@@ -64,18 +67,6 @@ class Storage:
     id: int
     nbytes: int
     operation: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """A storage that lives between two steps of the backward pass: born while undoing one operation, dead after another.
-
-    `born` is an operation, or the number of operations for the loss.
-    """
-
-    nbytes: int
-    born: int
-    died: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +90,11 @@ class OperationRecord:
 class VariableRecord:
     """How one variable lies in memory, and the gradient that comes back to it."""
 
-    storage: int  # -1 of a size, which has no memory
+    storage: int  # NO_MEMORY of a size
     requires_grad: bool  # once forward is over: writing into a tensor can make it require grad
     strides: tuple[int, ...] | None  # None of a size
-    gradient_strides: tuple[int, ...] | None  # None where no gradient comes, and of what no operation makes
+    # None where no gradient comes, of what no operation makes, and of what is the same tensor as an earlier variable.
+    gradient_strides: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,38 +152,29 @@ def _chosen(asked: str | None, outputs: list[torch.Tensor]) -> str:
     return asked or usual_loss(outputs)
 
 
-@dataclass
-class _Birth:
-    nbytes: int
-    born: int
-    died: int | None = None
-    ref: Any = None
-
-
-class _Births(TorchDispatchMode):
+class _GoingBack(TorchDispatchMode):
     """Follows every storage allocated while the engine walks back."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
         self.recorder = recorder
-        self.roomy: set[int] = set()  # storages with more room than what is in them
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1], self.recorder.count)
         if schema(func).is_mutable:
             self.recorder.check_written(written_tensors(func, args, kwargs or {}))
+        if self.recorder.sums.are_in_place(func, args):
+            self.recorder.at_present_node()
+            self.recorder.lives.add_to(args[0])
+            return args[0].add_(args[1])
         out = func(*args, **(kwargs or {}))
-        roomy = func is torch.ops.aten.add.Tensor and storage_key(args[0]) in self.roomy
-        out = added_up(out, args[0]) if roomy else out
-        if roomy or func is torch.ops.aten.col2im.default:
-            self.roomy.add(storage_key(out))
         self.recorder.at_present_node()
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self.recorder.see(tensor)
-        if func is torch.ops.aten.add.Tensor:
-            self.recorder.see_added(*args)
+        if func is ADD:
+            self.recorder.lives.add(args[0], args[1], out)
         return out
 
 
@@ -240,18 +223,17 @@ class _Recorder:
     of_variable: dict[int, int] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)  # _cdata of masks -> in how many places they are True
     starts: list[int] = field(default_factory=list)
-    births: dict[int, _Birth] = field(default_factory=dict)
-    finished: list[_Birth] = field(default_factory=list)
     reached: dict[int, int] = field(default_factory=dict)  # operation -> the number of the first of its autograd nodes
     gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
+    sums: Sums = field(init=False)
     saved: dict[int, Any] = field(default_factory=dict)  # _cdata -> reference to a storage of no variable, while it lives
-    # Gradients that come, and that go, with the step; None where one is added to.
-    changes: list[tuple[_Birth | None, int]] = field(default_factory=list)
+    lives: Lives = field(init=False)
 
     def run(self) -> Record:
+        self.sums, self.lives = Sums(self.trace.accelerator or "cpu"), Lives(lambda: self.step)
         for variable in self.trace.variables:
             if variable.origin not in (Origin.RESULT, Origin.SIZE):
                 self._given(variable)
@@ -260,12 +242,12 @@ class _Recorder:
         check_devices(self.trace, [v.id in self.tensors and self.tensors[v.id].requires_grad for v in self.trace.variables])
         nodes = [self._sequence_numbers(op, row.mutated) for op, row in zip(self.trace.operations, rows, strict=True)]
         self._backward()
-        added = self._added_bytes()
+        added = self.lives.most_at_sums()
         return Record(
             storages=tuple(self.storages),
-            operations=tuple(self._row(op, rows[op.id], nodes[op.id], added[op.id]) for op in self.trace.operations),
+            operations=tuple(self._row(op, rows[op.id], nodes[op.id], added.get(op.id, 0)) for op in self.trace.operations),
             variables=tuple(self._variable(v.id) for v in self.trace.variables),
-            gradients=tuple(Gradient(b.nbytes, b.born, b.died) for b in self.finished if b.died is not None),
+            gradients=tuple(self.lives.gradients()),
             shared_cast_bytes=self._shared_casts(),
             loss=self.loss or LOSSES[0],
         )
@@ -282,21 +264,9 @@ class _Recorder:
     def _variable(self, variable: int) -> VariableRecord:
         tensor = self.tensors.get(variable)
         if tensor is None:  # a size
-            return VariableRecord(-1, False, None, None)
+            return VariableRecord(NO_MEMORY, False, None, None)
         gradient = self.gradient_strides.get(variable)
         return VariableRecord(self.of_variable[variable], tensor.requires_grad, tuple(tensor.stride()), gradient)
-
-    def _added_bytes(self) -> list[int]:
-        """By operation; without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""
-        most, alive = [0] * (len(self.trace.operations) + 1), set[int]()
-        held = 0
-        for birth, step in self.changes:
-            if birth is None:
-                most[step] = max(most[step], held)
-            elif birth.died is not None:
-                held += birth.nbytes if id(birth) not in alive else -birth.nbytes
-                alive ^= {id(birth)}
-        return most[:-1]
 
     def _shared_casts(self) -> int:
         """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
@@ -352,13 +322,14 @@ class _Recorder:
                 self._adopt(variable, tensor, op.id)
         mutated = {self.of_storage[storage_key(t)] for t, v in zip(given, versions, strict=True) if version(t) != v}
         mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
-        saved, phantoms = self._classify(packed)
+        saved, phantoms = self._classify(op, packed)
+        packed.clear()  # what is saved holds on to `pack`, and would by this to all that is saved with it
         if is_opaque(op) and self.trace.gpu is None:  # where that is not there, a rule has said it
             with autocasting(op.autocast):
                 phantoms = real_phantoms(op, args, kwargs)
         return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op))
 
-    def _classify(self, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _classify(self, op: Operation, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         saved, phantoms = [], {}
         for tensor in packed:
             key = storage_key(tensor)
@@ -366,11 +337,13 @@ class _Recorder:
                 saved.append(self.of_storage[key])
             else:
                 phantoms[key] = tensor.untyped_storage().nbytes()
-                self.saved[key] = weakref.ref(tensor.untyped_storage(), functools.partial(self._released, key))
+                released = functools.partial(self._released, key, phantoms[key], op.id)
+                self.saved[key] = weakref.ref(tensor.untyped_storage(), released)
         return tuple(dict.fromkeys(saved)), tuple(phantoms.values())
 
-    def _released(self, key: int, _: Any) -> None:
+    def _released(self, key: int, nbytes: int, op: int, _: Any) -> None:
         self.saved.pop(key, None)
+        self.lives.release(nbytes, op)
 
     def _sequence_numbers(self, op: Operation, mutated: tuple[int, ...]) -> dict[int, int]:
         """The sequence number of an autograd node -> the variable that has it, of an operation's results and what it changes.
@@ -393,8 +366,8 @@ class _Recorder:
         self.step = len(self.trace.operations)
         forward_only = dict(self.of_storage)
         kept_forward = list(self.tensors.values())
-        handles = [h for op in self.trace.operations for h in self._watch(op)]
-        with _Births(self):
+        handles = list(self._watched())
+        with _GoingBack(self):
             loss = example_loss(outputs, self.loss)
             self.end = next_sequence_number()
             self.of_storage = forward_only
@@ -405,28 +378,31 @@ class _Recorder:
             handle.remove()
         del kept_forward
         self._keep_gradients_of_inputs()
-        # What is never freed is a leaf's own .grad; single numbers are the seeds of the backward pass.
-        self.finished = [b for b in self.finished if b.died is not None and b.died != b.born and b.nbytes > 16]
-        self.finished.sort(key=lambda b: -b.born)
 
     def _keep_gradients_of_inputs(self) -> None:
         """They live from where they come until the step ends: as if what is undone last read them."""
         inputs = [self.tensors[v.id] for v in self.trace.variables if v.origin is Origin.INPUT]
-        keys = {storage_key(t.grad) for t in inputs if t.grad is not None}
-        for birth in [self.births[key] for key in keys if key in self.births]:
-            birth.died = min(self.reached, default=birth.born)
-            self.finished.append(birth)
+        self.lives.stay([t.grad for t in inputs if t.grad is not None], min(self.reached, default=None))
 
-    def _watch(self, op: Operation) -> Iterator[Any]:
-        """Notes the strides of the gradient that each result of a step receives."""
-        for variable in op.results:
-            tensor = None if variable is None else self.tensors[variable]
-            if tensor is not None and tensor.requires_grad and _grad_fn(tensor) is not None:
-                yield tensor.register_hook(lambda grad, v=variable: self._note(v, grad))
+    def _watched(self) -> Iterator[Any]:
+        """Notes the gradients that come to results and parameters. Several variables may be one tensor, as that of what is cast
+        to the type that it has."""
+        variables: dict[int, list[int]] = {}
+        for variable, tensor in self.tensors.items():
+            variables.setdefault(id(tensor), []).append(variable)
+        for first, *others in variables.values():
+            tensor = self.tensors[first]
+            given = self.trace.variables[first].origin is not Origin.RESULT
+            if tensor.requires_grad and (given or _grad_fn(tensor) is not None):
+                yield tensor.register_hook(functools.partial(self._note, first, others))
 
-    def _note(self, variable: int, grad: torch.Tensor | None) -> None:
-        if grad is not None:
-            self.gradient_strides[variable] = tuple(grad.stride())
+    def _note(self, first: int, others: Sequence[int], grad: torch.Tensor | None) -> None:
+        if grad is None:
+            return
+        if self.trace.variables[first].origin is Origin.RESULT:
+            self.gradient_strides[first] = tuple(grad.stride())
+        for variable in (first, *others):
+            self.lives.belongs(grad, variable)
 
     def at_present_node(self) -> None:
         """Notes which operation the engine goes back through at this moment, if it does."""
@@ -451,7 +427,7 @@ class _Recorder:
         """Refuses a backward of the user's own that writes into what it has saved, or is given: others read that."""
         self.at_present_node()
         for key in (storage_key(t) for t in tensors):
-            born = self.births[key].born if key in self.births else self.step
+            born = self.lives.alive[key].born if key in self.lives.alive else self.step
             check_backward(self._undone(), key in self.of_storage or key in self.saved or born != self.step)
 
     def count(self, mask: torch.Tensor) -> int | None:
@@ -466,27 +442,9 @@ class _Recorder:
             )
         storage = tensor.untyped_storage()
         key = key_of_storage(storage)
-        if key in self.of_storage or key in self.saved or key in self.births or not storage.nbytes():
+        if key in self.of_storage or key in self.saved or key in self.lives.alive or not storage.nbytes():
             return
-        birth = _Birth(storage.nbytes(), self.step)
-
-        def dead(_: Any, birth: _Birth = birth, key: int = key) -> None:
-            birth.died = self.step
-            self.changes.append((birth, self.step))
-            self.births.pop(key, None)
-            self.finished.append(birth)
-
-        birth.ref = weakref.ref(storage, dead)
-        self.births[key] = birth
-        self.changes.append((birth, self.step))
-
-
-    def see_added(self, one: Any, other: Any) -> None:
-        """Notes that two are added, where these are a gradient of an earlier operation and one that is made now."""
-        keys = [storage_key(t) for t in (one, other) if isinstance(t, torch.Tensor)]
-        born = [self.births[key].born for key in keys if key in self.births]
-        if len(born) == 2 and max(born) != self.step:
-            self.changes.append((None, self.step))
+        self.lives.begin(storage)
 
 
 def _grad_fn(tensor: torch.Tensor) -> Any:

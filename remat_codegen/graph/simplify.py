@@ -1,9 +1,9 @@
 """From operations to compute nodes and data nodes (rk-GB, appendix A.3 and A.6).
 
 Three steps. *Groups*: each operation that allocates starts one, and the views, in-place operations and sizes that follow
-join it. *Merging*: a group whose result is only wanted by the next one joins it, where keeping the later result is never
-worse than keeping the earlier. *Nodes*: each group becomes a forward node, and a backward node where autograd goes back
-through it; what they read and write comes from the record of a step.
+join it; but what looks at parameters goes with what comes next. *Merging*: a group whose result is only wanted by the next
+one joins it, where keeping the later result is never worse than keeping the earlier. *Nodes*: each group becomes a forward
+node, and a backward node where autograd goes back through it; what they read and write comes from the record of a step.
 
 Groups are contiguous in the order of the trace, so their backward steps are contiguous in the order of the engine.
 """
@@ -23,7 +23,7 @@ from remat_codegen.graph.blocks import cut_into_blocks
 from remat_codegen.graph.determinism import not_repeated
 from remat_codegen.graph.ir import Data, Graph, Kind, Node, Phase, validate
 from remat_codegen.graph.nature import STATISTICS, moves_statistics
-from remat_codegen.graph.record import Record
+from remat_codegen.graph.record import NO_MEMORY, Record
 from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
 FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
@@ -81,28 +81,44 @@ def allocates(record: Record, operation: Operation) -> bool:
 
 
 def group_operations(trace: Trace, record: Record) -> list[tuple[int, ...]]:
-    """Consecutive operations, the first of which allocates (leading views belong to the first group).
+    """Consecutive operations, of which the first allocates that does more than look at parameters or inputs.
 
+    What looks at those stands with what comes next, which is who uses it as a rule: the way back then frees a parameter's
+    gradient where it is made, and does not hold it while another group is undone. Leading views belong to the first group.
     What only changes a buffer (a counter of batches) stands alone: it must not run again, its neighbours may.
     """
     groups: list[list[int]] = []
-    pending: list[int] = []
+    pending: list[int] = []  # who come before the next group, if nothing sends them back to the latest
     last: list[int] | None = None  # the latest group that owns memory
     unread = unread_views(trace, record)
     for operation in trace.operations:
         if operation.id in unread:
             continue
-        counts = changes_given(record, operation) and not allocates(record, operation)
-        if counts or allocates(record, operation):
+        allocating = allocates(record, operation)
+        counts = changes_given(record, operation) and not allocating
+        leads = _looks_at_given(record, operation) or bool(pending and is_view(record, operation))
+        if leads or (last is None and not counts and not allocating):
+            pending.append(operation.id)
+            continue
+        if last is not None and not allocating:
+            last += pending
+            pending = []
+        if last is None or counts or allocating:
             groups.append([*pending, operation.id])
             pending, last = [], last if counts else groups[-1]
-        elif last is not None:
-            last.append(operation.id)
         else:
-            pending.append(operation.id)
-    if pending:
+            last.append(operation.id)
+    if last is not None:
+        last += pending
+    elif pending:
         groups.append(pending)
     return _join_mutations(trace, record, [tuple(g) for g in groups])
+
+
+def _looks_at_given(record: Record, operation: Operation) -> bool:
+    """Whether an operation only looks at parameters, buffers or inputs."""
+    looked_at = record.storages_of(operation.reads) - {NO_MEMORY}
+    return bool(looked_at) and is_view(record, operation) and all(record.storages[s].operation is None for s in looked_at)
 
 
 def unread_views(trace: Trace, record: Record) -> frozenset[int]:
@@ -287,15 +303,15 @@ class _Builder:
         the loss)."""
         writes: dict[int, list[int]] = {}
         reads: dict[int, list[int]] = {}
-        count = len(self.trace.operations)
+        group_of = self.uses.group_of | {len(self.trace.operations): len(self.groups)}
         for gradient in self.record.gradients:
-            born = len(self.groups) if gradient.born >= count else self.uses.group_of[gradient.born]
-            died = len(self.groups) if gradient.died >= count else self.uses.group_of[gradient.died]
+            born, died = group_of[gradient.born], group_of[gradient.died]
             if born == died:
                 continue
             name = f"gradient {len(self.data)} of {self._name(died)}"
             data = self._new_data(name, Kind.GRADIENT, gradient.nbytes)
-            writes.setdefault(born, []).append(data)
+            for group in {born, *map(group_of.__getitem__, gradient.added)} - {died}:
+                writes.setdefault(group, []).append(data)
             reads.setdefault(died, []).append(data)
         return writes, reads
 

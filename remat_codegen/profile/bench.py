@@ -12,11 +12,12 @@ import torch
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.simplify import Model, early_ends
+from remat_codegen.profile.cache import Measurement
 from remat_codegen.profile.clock import Clock, Stage
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
 from remat_codegen.profile.numbers import random_tensor, recorded_tensor
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, refs, substitute
+from remat_codegen.trace import Operation, Ref, Variable, autocasting, refs, substitute
 
 Seeded = tuple[torch.Tensor, list[Any]]  # what the way back begins at, and what is held until it is over
 Values = Callable[[Variable, str, int], torch.Tensor]  # of a variable, on a device, integers below a number
@@ -33,6 +34,13 @@ def results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
     wanted = {v for v in made if v in outputs or not inside.issuperset(readers[v])}
     altered = {v for v in given if model.record.variables[v].storage in changed}
     return sorted(wanted | {v for v in altered if v in outputs or readers[v][-1] > max(inside)})
+
+
+def given_to(model: Model, forward: int) -> list[int]:
+    """The variables that a forward node mentions and does not make, in their order."""
+    own = [model.trace.operations[op] for op in model.bodies[forward].operations]
+    made = {v for op in own for v in op.made}
+    return [v for v in dict.fromkeys(v for op in own for v in op.reads) if v not in made]
 
 
 class Swallow(torch.autograd.Function):
@@ -64,18 +72,21 @@ class _Seed(torch.autograd.Function):
 
 
 class Bench:
-    """One node with its inputs, ready to be run forward and backward."""
+    """One node with its inputs, ready to be run forward and backward, where others hold what `key` says."""
 
-    def __init__(self, model: Model, node: Node, clock: Clock, held: bool, values: Values, ranges: Mapping[int, int]) -> None:
-        self.model, self.clock, self.device, self.held = model, clock, clock.device, held
+    def __init__(
+        self, model: Model, node: Node, clock: Clock, key: Measurement, values: Values, ranges: Mapping[int, int]
+    ) -> None:
+        self.model, self.clock, self.device, self.held = model, clock, clock.device, key.held
         self.values, self.ranges = values, ranges
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.made}
-        mentioned = [v for op in self.operations for v in op.reads]
+        mentioned, given = [v for op in self.operations for v in op.reads], given_to(model, node.id)
+        self.added = {given[place] for place in key.added}
         indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.recorded = model.trace.run.values if model.trace.run is not None else {}
-        self.given = {v: self._input(v) for v in dict.fromkeys(mentioned) if v not in made}
+        self.given = {v: self._input(v) for v in given}
         self.settled = {v: self._recorded(v) for v in made.intersection(mentioned, self.recorded) if self._owns_memory(v)}
         for op in (op for op in self.operations if is_opaque(op)):
             weights = [self.given[v] for v in refs(weights_of(op)) if v in self.given]
@@ -83,6 +94,7 @@ class Bench:
                 in_one_piece(op, weights)
         changed = model.record.mutated_by(op.id for op in self.operations)
         leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
+        self.apart = {op.id: {v: _with_own_sum(self.given[v]) for v in self.added & {*op.reads}} for op in self.operations[1:]}
         self.changed = {v for v in leaves if model.record.variables[v].storage in changed}
         self.outputs = results_used_outside(model, [op.id for op in self.operations])
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
@@ -99,7 +111,7 @@ class Bench:
             tensor = torch.ones_like(tensor)
         if self.model.record.variables[variable].requires_grad:
             tensor.requires_grad_()
-            if v.origin is Origin.PARAMETER:  # an input's own gradient counts among what the node writes, and stays
+            if variable in self.added:  # others count among what the node writes, and stay
                 tensor.grad = torch.zeros_like(tensor)
         return tensor
 
@@ -132,12 +144,13 @@ class Bench:
     def _forward(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """What the node hands on. `tensors` gets the others that it makes."""
         for op in self.operations:
+            given = tensors if not self.apart.get(op.id) else {**tensors, **self.apart[op.id]}
             with (
                 torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()),
                 autocasting(op.autocast),
                 self._saving(op),
             ):
-                out = op.target(*substitute(op.args, tensors), **substitute(dict(op.kwargs), tensors))
+                out = op.target(*substitute(op.args, given), **substitute(dict(op.kwargs), given))
             for variable, value in zip(op.results, out if op.many else (out,), strict=True):
                 if variable is not None:
                     tensors[variable] = self._settle(variable, value)
@@ -193,6 +206,13 @@ class Bench:
         stride = self.model.record.variables[variable].gradient_strides
         v = self.model.trace.variables[variable]
         return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
+
+
+def _with_own_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, but that what goes back to it is added up apart: as soon as it is there, not with what else does."""
+    leaf = tensor.detach().requires_grad_(tensor.requires_grad)
+    leaf.grad = tensor.grad
+    return leaf
 
 
 def _through(stages: Sequence[Stage]) -> Any:

@@ -17,7 +17,7 @@ from remat_codegen.graph.record import LOSSES
 from remat_codegen.profile import store
 from remat_codegen.torch_seam import attention_kernels
 
-VERSION = 11  # raise when what is measured changes
+VERSION = 12  # raise when what is measured changes
 
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # PyTorch does not tell
@@ -69,7 +69,8 @@ def _driver() -> str:
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What is measured once. Nodes of one signature may still differ in who else holds what the backward node would free on its
-    way: `held` are the gradients that it is given, `returned` results of the node, which the model's caller holds.
+    way: `held` are the gradients that it is given, `returned` results of the node, which the model's caller holds. `added`
+    are the places, among what it is given, of those whose gradients are added up at once, as those of most parameters.
 
     Of a `loss`, which is as in `Record`, the signature is that of the outputs that it reads.
     """
@@ -77,13 +78,15 @@ class Measurement:
     signature: str
     held: bool = False
     returned: bool = False
+    added: tuple[int, ...] = ()
     loss: str | None = None
 
     def spelled(self) -> str:
         """The key on disk: raise VERSION when it means something else."""
         if self.loss is not None:
             return f"{'' if self.loss == LOSSES[0] else f'{self.loss} '}loss of {self.signature}"
-        return self.signature + " held" * self.held + " returned" * self.returned
+        added = f" added {','.join(map(str, self.added))}" if self.added else ""
+        return self.signature + " held" * self.held + " returned" * self.returned + added
 
 
 class Cache:

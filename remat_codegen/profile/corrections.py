@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.bench import results_used_outside
+from remat_codegen.profile.bench import given_to, results_used_outside
 from remat_codegen.profile.numbers import span
 from remat_codegen.trace import Origin
 
@@ -18,12 +18,11 @@ from remat_codegen.trace import Origin
 def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tuple[int, ...]:
     """What each node of `model.graph` needs beyond what it reads and writes, from the peak that each took alone; all in bytes.
     `held` is what `with_held_gradients` found: with those, a node was measured as it is in the step."""
-    summed, between = _summed_bytes(model), _bytes_between_gradients(model)
+    between = _bytes_between_gradients(model)
     found = []
     for node, peak in zip(model.graph.nodes, peaks, strict=True):
         seeds = 0 if node.forward in held else _more_seeds(model, node)
-        alone = max(0, peak + seeds - _written_bytes(model, node)) + summed.get(node.id, 0)
-        found.append(max(alone, between.get(node.id, 0)))
+        found.append(max(0, peak + seeds - _written_bytes(model, node), between.get(node.id, 0)))
     return tuple(found)
 
 
@@ -37,26 +36,19 @@ def with_held_gradients(model: Model) -> frozenset[int]:
     return frozenset(found)
 
 
-def _summed_bytes(model: Model) -> dict[int, int]:
-    """By backward node: what autograd allocates to add the gradients of parameters that several operations use.
-
-    A node measured alone does not show it. The sum is a new tensor: the first gradient is a view as a rule (a linear's is
-    transposed), which autograd does not add to in place.
-    """
-    trace, record = model.trace, model.record
-    shared = record.storages_of(v.id for v in trace.variables if v.origin is Origin.PARAMETER and v.requires_grad)
-    last: dict[int, int] = {}
-    used: list[set[int]] = []
-    for op in trace.operations:
-        used.append(record.storages_of(op.reads) & shared)
-        last |= {storage: op.id for storage in used[-1] if record.operations[op.id].backward}
-    found = {}
-    for node in model.graph.backward_nodes:
-        assert node.forward is not None
-        own = model.bodies[node.forward].operations
-        added = {s for op in own for s in used[op] if last.get(s, -1) > max(own)}
-        found[node.id] = sum(record.storages[s].nbytes for s in added)
-    return found
+def with_sums(model: Model) -> dict[int, frozenset[int]]:
+    """By forward node: those of the variables it is given whose gradients are added up at once when it is undone. These are
+    values whose gradients others have begun, and parameters, but those whose gradients begin here, and wait for others."""
+    node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
+    parameters = {v.id for v in model.trace.variables if v.origin is Origin.PARAMETER}
+    found = [parameters.intersection(given_to(model, node)) for node in range(len(model.bodies))]
+    for gradient in model.record.gradients:
+        born, died = (node_of.get(op) for op in (gradient.born, gradient.died))
+        if born is not None and born != died:
+            found[born] -= parameters.intersection(gradient.of)
+        for op in (op for op in gradient.added if op in node_of and node_of[op] != born):
+            found[node_of[op]] |= set(gradient.of).intersection(model.trace.operations[op].reads)
+    return {node: frozenset(variables) for node, variables in enumerate(found)}
 
 
 def _bytes_between_gradients(model: Model) -> dict[int, int]:
@@ -89,7 +81,8 @@ def _more_seeds(model: Model, node: Node) -> int:
 
 
 def _written_bytes(model: Model, node: Node) -> int:
-    return sum(model.graph.data[d].nbytes for d in node.writes)
+    """What is new of what a node writes: what it adds to a gradient that is there is needed beside that."""
+    return sum(model.graph.data[d].nbytes for d in node.writes if model.graph.producers[d][0] == node.id)
 
 
 def _outlasts(model: Model, forward: int) -> bool:

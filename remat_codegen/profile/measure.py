@@ -21,10 +21,10 @@ from remat_codegen.errors import TraceError
 from remat_codegen.graph.ir import Node, Phase
 from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.bench import Bench, Swallow, Values
+from remat_codegen.profile.bench import Bench, Swallow, Values, given_to
 from remat_codegen.profile.cache import Cache, Measurement
 from remat_codegen.profile.clock import Clock, clock_for
-from remat_codegen.profile.corrections import with_held_gradients, workspaces
+from remat_codegen.profile.corrections import with_held_gradients, with_sums, workspaces
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.profile.numbers import counting, near_identity, random_tensor
@@ -47,8 +47,8 @@ class Measured(Costs):
 
     def of(self, model: Model, advance: Advance | None = None) -> Profile:
         """As in `Costs`. Raises TraceError, naming the user's line, for a node that PyTorch can run on none of our numbers."""
-        nodes, held = model.graph.nodes, with_held_gradients(model)
-        keys = {n.id: _measurement(model, n, held) for n in nodes if n.phase is not Phase.BACKWARD}
+        nodes, held, sums = model.graph.nodes, with_held_gradients(model), with_sums(model)
+        keys = {n.id: _measurement(model, n, held, sums.get(n.id, frozenset())) for n in nodes if n.phase is not Phase.BACKWARD}
         try:
             found = self._found(model, {keys[n.id]: n for n in reversed(nodes) if n.id in keys}, advance)
         finally:  # interrupted, too: what was measured need not be measured again
@@ -67,7 +67,7 @@ class Measured(Costs):
             for done, (key, node) in enumerate(distinct.items()):
                 if advance is not None:
                     advance(done, len(distinct), node.name)
-                found[key] = stored.or_measured(key, functools.partial(_run, model, node, clock, key.held))
+                found[key] = stored.or_measured(key, functools.partial(_run, model, node, clock, key))
         return found
 
     def tell(self, note: Callable[[str], None]) -> None:
@@ -88,14 +88,15 @@ def _kinds(number: int) -> str:
     return f"{number} {'kind' if number == 1 else 'kinds'} of operations"
 
 
-def _measurement(model: Model, node: Node, held: frozenset[int]) -> Measurement:
+def _measurement(model: Model, node: Node, held: frozenset[int], sums: frozenset[int]) -> Measurement:
     """What a node's costs are remembered under, and its backward node's."""
     if node.phase is Phase.LOSS:
         outputs = repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
         return Measurement(outputs, loss=model.record.loss)
     made = {v for op in model.bodies[node.id].operations for v in model.trace.operations[op].results}
     returned = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
-    return Measurement(node.signature, node.id in held, bool(made & returned))
+    added = tuple(i for i, v in enumerate(given_to(model, node.id)) if v in sums)
+    return Measurement(node.signature, node.id in held, bool(made & returned), added)
 
 
 class _Stored:
@@ -138,7 +139,7 @@ class _Stored:
         return self.pace is not None and self.pace.is_slow(taken_ns)
 
 
-def _run(model: Model, node: Node, clock: Clock, held: bool) -> list[int]:
+def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot run it on any of our numbers."""
     if node.phase is Phase.LOSS:
         return _measure_loss(model, clock)
@@ -147,7 +148,7 @@ def _run(model: Model, node: Node, clock: Clock, held: bool) -> list[int]:
     tried: list[tuple[Values, dict[int, int]]] = [(random_tensor, {}), (near_identity, {}), (counting, {})]
     for values, drawn in [(random_tensor, ranges), *tried] if ranges else tried:
         try:
-            return Bench(model, node, clock, held, values, drawn).run()
+            return Bench(model, node, clock, key, values, drawn).run()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError) as error:
