@@ -93,8 +93,8 @@ class VariableRecord:
     storage: int  # NO_MEMORY of a size
     requires_grad: bool  # once forward is over: writing into a tensor can make it require grad
     strides: tuple[int, ...] | None  # None of a size
-    # None where no gradient comes, of what no operation makes, and of what is the same tensor as an earlier variable.
-    gradient_strides: tuple[int, ...] | None
+    gradient_strides: tuple[int, ...] | None  # None where no gradient comes, and of what no operation makes
+    tensor: int  # the first variable that is the same tensor, as what is cast to the type that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,7 @@ class _Recorder:
     starts: list[int] = field(default_factory=list)
     reached: dict[int, int] = field(default_factory=dict)  # operation -> the number of the first of its autograd nodes
     gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    same: dict[int, list[int]] = field(default_factory=dict)  # by the id of a tensor: the variables that it is
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
@@ -264,9 +265,10 @@ class _Recorder:
     def _variable(self, variable: int) -> VariableRecord:
         tensor = self.tensors.get(variable)
         if tensor is None:  # a size
-            return VariableRecord(NO_MEMORY, False, None, None)
+            return VariableRecord(NO_MEMORY, False, None, None, variable)
         gradient = self.gradient_strides.get(variable)
-        return VariableRecord(self.of_variable[variable], tensor.requires_grad, tuple(tensor.stride()), gradient)
+        first = self.same[id(tensor)][0]
+        return VariableRecord(self.of_variable[variable], tensor.requires_grad, tuple(tensor.stride()), gradient, first)
 
     def _shared_casts(self) -> int:
         """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
@@ -385,23 +387,21 @@ class _Recorder:
         self.lives.stay([t.grad for t in inputs if t.grad is not None], min(self.reached, default=None))
 
     def _watched(self) -> Iterator[Any]:
-        """Notes the gradients that come to results and parameters. Several variables may be one tensor, as that of what is cast
-        to the type that it has."""
-        variables: dict[int, list[int]] = {}
+        """Notes the gradients that come to results, with their strides, and to parameters."""
         for variable, tensor in self.tensors.items():
-            variables.setdefault(id(tensor), []).append(variable)
-        for first, *others in variables.values():
-            tensor = self.tensors[first]
-            given = self.trace.variables[first].origin is not Origin.RESULT
-            if tensor.requires_grad and (given or _grad_fn(tensor) is not None):
-                yield tensor.register_hook(functools.partial(self._note, first, others))
+            self.same.setdefault(id(tensor), []).append(variable)
+        for variables in self.same.values():
+            tensor = self.tensors[variables[0]]
+            leaf = self.trace.variables[variables[0]].origin is not Origin.RESULT
+            if tensor.requires_grad and (leaf or _grad_fn(tensor) is not None):
+                yield tensor.register_hook(functools.partial(self._note, variables))
 
-    def _note(self, first: int, others: Sequence[int], grad: torch.Tensor | None) -> None:
+    def _note(self, variables: Sequence[int], grad: torch.Tensor | None) -> None:
         if grad is None:
             return
-        if self.trace.variables[first].origin is Origin.RESULT:
-            self.gradient_strides[first] = tuple(grad.stride())
-        for variable in (first, *others):
+        for variable in variables:
+            if self.trace.variables[variable].origin is Origin.RESULT:
+                self.gradient_strides[variable] = tuple(grad.stride())
             self.lives.belongs(grad, variable)
 
     def at_present_node(self) -> None:

@@ -36,6 +36,13 @@ def results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
     return sorted(wanted | {v for v in altered if v in outputs or readers[v][-1] > max(inside)})
 
 
+def gone_back_from(model: Model, operations: Sequence[int]) -> list[int]:
+    """Those of the variables that a node hands on to which gradients come, one for each tensor."""
+    rows = model.record.variables
+    found = {rows[v].tensor: v for v in results_used_outside(model, operations) if rows[v].gradient_strides is not None}
+    return list(found.values())
+
+
 def given_to(model: Model, forward: int) -> list[int]:
     """The variables that a forward node mentions and does not make, in their order."""
     own = [model.trace.operations[op] for op in model.bodies[forward].operations]
@@ -100,7 +107,8 @@ class Bench:
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
         ends = early_ends(model, [op.id for op in self.operations])
         self.ends = {op: [v for v in variables if v not in self.outputs] for op, variables in ends.items()}
-        self.goes_back = back and any(model.record.variables[v].gradient_strides is not None for v in self.outputs)
+        self.roots = gone_back_from(model, [op.id for op in self.operations])
+        self.goes_back = back and bool(self.roots)
 
     def _input(self, variable: int) -> torch.Tensor:
         if variable in self.recorded:
@@ -193,8 +201,7 @@ class Bench:
 
     def _seeded(self, held: list[Any], outputs: dict[int, torch.Tensor]) -> Seeded:
         """What the way back begins at, and what is held until it is over."""
-        record = self.model.record
-        roots = [v for v in self.outputs if outputs[v].grad_fn is not None and record.variables[v].gradient_strides is not None]
+        roots = [v for v in self.roots if outputs[v].grad_fn is not None]
         grads = [self._gradient(v) for v in roots]
         held += grads if self.held else []
         root = _Seed.apply(grads, *[outputs[v] for v in roots])

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.bench import given_to, results_used_outside
+from remat_codegen.profile.bench import given_to, gone_back_from
 from remat_codegen.profile.numbers import span
 from remat_codegen.trace import Origin
 
@@ -96,8 +96,8 @@ def _outlasts(model: Model, forward: int) -> bool:
 def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
     """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
     assert node.forward is not None
-    bench = results_used_outside(model, model.bodies[node.forward].operations)
-    strides = {v: model.record.variables[v].gradient_strides for v in bench}
+    roots = gone_back_from(model, model.bodies[node.forward].operations)
+    strides = {v: model.record.variables[v].gradient_strides for v in roots}
     seeded = [replace(model.trace.variables[v], stride=s) for v, s in strides.items() if s is not None]
     read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
     return [v.dtype.itemsize * span(v) for v in seeded], read
