@@ -20,6 +20,7 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.errors import BudgetError, TraceError, UnsupportedError
 from remat_codegen.marked.candidates import Row
 from remat_codegen.profile.bench import Bench
+from remat_codegen.profile.cache import Measurement
 from remat_codegen.profile.clock import clock_for
 from remat_codegen.profile.numbers import random_tensor
 from remat_codegen.run import check_update, marked, tabling
@@ -125,7 +126,7 @@ def test_lines_that_depend_on_values_are_named(traced):
 def test_nodes_are_measured_on_the_integers_that_were_recorded(traced):
     model = traced("graphs")[0].model
     run, clock = model.trace.run, clock_for("cpu", math.inf)
-    benches = [Bench(model, node, clock, False, random_tensor, {}) for node in model.graph.forward_nodes]
+    benches = [Bench(model, node, clock, Measurement(node.signature), random_tensor, {}) for node in model.graph.forward_nodes]
     found = [(bench.given[v], run.values[v]) for bench in benches for v in bench.given if v in run.values]
     assert found and all(torch.equal(given, there) for given, there in found)
 
