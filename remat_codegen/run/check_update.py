@@ -323,12 +323,13 @@ def update(
     request = replace(located(header.request, file), cache=cache, time_limit=time_limit)
     with _as_if_alone(request.target, file):
         traced = trace_target(request, progress)
-        header = recognised(header, traced)
+        was, header = header.plan, recognised(header, traced)
         wanted, plan = _made_again(file, text, header, request, traced, progress)
     if wanted != text:
         write_atomically(file, wanted)
-    if plan is not None and saved_plan.beside(file).exists():
-        write_atomically(saved_plan.beside(file), plan.dumps())
+    now = header.plan if plan is None else plan
+    if now is not None and now != was and saved_plan.beside(file).exists():
+        write_atomically(saved_plan.beside(file), now.dumps())
     off = _how_far_off(header.plan, request, traced, plan, progress)
     return Updated(file, wanted != text, plan is not None, off)
 
