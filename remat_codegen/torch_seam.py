@@ -302,16 +302,16 @@ def key_of_storage(storage: torch.UntypedStorage) -> int:
     return key
 
 
-_tensor_use_count = _take(
-    "torch.Tensor._use_count", "which counts who holds a tensor", "sums of gradients all seem to be new tensors"
-)
-_storage_use_count = _take(
-    "torch._C._storage_Use_Count", "which counts who holds memory", "sums of gradients all seem to be new tensors"
+_tensor_use_count, _storage_use_count = (
+    _take(path, "which counts who holds something", "sums of gradients all seem to be new tensors", optional=True)
+    for path in ("torch.Tensor._use_count", "torch._C._storage_Use_Count")
 )
 
 
-def reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
+def reference_counts(tensor: torch.Tensor) -> tuple[int, int] | None:
     """How many hold a tensor, and its memory, the caller and what called it included."""
+    if _tensor_use_count is None or _storage_use_count is None:
+        return None
     return _tensor_use_count(tensor), _storage_use_count(storage_key(tensor))
 
 

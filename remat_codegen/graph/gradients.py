@@ -118,20 +118,22 @@ class Lives:
         firsts = [life for life in lasting if life.replaced is None]
         return [_as_one(list(_chain(life, successors))) for life in sorted(firsts, key=lambda life: -life.born)]
 
-    def most_at_sums(self) -> dict[int, int]:
-        """By step: the most that gradients take when a sum is made of which a term is older, less what has gone by then of what
-        was saved for the step. Without what never goes, which is what fake tensors make instead of adding to a leaf's .grad."""
-        most: dict[int, int] = {}
+    def most(self) -> tuple[dict[int, int], dict[int, int]]:
+        """By step: the most that gradients take at once, and the most when a sum is made of which a term is older, less what
+        has gone by then of what was saved for the step. Without what never goes, which is what fake tensors make instead of
+        adding to a leaf's .grad."""
+        ever, at_sums = Counter[int](), Counter[int]()
         held, alive, released = 0, set[int](), Counter[int]()
         for change, step in self._changes:
             if change is None:
-                most[step] = max(most.get(step, 0), held - released[step])
+                at_sums[step] = max(at_sums[step], held - released[step])
             elif isinstance(change, int):
                 released[step] += change
             elif change.died is not None:
                 held += change.nbytes if id(change) not in alive else -change.nbytes
                 alive ^= {id(change)}
-        return most
+                ever[step] = max(ever[step], held)
+        return ever, at_sums
 
 
 def _chain(life: _Life | None, successors: dict[int, _Life]) -> Iterator[_Life]:

@@ -80,6 +80,7 @@ class OperationRecord:
     backward: bool = False  # whether the engine reaches it
     unsaved: bool = False  # whether autograd would save something for it that is never read, as the engine does not reach it
     stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
+    most_gradient_bytes: int = 0  # the most that gradients take which are alive at once while it is undone
     added_bytes: int = 0  # the most that gradients take, while it is undone, when one of an earlier operation is added to
     # Storages and bytes that autograd saves for nobody, where the engine does not come, as long as somebody has the result.
     lost: tuple[int, ...] = ()
@@ -243,20 +244,22 @@ class _Recorder:
         check_devices(self.trace, [v.id in self.tensors and self.tensors[v.id].requires_grad for v in self.trace.variables])
         nodes = [self._sequence_numbers(op, row.mutated) for op, row in zip(self.trace.operations, rows, strict=True)]
         self._backward()
-        added = self.lives.most_at_sums()
+        ever, at_sums = self.lives.most()
         return Record(
             storages=tuple(self.storages),
-            operations=tuple(self._row(op, rows[op.id], nodes[op.id], added.get(op.id, 0)) for op in self.trace.operations),
+            operations=tuple(
+                self._row(op, rows[op.id], nodes[op.id], ever[op.id], at_sums[op.id]) for op in self.trace.operations
+            ),
             variables=tuple(self._variable(v.id) for v in self.trace.variables),
             gradients=tuple(self.lives.gradients()),
             shared_cast_bytes=self._shared_casts(),
             loss=self.loss or LOSSES[0],
         )
 
-    def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], added: int) -> OperationRecord:
+    def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], most: int, added: int) -> OperationRecord:
         """The row of an operation with what the way back shows. Where that does not come, autograd saves for nobody."""
         if op.id in self.reached:
-            return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), added_bytes=added)
+            return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), most_gradient_bytes=most, added_bytes=added)
         row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
         unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)

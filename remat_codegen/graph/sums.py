@@ -24,7 +24,7 @@ class Sums:
 
     def __init__(self, device: str) -> None:
         alone, shared = _counts(_held_once, device), _counts(_held_twice, device)
-        self.alone = alone if alone != shared else None  # None where counts tell nothing
+        self.alone = alone if alone != shared else None  # None where counts tell nothing: then no sum is
 
     def are_in_place(self, func: Any, args: Any) -> bool:
         """Whether an operation is such a sum."""
@@ -35,7 +35,7 @@ class Sums:
         if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
             return False
         alike = first.shape == second.shape and first.dtype == second.dtype
-        return alike and _is_dense(first) and reference_counts(first) == self.alone
+        return alike and _is_dense(first) and self.alone is not None and reference_counts(first) == self.alone
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -53,7 +53,7 @@ class _Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[int, int]] = []
+        self.seen: list[tuple[int, int] | None] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ADD and current_node() is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from remat_codegen.ask.budget import plan_label
 from remat_codegen.errors import PlanFileError
-from remat_codegen.graph.ir import DIGEST_DIGITS, Graph
+from remat_codegen.graph.ir import Graph
 from remat_codegen.schedule import Schedule, validate, with_forgets
 from remat_codegen.trace.sizes import LIMITS
 
@@ -163,9 +163,6 @@ def beside(file: Path) -> Path:
 
 def schedule_of(plan: SavedPlan, graph: Graph, path: Path) -> Schedule:
     """The plan's schedule on `graph`. Raises PlanFileError where it was made for another graph."""
-    if len(plan.graph) != DIGEST_DIGITS:
-        what = "an older version wrote the plan, and whether it is this model's cannot be told any more"
-        raise PlanFileError(what, where=str(path), hint=AGAIN)
     if plan.graph != graph.digest():
         raise PlanFileError("the plan was made for another model, or for other inputs", where=str(path), hint=AGAIN)
     try:

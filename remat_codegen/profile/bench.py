@@ -17,7 +17,7 @@ from remat_codegen.profile.clock import Clock, Stage
 from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
 from remat_codegen.profile.numbers import random_tensor, recorded_tensor
 from remat_codegen.torch_seam import schema
-from remat_codegen.trace import Operation, Ref, Variable, autocasting, refs, substitute
+from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, refs, substitute
 
 Seeded = tuple[torch.Tensor, list[Any]]  # what the way back begins at, and what is held until it is over
 Values = Callable[[Variable, str, int], torch.Tensor]  # of a variable, on a device, integers below a number
@@ -89,7 +89,7 @@ class Bench:
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.made}
         mentioned, given = [v for op in self.operations for v in op.reads], given_to(model, node.id)
-        self.added = {given[place] for place in key.added}
+        self.begun, self.waiting = ({given[place] for place in places} for places in (key.begun, key.waiting))
         indices = {v for op in self.operations if "index" in schema(op.target).name for v in refs(op.args[1:])}
         self.masks = {v for v in indices if model.trace.variables[v].dtype is torch.bool}
         self.recorded = model.trace.run.values if model.trace.run is not None else {}
@@ -101,7 +101,7 @@ class Bench:
                 in_one_piece(op, weights)
         changed = model.record.mutated_by(op.id for op in self.operations)
         leaves = {v for v, t in self.given.items() if t.requires_grad and t.is_leaf}
-        self.apart = {op.id: {v: _with_own_sum(self.given[v]) for v in self.added & {*op.reads}} for op in self.operations[1:]}
+        self.apart = {op.id: {v: _with_own_sum(self.given[v]) for v in self.begun & {*op.reads}} for op in self.operations[1:]}
         self.changed = {v for v in leaves if model.record.variables[v].storage in changed}
         self.outputs = results_used_outside(model, [op.id for op in self.operations])
         back = any(n.forward == node.id for n in model.graph.backward_nodes)
@@ -119,7 +119,8 @@ class Bench:
             tensor = torch.ones_like(tensor)
         if self.model.record.variables[variable].requires_grad:
             tensor.requires_grad_()
-            if variable in self.added:  # others count among what the node writes, and stay
+            # Others count among what the node writes, and stay: also an input's.
+            if variable in self.begun or (v.origin is Origin.PARAMETER and variable not in self.waiting):
                 tensor.grad = torch.zeros_like(tensor)
         return tensor
 

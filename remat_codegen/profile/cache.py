@@ -17,7 +17,7 @@ from remat_codegen.graph.record import LOSSES
 from remat_codegen.profile import store
 from remat_codegen.torch_seam import attention_kernels
 
-VERSION = 12  # raise when what is measured changes
+VERSION = 13  # raise when what is measured changes
 
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # PyTorch does not tell
@@ -69,8 +69,9 @@ def _driver() -> str:
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What is measured once. Nodes of one signature may still differ in who else holds what the backward node would free on its
-    way: `held` are the gradients that it is given, `returned` results of the node, which the model's caller holds. `added`
-    are the places, among what it is given, of those whose gradients are added up at once, as those of most parameters.
+    way: `held` are the gradients that it is given, `returned` results of the node, which the model's caller holds. `begun` are
+    the places, among what it is given, of what other nodes have made gradients of, to be added to, and `waiting` those of
+    parameters that other nodes make some of later.
 
     Of a `loss`, which is as in `Record`, the signature is that of the outputs that it reads.
     """
@@ -78,15 +79,17 @@ class Measurement:
     signature: str
     held: bool = False
     returned: bool = False
-    added: tuple[int, ...] = ()
+    begun: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
     loss: str | None = None
 
     def spelled(self) -> str:
         """The key on disk: raise VERSION when it means something else."""
         if self.loss is not None:
             return f"{'' if self.loss == LOSSES[0] else f'{self.loss} '}loss of {self.signature}"
-        added = f" added {','.join(map(str, self.added))}" if self.added else ""
-        return self.signature + " held" * self.held + " returned" * self.returned + added
+        places = {" begun": self.begun, " waiting": self.waiting}
+        told = "".join(f"{name} {','.join(map(str, where))}" for name, where in places.items() if where)
+        return self.signature + " held" * self.held + " returned" * self.returned + told
 
 
 class Cache:

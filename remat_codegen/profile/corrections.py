@@ -6,11 +6,11 @@ A node alone has no other gradient to add its own to, and nobody else who holds 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.bench import given_to, gone_back_from
+from remat_codegen.profile.bench import gone_back_from
 from remat_codegen.profile.numbers import span
 from remat_codegen.trace import Origin
 
@@ -36,19 +36,29 @@ def with_held_gradients(model: Model) -> frozenset[int]:
     return frozenset(found)
 
 
-def with_sums(model: Model) -> dict[int, frozenset[int]]:
-    """By forward node: those of the variables it is given whose gradients are added up at once when it is undone. These are
-    values whose gradients others have begun, and parameters, but those whose gradients begin here, and wait for others."""
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What becomes of the gradients of what a node is given: those `begun` by other nodes are added to as soon as there is
+    another, those of parameters `waiting` for other nodes stay. Of the rest, values' are handed on, and parameters' added to
+    .grad once all in the node are there."""
+
+    begun: frozenset[int] = frozenset()
+    waiting: frozenset[int] = frozenset()
+
+
+def with_sums(model: Model) -> list[Sums]:
+    """By forward node: the variables that it is given, as gradients come back to them."""
     node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
     parameters = {v.id for v in model.trace.variables if v.origin is Origin.PARAMETER}
-    found = [parameters.intersection(given_to(model, node)) for node in range(len(model.bodies))]
+    begun: list[set[int]] = [set() for _ in model.bodies]
+    waiting: list[set[int]] = [set() for _ in model.bodies]
     for gradient in model.record.gradients:
         born, died = (node_of.get(op) for op in (gradient.born, gradient.died))
         if born is not None and born != died:
-            found[born] -= parameters.intersection(gradient.of)
+            waiting[born] |= parameters.intersection(gradient.of)
         for op in (op for op in gradient.added if op in node_of and node_of[op] != born):
-            found[node_of[op]] |= set(gradient.of).intersection(model.trace.operations[op].reads)
-    return {node: frozenset(variables) for node, variables in enumerate(found)}
+            begun[node_of[op]] |= set(gradient.of).intersection(model.trace.operations[op].reads)
+    return [Sums(frozenset(b), frozenset(w - b)) for b, w in zip(begun, waiting, strict=True)]
 
 
 def _bytes_between_gradients(model: Model) -> dict[int, int]:

