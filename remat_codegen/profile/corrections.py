@@ -37,7 +37,7 @@ def with_held_gradients(model: Model) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class Destined:
     """What becomes of the gradients of what a node is given: those `begun` by other nodes are added to as soon as there is
     another, those of parameters `waiting` for other nodes stay. Of the rest, values' are handed on, and parameters' added to
     .grad once all in the node are there."""
@@ -46,7 +46,7 @@ class Sums:
     waiting: frozenset[int] = frozenset()
 
 
-def with_sums(model: Model) -> list[Sums]:
+def with_sums(model: Model) -> list[Destined]:
     """By forward node: the variables that it is given, as gradients come back to them."""
     node_of = {op: node for node, body in enumerate(model.bodies) for op in body.operations}
     parameters = {v.id for v in model.trace.variables if v.origin is Origin.PARAMETER}
@@ -58,7 +58,7 @@ def with_sums(model: Model) -> list[Sums]:
             waiting[born] |= parameters.intersection(gradient.of)
         for op in (op for op in gradient.added if op in node_of and node_of[op] != born):
             begun[node_of[op]] |= set(gradient.of).intersection(model.trace.operations[op].reads)
-    return [Sums(frozenset(b), frozenset(w - b)) for b, w in zip(begun, waiting, strict=True)]
+    return [Destined(frozenset(b), frozenset(w - b)) for b, w in zip(begun, waiting, strict=True)]
 
 
 def _bytes_between_gradients(model: Model) -> dict[int, int]:

@@ -24,7 +24,7 @@ from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.bench import Bench, Swallow, Values, given_to
 from remat_codegen.profile.cache import Cache, Measurement
 from remat_codegen.profile.clock import Clock, clock_for
-from remat_codegen.profile.corrections import Sums, with_held_gradients, with_sums, workspaces
+from remat_codegen.profile.corrections import Destined, with_held_gradients, with_sums, workspaces
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.profile.numbers import counting, near_identity, random_tensor
@@ -88,7 +88,7 @@ def _kinds(number: int) -> str:
     return f"{number} {'kind' if number == 1 else 'kinds'} of operations"
 
 
-def _measurement(model: Model, node: Node, held: frozenset[int], sums: list[Sums]) -> Measurement:
+def _measurement(model: Model, node: Node, held: frozenset[int], sums: list[Destined]) -> Measurement:
     """What a node's costs are remembered under, and its backward node's."""
     if node.phase is Phase.LOSS:
         outputs = repr([(v.shape, v.stride, v.dtype) for v in _differentiable_outputs(model)])
