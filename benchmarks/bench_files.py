@@ -77,10 +77,12 @@ def counted(name: str, edition: int) -> dict[str, object]:
             except BudgetError as error:
                 refused = error
                 continue
+            model_file = Path(request.target.rpartition(":")[0])
+            check = [sys.executable, "-m", "remat_codegen", "check", output]
             began = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "remat_codegen", "check", output], check=True, capture_output=True, cwd=ROOT)
+            subprocess.run(check, check=True, capture_output=True, cwd=model_file.parent)
             seconds = time.perf_counter() - began
-            source = Path(request.target.rpartition(":")[0]).read_text() if name in EXAMPLES else source_of(name)
+            source = model_file.read_text() if name in EXAMPLES else source_of(name)
             return {"budget": request.budget} | figures(output.read_text(), source) | {"check": round(seconds, 1)}
         raise refused or AssertionError(name)
 

@@ -161,6 +161,8 @@ class _GoingBack(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.prim.device.default:  # which autograd asks of every gradient
+            return func(*args)
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1], self.recorder.count)
         if schema(func).is_mutable:
@@ -317,9 +319,12 @@ class _Recorder:
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [version(t) for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        seen, named = _Casts(self.casts), without_data(lambda: op)
-        known = _Found(() if self.trace.run is None else self.trace.run.found.get(op.id, ()))
-        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), seen, known, saving, named:
+        found = () if self.trace.run is None else self.trace.run.found.get(op.id, ())
+        with contextlib.ExitStack() as around:  # modes cost time, those that would see nothing too
+            for context in (torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), saving, without_data(lambda: op)):
+                around.enter_context(context)
+            for mode in [*([_Casts(self.casts)] if op.autocast else []), *([_Found(found)] if found else [])]:
+                around.enter_context(mode)
             out = op.target(*args, **kwargs)
         self.starts.append(next_sequence_number())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):

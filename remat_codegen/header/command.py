@@ -40,7 +40,7 @@ def command_of(request: Request, plan: SavedPlan) -> str:
         return _call(request, plan)
     words = ["remat-codegen", portable(request.target)]
     for name, value in _said(request, plan, _IN_COMMAND).items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        words += [f"--{name}"] if value is True else [f"--{name}", portable(value) if name == "inputs" else str(value)]
     return join_words([*words, "-o", request.output_path.name])
 
 
@@ -59,9 +59,9 @@ def _said(request: Request, plan: SavedPlan, names: Sequence[str]) -> dict[str, 
 
 
 def portable(target: str) -> str:
-    """A target without what belongs to one machine: an absolute path becomes the file's name."""
+    """A target, or who makes inputs, without what belongs to one machine: an absolute path becomes the file's name."""
     place, _, name = target.rpartition(":")
-    return f"{Path(place).name}:{name}" if Path(place).is_absolute() else target
+    return f"{Path(place).name}:{name}" if Path(place).is_absolute() and place.endswith(".py") else target
 
 
 def join_words(words: Sequence[str]) -> str:

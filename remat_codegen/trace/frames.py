@@ -35,6 +35,11 @@ _WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"
 _TRACES = (  # what is on the stack only while a model is traced
     *(os.path.join(_TORCH, part, "") for part in ("fx", "_export", "_library")),
     os.path.join(_TORCH, "utils", "_stats.py"),
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+)
+_CALLS = (  # who hands over what a tracer is asked, and is on the stack beside models, too
+    *(os.path.join(_TORCH, part) for part in ("_ops.py", "_compile.py", "overrides.py")),
+    os.path.join(_TORCH, "_dynamo", "eval_frame.py"),
 )
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
@@ -182,7 +187,7 @@ class _Observer:
         """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
         nobody reads any longer is not free as long as a variable has it."""
         found, holders = dict[tuple[int, ...], None](), dict[int, _Holder]()
-        for frame, inner in itertools.pairwise([*chain, None]):
+        for frame, inner in itertools.pairwise([*_outside_of_tracing(chain), None]):
             assert frame is not None
             if _is_tracing(frame.f_code.co_filename):
                 continue
@@ -273,6 +278,14 @@ def _frames_within(root: int) -> list[FrameType]:
             return found[::-1]
         frame = frame.f_back
     return []
+
+
+def _outside_of_tracing(chain: Sequence[FrameType]) -> Sequence[FrameType]:
+    """The frames without the last ones, which trace what those before them call."""
+    end = len(chain)
+    while end and (_is_tracing(file := chain[end - 1].f_code.co_filename) or file in _CALLS):
+        end -= 1
+    return chain[:end]
 
 
 def _line_of(chain: Sequence[FrameType]) -> str | None:

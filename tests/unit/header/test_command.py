@@ -63,6 +63,11 @@ def test_a_request_comes_back_from_its_call():
     assert option_in(text, "device") == "cuda:1" and option_in(text, "batch") is None
 
 
+def test_a_command_names_no_folder_of_one_machine():
+    request = Request("/home/ann/model.py:Net", "40%", FILE, inputs="/home/ann/data.py:batch")
+    assert command_of(request, plan_for(request)).startswith("remat-codegen model.py:Net --budget 40% --inputs data.py:batch ")
+
+
 @pytest.mark.parametrize("words", ["model.py:Net --budget", "a:B --budget 1", "'a -o b"])
 def test_a_damaged_command_is_refused(words):
     with pytest.raises(VerifyError, match="cannot read the command in its header"):
