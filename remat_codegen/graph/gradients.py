@@ -105,9 +105,10 @@ class Lives:
                 life.of.append(variable)
                 waiting += life.terms
 
-    def stay(self, tensors: Iterable[torch.Tensor], until: int | None) -> None:
-        """Lets what is alive of some gradients live until a step, or only where they were born."""
-        for life in filter(None, map(self.alive.get, {storage_key(t) for t in tensors})):
+    def stay_but(self, lasting: Iterable[torch.Tensor], until: int | None) -> None:
+        """Lets what is alive live until a step, or only where it was born; but for some gradients, which never go."""
+        never = {storage_key(t) for t in lasting}
+        for life in [life for key, life in self.alive.items() if key not in never]:
             life.died = life.born if until is None else until
             self._ended.append(life)
 

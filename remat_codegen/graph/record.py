@@ -387,12 +387,14 @@ class _Recorder:
         for handle in handles:
             handle.remove()
         del kept_forward
-        self._keep_gradients_of_inputs()
+        self._keep_what_stays()
 
-    def _keep_gradients_of_inputs(self) -> None:
-        """They live from where they come until the step ends: as if what is undone last read them."""
-        inputs = [self.tensors[v.id] for v in self.trace.variables if v.origin is Origin.INPUT]
-        self.lives.stay([t.grad for t in inputs if t.grad is not None], min(self.reached, default=None))
+    def _keep_what_stays(self) -> None:
+        """The gradients of inputs, and what a user's own backward holds on to, live from where they come until the step ends:
+        as if what is undone last read them."""
+        inputs = {id(self.tensors[v.id]) for v in self.trace.variables if v.origin is Origin.INPUT}
+        others = [t.grad for t in self.tensors.values() if t.is_leaf and t.grad is not None and id(t) not in inputs]
+        self.lives.stay_but(others, min(self.reached, default=None))
 
     def _watched(self) -> Iterator[Any]:
         """Notes the gradients that come to results, with their strides, and to parameters."""

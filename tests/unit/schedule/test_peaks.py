@@ -345,13 +345,45 @@ class TransposedWeights(nn.Module):
         return torch.bmm(gated.view(8, 4, 2048), weight)
 
 
+class KeepsItsGradient(torch.autograd.Function):
+    """Has in Python what it gives, as long as autograd's graph is there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.kept = grad * 2.0
+        return ctx.kept
+
+
+class KeepsGradients(nn.Module):
+    """Gradients that a user's own backward holds on to are there until the step ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(256, 8)
+
+    def forward(self, x):
+        for _ in range(6):
+            x = KeepsItsGradient.apply(x.tanh().repeat(1, 2)).view(64, 2, 256).sum(1)
+        return self.last(x)
+
+
 @pytest.mark.parametrize(
-    ("model", "shape"), [(Unrolled(), (64, 12, 16)), (WrittenOutGelu(), (64, 16)), (TransposedWeights(), (32, 2048))]
+    ("model", "shape", "above"),
+    [
+        (Unrolled(), (64, 12, 16), 1.02),
+        (WrittenOutGelu(), (64, 16), 1.02),
+        (TransposedWeights(), (32, 2048), 1.02),
+        (KeepsGradients(), (64, 256), 1.07),
+    ],
 )
-def test_gradients_that_are_added_to_are_not_counted_twice(model, shape, monkeypatch):
-    """Within 2 % of what the step holds without a plan, and never below."""
+def test_gradients_are_held_as_autograd_holds_them(model, shape, above, monkeypatch):
+    """What the step is said to hold without a plan is about what it does, and never below."""
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
-    x = torch.randn(shape, requires_grad=isinstance(model, TransposedWeights))
+    x = torch.randn(shape, requires_grad=isinstance(model, (TransposedWeights, KeepsGradients)))
     traced = model_of(model, (x,), {})
     profile = measuring.Measured("cpu", Cache("cpu", enabled=False)).of(traced)
     simulated = simulate(traced.graph, profile, without_recomputation(traced.graph)).peak_bytes
@@ -360,4 +392,4 @@ def test_gradients_that_are_added_to_are_not_counted_twice(model, shape, monkeyp
     run.outputs = None
     measured = peak(run.step).allocated_bytes
     assert measured <= simulated + SMALL
-    assert simulated <= 1.02 * measured + SMALL
+    assert simulated <= above * measured + SMALL
