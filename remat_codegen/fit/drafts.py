@@ -103,14 +103,15 @@ def write(draft: Draft, progress: Progress) -> Report:
     made = Functions(request, traced, draft.made, found.profile)
     if draft.brought is not None:
         try:
-            text = marked.proved(request, traced, draft.plan, draft.brought, progress)
-        except UnsupportedError as error:
+            known = draft.plan, draft.brought
+            plan, brought, text = marked.proven(request, traced, found.profile, draft.made, progress, known)
+        except (BudgetError, UnsupportedError) as error:
             return functions.instead(made, error, progress).written(progress)
-        marked.note_losses(draft.plan, draft.made, draft.brought, found.profile, progress)
+        marked.note_losses(plan, draft.made, brought, found.profile, progress)
         write_atomically(request.output_path, text)
         if request.save_plan is not None:
             write_atomically(request.save_plan, draft.made.dumps())
-        return pipeline.finished(replace(request, edition=2), draft.plan, traced, progress, found.profile)
+        return pipeline.finished(replace(request, edition=2), plan, traced, progress, found.profile)
     if draft.why is not None:
         return functions.instead(made, draft.why, progress).written(progress)
     return functions.with_open_batch(made, progress).written(progress)

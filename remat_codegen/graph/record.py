@@ -320,11 +320,11 @@ class _Recorder:
         versions = [version(t) for t in given]
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         found = () if self.trace.run is None else self.trace.run.found.get(op.id, ())
-        with contextlib.ExitStack() as around:  # modes cost time, those that would see nothing too
-            for context in (torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), saving, without_data(lambda: op)):
-                around.enter_context(context)
-            for mode in [*([_Casts(self.casts)] if op.autocast else []), *([_Found(found)] if found else [])]:
-                around.enter_context(mode)
+        # Modes cost time, those that would see nothing too.
+        casts = _Casts(self.casts) if op.autocast else contextlib.nullcontext()
+        known = _Found(found) if found else contextlib.nullcontext()
+        named = without_data(lambda: op)
+        with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), casts, known, saving, named:
             out = op.target(*args, **kwargs)
         self.starts.append(next_sequence_number())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):

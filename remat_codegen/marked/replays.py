@@ -13,6 +13,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
@@ -23,11 +24,16 @@ from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 
 MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
+OWN = "lose", "read", "keep"  # methods of places that look at values, and run nothing of the model's
 ASIDE = {torch.ops.aten.detach.default, torch.ops.aten.equal.default}  # of the helpers themselves
 
 
 class Differs(RuntimeError):
-    """A part computes something else when it runs again."""
+    """A part computes something else when it runs again: `part`, as the table names it; empty where that is not known."""
+
+    def __init__(self, what: str, part: str = "") -> None:
+        super().__init__(f"{what} in {part}" if part else what)
+        self.part = part
 
 
 class Calls(TorchDispatchMode):
@@ -49,7 +55,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func in ASIDE:
+        if func in ASIDE or _aside.get():
             return out
         self._note((func, *pytree.tree_map(self._said, (args, kwargs))))
         for number, leaf in enumerate(pytree.tree_leaves(out)):
@@ -72,6 +78,23 @@ class Calls(TorchDispatchMode):
         place = storage_key(leaf)
         self.held.append(leaf)  # so that no other gets its number
         return self.known.get(place, place), leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
+
+
+_aside: ContextVar[bool] = ContextVar("aside", default=False)  # whether the helpers' own operations run
+
+
+def _aside_of_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the helpers', whose operations are none of a part's."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        token = _aside.set(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _aside.reset(token)
+
+    return called
 
 
 class Another:
@@ -117,7 +140,7 @@ def difference(
     back: Callable[[Any], Any],
     table: tuple[str, int] | None = None,
     data: bool = False,
-) -> str | None:
+) -> Differs | None:
     """What of an imported file computes something else when it runs again, as "mul in blocks.0.exp"; None where nothing does.
     `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of
     copies. Raises Unseen where it cannot be seen."""
@@ -134,7 +157,7 @@ def difference(
                 vars(owner)[name] = Another(name)
             back(first).backward()
     except Differs as found:
-        return str(found)
+        return found
     except Exception as error:  # without data, operations may do less than with it
         raise Unseen(str(error)) from error
     return None
@@ -201,7 +224,7 @@ def _watching(file: Any) -> Iterator[None]:
                 with Calls([*pytree.tree_leaves(given), *moving(part)], expected):
                     return run(*given)
             except Differs as found:
-                raise Differs(f"{found} in {part.entry.name}") from None
+                raise Differs(str(found), part.entry.name) from None
 
         part.run = compared
         try:
@@ -218,6 +241,8 @@ def _watching(file: Any) -> Iterator[None]:
             (file.Place, "check", lambda *_: None),
             (file, "_some", lambda _: none),
             (file, "CHECK", False),
+            *((file.Place, name, _aside_of_calls(getattr(file.Place, name))) for name in OWN if hasattr(file.Place, name)),
+            *([(file, "_view", _aside_of_calls(file._view))] if hasattr(file, "_view") else []),
         ):
             patched.enter_context(mock.patch.object(owner, name, other, create=True))
         yield

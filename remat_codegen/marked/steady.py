@@ -26,11 +26,13 @@ STEADY = 0.003  # of the step's time: what it may take that a table stays as it 
 @dataclass(frozen=True, slots=True)
 class Before(Generic[V]):
     """What a file said that is made again, as far as the model still has it: the rows of its tables, and the marks in its
-    text. `beside` are marks that other tables of the new text need: no expression can be marked in two ways."""
+    text. `beside` are marks that other tables of the new text need: no expression can be marked in two ways. `never` are the
+    keys of candidates that turned out to be no parts."""
 
     tables: tuple[Rows[V], ...] = ()
     marks: frozenset[Mark] = frozenset()
     beside: frozenset[Mark] = frozenset()
+    never: frozenset[Hashable] = frozenset()
 
     def rows(self, number: int) -> Rows[V]:
         """Those of one table; none where it had fewer."""
@@ -38,9 +40,9 @@ class Before(Generic[V]):
         return tuple(row for row in rows if self.agrees(row.candidate))
 
     def agrees(self, candidate: Candidate[V]) -> bool:
-        """Whether a candidate goes with the marks of other tables."""
+        """Whether a candidate may be a part, and goes with the marks of other tables."""
         ways = dict(self.beside)
-        return all(ways.get(place, way) == way for place, way in candidate.marks)
+        return candidate.key not in self.never and all(ways.get(place, way) == way for place, way in candidate.marks)
 
     def possible(self, candidates: Iterable[Candidate[V]]) -> Candidates[V]:
         """What can be a part with the marks that there are."""

@@ -28,6 +28,8 @@ from remat_codegen.header.command import LINE_BACK, call_in
 from remat_codegen.header.heading import Header, by_version, read_header
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
+from remat_codegen.marked.evaluations import Vertex
+from remat_codegen.marked.steady import Before
 from remat_codegen.run import marked, marked_text, pipeline
 from remat_codegen.run.planning import make_plan
 from remat_codegen.run.priced import capability_of, measured_costs
@@ -368,15 +370,19 @@ def _made_again(
             return pipeline.emit(traced, saved_plan.schedule_of(plan, traced.graph, file), plan, header.request), plan
     profile = measured_costs(request, traced, progress)
     made = make_plan(request, traced, progress, profile=profile)
-    before = marked_text.before_of(text, traced)
-    plan, brought = marked.tabled(request, traced, profile, made, progress, before)
-    marked.note_losses(plan, made, brought, profile, progress)
-    plan = _still_saying(plan, header)
-    wider = marked_text.with_marks_of(before, traced, plan, header.request, brought) if _is_near(plan, header.plan) else brought
-    if wider.also:
-        with contextlib.suppress(UnsupportedError):
-            return marked.proved(header.request, traced, plan, wider, progress), plan
-    return marked.proved(header.request, traced, plan, brought, progress), plan
+
+    def attempt(before: Before[Vertex]) -> tuple[str, SavedPlan]:
+        plan, brought = marked.tabled(request, traced, profile, made, progress, before)
+        marked.note_losses(plan, made, brought, profile, progress)
+        plan = _still_saying(plan, header)
+        near = _is_near(plan, header.plan)
+        wider = marked_text.with_marks_of(before, traced, plan, header.request, brought) if near else brought
+        if wider.also:
+            with contextlib.suppress(UnsupportedError):
+                return marked.proved(header.request, traced, plan, wider, progress), plan
+        return marked.proved(header.request, traced, plan, brought, progress), plan
+
+    return marked.avoiding(attempt, marked_text.before_of(text, traced))
 
 
 def _is_near(plan: SavedPlan, before: SavedPlan | None) -> bool:

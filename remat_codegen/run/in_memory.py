@@ -69,8 +69,7 @@ def _of_functions(made: Functions, progress: Progress) -> Made:
 
 
 def _with_a_table(request: Request, traced: Traced, profile: Profile, made: SavedPlan, progress: Progress) -> Made:
-    plan, brought = marked.tabled(request, traced, profile, made, progress)
-    text = marked.proved(request, traced, plan, brought, progress)
+    plan, brought, text = marked.proven(request, traced, profile, made, progress)
     marked.note_losses(plan, made, brought, profile, progress)
     rows, costs = marked_text.summary(traced, profile, brought), brought.found.holders.costs(profile)
     return _made(text, plan, traced, costs, brought.schedule, rows, request, progress)

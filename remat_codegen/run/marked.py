@@ -3,10 +3,11 @@ functions (edition 1), where a table would cost too much, or there is nothing to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, UnsupportedError
@@ -20,7 +21,7 @@ from remat_codegen.marked.steady import ANEW, Before
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import functions, pipeline
 from remat_codegen.run.functions import Functions
-from remat_codegen.run.marked_text import emit, read_back, states_bytes
+from remat_codegen.run.marked_text import emit, named, read_back, states_bytes
 from remat_codegen.run.pipeline import finished
 from remat_codegen.run.planning import DIGITS, make_plan, unseen
 from remat_codegen.run.priced import measured_costs
@@ -32,7 +33,9 @@ from remat_codegen.show.results import Progress, Report, percent
 from remat_codegen.trace.training import example_loss
 
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+MOST_AVOIDED = 6  # times that a table is looked for once more, without parts that cannot run again
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
+T = TypeVar("T")
 Tabled = tuple[SavedPlan, Brought]  # a plan as a table takes it, and that table
 PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
 
@@ -48,8 +51,7 @@ def generate(request: Request, progress: Progress) -> Report:
     profile = measured_costs(marked, traced, progress)
     made = make_plan(marked, traced, progress, profile=profile) if request.plan is None else saved_plan.load(request.plan)
     try:
-        plan, brought = tabled(marked, traced, profile, made, progress)
-        text = proved(marked, traced, plan, brought, progress)
+        plan, brought, text = proven(marked, traced, profile, made, progress)
     except RematError as error:
         first = functions.instead(Functions(request, traced, made, profile), error, progress)
         return functions.generate(first.request, progress) if request.dynamic else first.written(progress)
@@ -60,6 +62,47 @@ def generate(request: Request, progress: Progress) -> Report:
     if request.save_plan is not None:
         write_atomically(request.save_plan, made.dumps())
     return finished(replace(marked, edition=2), plan, traced, progress, profile)
+
+
+class Unrepeatable(UnsupportedError):
+    """A part would compute something else when it runs again. `keys` are those of the candidates that hold it: none can be a
+    part. Empty where it is not known which."""
+
+    def __init__(self, what: str, *, where: str, hint: str | None, keys: frozenset[Hashable]) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.keys = keys
+
+
+def avoiding(attempt: Callable[[Before[Vertex]], T], before: Before[Vertex] = ANEW) -> T:
+    """What `attempt` makes of what there was before: once more without parts that turn out not to be able to run again, some
+    times. Raises Unrepeatable where that leads nowhere."""
+    for _ in range(MOST_AVOIDED):
+        try:
+            return attempt(before)
+        except Unrepeatable as error:
+            if error.keys <= before.never:
+                raise
+            before = replace(before, never=before.never | error.keys)
+    return attempt(before)
+
+
+def proven(
+    request: Request,
+    traced: Traced,
+    profile: Profile,
+    made: SavedPlan,
+    progress: Progress,
+    known: Tabled | None = None,
+) -> tuple[SavedPlan, Brought, str]:
+    """A planner's plan as a table takes it, that table, and the text with it, shown to do what the model does. The table may be
+    `known` already, if it will do. Raises what `tabled` and `proved` raise."""
+
+    def attempt(before: Before[Vertex]) -> tuple[SavedPlan, Brought, str]:
+        first = known if not before.never else None
+        plan, brought = first or tabled(request, traced, profile, made, progress, before)
+        return plan, brought, proved(request, traced, plan, brought, progress)
+
+    return avoiding(attempt)
 
 
 def tabled(
@@ -85,16 +128,16 @@ def tabled(
         return _in_one_file(request, traced, profile, found)
     except BudgetError:  # each by itself, they mark an expression in two ways
         with suppress(BudgetError):
-            return _in_one_file(request, traced, profile, _one_after_the_other(tables))
+            return _in_one_file(request, traced, profile, _one_after_the_other(tables, before.never))
         raise
 
 
-def _one_after_the_other(tables: Iterable[Callable[[Before[Vertex]], Tabled]]) -> list[Tabled]:
+def _one_after_the_other(tables: Iterable[Callable[[Before[Vertex]], Tabled]], never: frozenset[Hashable]) -> list[Tabled]:
     """Tables that mark nothing otherwise than those before them, whatever there was before."""
     found: list[Tabled] = []
     for table in tables:
         marks = (mark for _, brought in found for row in brought.rows for mark in row.candidate.marks)
-        found.append(table(Before(beside=frozenset(marks))))
+        found.append(table(Before(beside=frozenset(marks), never=never)))
     return found
 
 
@@ -192,12 +235,12 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
             what = f"marks would change what the model does: {changed}"
             hint = "use --edition 1" if traced.model.trace.run is None else None
             raise UnsupportedError(what, where=traced.target.label, hint=hint)
-        _check_replays(text, traced, plan)
+        _check_replays(text, traced, plan, brought)
     return text
 
 
-def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
-    """Raises UnsupportedError where a part would compute something else when it runs again, or where the model leaves something
+def _check_replays(text: str, traced: Traced, plan: SavedPlan, brought: Brought) -> None:
+    """Raises Unrepeatable where a part would compute something else when it runs again, or where the model leaves something
     behind in forward and that cannot be seen."""
     where, trace = traced.target.label, traced.model.trace
     left = [*trace.assigned, *(path for path, _ in trace.state)]
@@ -211,14 +254,21 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan) -> None:
             try:
                 found = _replayed(partial(replays.difference, *given), trace.run is not None, bool(left))
             except replays.Unseen:
-                found = left[0] if left else None
+                found = replays.Differs(left[0]) if left else None
             if found is not None:
                 what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
                 hint = "hand that over by arguments" + (", or use --edition 1" if trace.run is None else "")
-                raise UnsupportedError(what, where=where, hint=hint)
+                raise Unrepeatable(what, where=where, hint=hint, keys=_holding(found.part, traced, brought))
 
 
-def _replayed(see: Callable[..., str | None], recorded: bool, leaves: bool) -> str | None:
+def _holding(part: str, traced: Traced, brought: Brought) -> frozenset[Hashable]:
+    """The keys of what a table's part lies in, of any layer. `part` is how a file names it: with a number where it is one of
+    several evaluations."""
+    inner = named(traced, brought, part.partition("#")[0]) if part else []
+    return frozenset(c.key for c in brought.found.ways for i in inner if c.first <= i.first and i.last <= c.last)
+
+
+def _replayed(see: Callable[..., replays.Differs | None], recorded: bool, leaves: bool) -> replays.Differs | None:
     """What runs otherwise again: seen without data, or with it, where values decide, or where forward leaves something and
     nothing can be seen without. Raises Unseen."""
     try:

@@ -12,7 +12,7 @@ from remat_codegen.graph.ir import Graph, total_bytes
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
 from remat_codegen.marked import file as writing
-from remat_codegen.marked.candidates import Row
+from remat_codegen.marked.candidates import Candidate, Row
 from remat_codegen.marked.choose import parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run
 from remat_codegen.marked.evaluations import Vertex
@@ -117,6 +117,21 @@ def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSumm
     entries = entries_of(traced.graph, brought, _marks(traced, brought))
     parts = [(brought.found.owner(row.candidate.vertices[-1]), part) for row, part in pairs]
     return summarize(traced.graph, profile, brought.schedule, parts, entries)
+
+
+def named(traced: Traced, brought: Brought, name: str) -> list[Candidate[Vertex]]:
+    """The parts that the tables have under a name: the path of a module, or of one with the name of a mark in its forward."""
+    marks = _marks(traced, brought)
+    candidates = [row.candidate for one in brought.all() for row in one.rows]
+    return [c for c in candidates if any(_name(brought.found, v, marks) == name for v in c.vertices)]
+
+
+def _name(found: Found, vertex: Vertex, marks: Marks) -> str:
+    if found.is_module(vertex):
+        assert vertex.called is not None
+        return vertex.called[0]
+    assert vertex.text is not None
+    return ".".join(filter(None, [vertex.text.module, marks.names[vertex.text.function, vertex.text.span]]))
 
 
 def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = False) -> Features:

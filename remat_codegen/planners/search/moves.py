@@ -81,7 +81,16 @@ def _promising(ledger: Ledger, key: int, need: int, first: int, last: int, rng: 
     if rng is not None:
         score = score * np.exp(ledger.noise.normal(0.0, 0.7, len(score)))
     ledger.work += len(rows) // 8
-    return rows[(-score).argsort(kind="stable")[: 2 * LOOKED_AT]]
+    return rows[_largest(score, 2 * LOOKED_AT)]
+
+
+def _largest(score: np.ndarray, count: int) -> np.ndarray:
+    """Where the largest scores stand, the largest first, of equal ones the first. So few are wanted that not all are sorted."""
+    if len(score) <= count:
+        return (-score).argsort(kind="stable")
+    least = np.partition(score, len(score) - count)[len(score) - count]
+    found = (score >= least).nonzero()[0]
+    return found[(-score[found]).argsort(kind="stable")[:count]]
 
 
 def spend(ledger: Ledger, limit: int) -> None:

@@ -207,14 +207,14 @@ class TestDifference:
                 x = kept.part("a", lambda x: (x * self.k).exp(), self.lin(x))
             return x
 
-        assert self.found(run, "a") == "k in a"
+        assert str(self.found(run, "a")) == "k in a"
 
     def test_numbers_that_python_draws(self):
         def run(self, kept, x):
             self.k = random.random()
             return kept.part("a", lambda x: (x * self.k).exp(), self.lin(x))
 
-        assert self.found(run, "a") == "k in a"
+        assert str(self.found(run, "a")) == "k in a"
 
     def test_what_is_captured_as_a_variable(self):
         def run(self, kept, x):
