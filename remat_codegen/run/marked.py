@@ -75,15 +75,22 @@ class Unrepeatable(UnsupportedError):
 
 def avoiding(attempt: Callable[[Before[Vertex]], T], before: Before[Vertex] = ANEW) -> T:
     """What `attempt` makes of what there was before: once more without parts that turn out not to be able to run again, some
-    times. Raises Unrepeatable where that leads nowhere."""
+    times. Raises Unrepeatable, of the first of them, where nothing fits without them."""
+    why: Unrepeatable | None = None
     for _ in range(MOST_AVOIDED):
         try:
             return attempt(before)
         except Unrepeatable as error:
+            why = why or error
             if error.keys <= before.never:
-                raise
+                break
             before = replace(before, never=before.never | error.keys)
-    return attempt(before)
+        except BudgetError:
+            if why is None:
+                raise
+            break
+    assert why is not None
+    raise why
 
 
 def proven(
