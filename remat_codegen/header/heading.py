@@ -21,6 +21,7 @@ from remat_codegen.trace.sizes import Asked
 
 SHOWN_DIGITS = 12  # of a digest
 ANSWER_COLUMNS = 112  # of a line of text
+PLANNED_COLUMNS = 118  # of those that say what a plan is for
 WAS_DEFAULT = "rockmate"  # whom a file is by whose command names no planner, if its plan is
 LOSS_TEXTS = {  # where the loss is not one like cross entropy
     "model": ", from the loss that forward returns",
@@ -85,6 +86,11 @@ class Facts:
     def loss(self) -> str:
         """What steps go back from, where that is not the usual."""
         return LOSS_TEXTS.get(self.plan.loss, "")
+
+    def planned_for(self, inputs: str) -> list[str]:
+        """What the plan is for, in lines."""
+        said = f"Planned by {self.plan.planner} for {inputs} on {self.device}, in training mode{self.loss}."
+        return textwrap.wrap(said, PLANNED_COLUMNS, break_long_words=False, break_on_hyphens=False)
 
     @property
     def answer(self) -> tuple[str, ...]:
