@@ -161,7 +161,8 @@ class _GoingBack(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.prim.device.default:  # which autograd asks of every gradient
+        if func is torch.ops.prim.device.default:  # which autograd asks of every gradient, also where nothing else is called
+            self.recorder.at_present_node()
             return func(*args)
         if func is torch.ops.aten.index.Tensor:
             args = args[0], rows_at_most(args[1], self.recorder.count)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from unittest import mock
 
 import torch
 
+from remat_codegen.marked.proof import NAME
 from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
@@ -199,7 +201,8 @@ def _empty(leaf: Any) -> Any:
 def _watching(file: Any) -> Iterator[None]:
     """In here, parts of a file note what they call, and compare it with their first run."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
-    first, again = file.Part.first, file.Part.as_before
+    part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
+    first, again = part_class.first, part_class.as_before
 
     @functools.cache
     def moved(model: torch.nn.Module | None) -> list[dict[str, Any]]:
@@ -234,18 +237,31 @@ def _watching(file: Any) -> Iterator[None]:
                 part.run = run
 
     with contextlib.ExitStack() as patched:
-        patched.enter_context(mock.patch.object(file.Part, "first", noting))
-        patched.enter_context(mock.patch.object(file.Part, "as_before", comparing))
+        patched.enter_context(mock.patch.object(part_class, "first", noting))
+        patched.enter_context(mock.patch.object(part_class, "as_before", comparing))
         none = torch.zeros(0)  # what helpers compare values with are operations, too
+        looking = [(name, getattr(place_class, name)) for name in OWN if hasattr(place_class, name)]
         for owner, name, other in (
-            (file.Place, "check", lambda *_: None),
-            (file, "_some", lambda _: none),
-            (file, "CHECK", False),
-            *((file.Place, name, _aside_of_calls(getattr(file.Place, name))) for name in OWN if hasattr(file.Place, name)),
-            *([(file, "_view", _aside_of_calls(file._view))] if hasattr(file, "_view") else []),
+            (place_class, "check", lambda *_: None),
+            (file, _helper(file, "_some"), lambda _: none),
+            (file, _helper(file, "CHECK"), False),
+            *((place_class, name, _aside_of_calls(look)) for name, look in looking),
         ):
             patched.enter_context(mock.patch.object(owner, name, other, create=True))
         yield
+
+
+def _helper(file: Any, name: str) -> str:
+    """What a helper is called in a file: where the user's own text, which stands before it, has the name, it has another."""
+    names = [n for n in vars(file) if n.rstrip("_") == name]
+    return max(names, key=lambda n: (_line(vars(file)[n]), len(n)), default=name)
+
+
+def _line(thing: Any) -> int:
+    """The last line of a file in which a function, or one of a class, begins; 0 for what is of elsewhere, or is neither."""
+    functions = vars(thing).values() if isinstance(thing, type) else [thing]
+    codes = [code for f in functions if isinstance(code := getattr(f, "__code__", None), types.CodeType)]
+    return max([code.co_firstlineno for code in codes if code.co_filename == f"<{NAME}>"], default=0)
 
 
 def keyword_of(file: Any) -> str | None:
