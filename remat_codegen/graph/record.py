@@ -393,9 +393,10 @@ class _Recorder:
     def _keep_what_stays(self) -> None:
         """The gradients of inputs, and what a user's own backward holds on to, live from where they come until the step ends:
         as if what is undone last read them."""
-        inputs = {id(self.tensors[v.id]) for v in self.trace.variables if v.origin is Origin.INPUT}
-        others = [t.grad for t in self.tensors.values() if t.is_leaf and t.grad is not None and id(t) not in inputs]
-        self.lives.stay_but(others, min(self.reached, default=None))
+        passing = (Origin.INPUT, Origin.RESULT, Origin.SIZE)  # there are others in each step
+        lasting = [self.tensors[v.id] for v in self.trace.variables if v.origin not in passing]
+        grads = [t.grad for t in lasting if t.is_leaf and t.grad is not None]
+        self.lives.stay_but(grads, min(self.reached, default=None))
 
     def _watched(self) -> Iterator[Any]:
         """Notes the gradients that come to results, with their strides, and to parameters."""
