@@ -121,8 +121,8 @@ def summary(found: list[float]) -> str:
 
 WHY = """\
 Where ALBERT and ModernBERT take less than planned: the trace has attention's mask, which transformers leaves out where nothing
-is masked, as in these inputs. Files that take some 5 KB less: they are planned for a copy of the generator's state, which a
-part that draws holds, and not at the peak."""
+is masked, as in these inputs. Files that take 5 KB less, or some times that: they are planned for copies of the generator's
+state, which parts that draw hold, and not all at the peak."""
 
 
 def main() -> None:
