@@ -77,7 +77,7 @@ def avoiding(attempt: Callable[[Before[Vertex]], T], before: Before[Vertex] = AN
     """What `attempt` makes of what there was before: once more without parts that turn out not to be able to run again, some
     times. Raises Unrepeatable, of the first of them, where nothing fits without them."""
     why: Unrepeatable | None = None
-    for _ in range(MOST_AVOIDED):
+    for _ in range(1 + MOST_AVOIDED):
         try:
             return attempt(before)
         except Unrepeatable as error:
