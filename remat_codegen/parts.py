@@ -40,6 +40,7 @@ NUMPY = True  # its code knows NumPy, which has a generator, too
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
+FUNCTIONS = True  # some are in functions that methods call
 DEFAULTED = True  # it is trained with arguments that need not be given, such as use_cache=False
 LIBRARY = True  # some are in methods of classes that are in other files
 NESTED = True  # the table has parts within parts
@@ -88,14 +89,18 @@ alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what dri
 # ---------------------------------------------------------------------------- what files call
 
 
-def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+def parts(module=None):
+    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says.
+
+    Functions, which have no self, ask for those of the module that is being called."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 
 @alone
 def _parts(module):
     step = RUNNING.get()
+    if FUNCTIONS and step is not None and module is None:
+        return step.call(step.table.marks.get(step.called))
     return PLAIN if step is None else step.call(step.table.marks.get(id(module)))
 
 
@@ -183,7 +188,10 @@ def _take_over(module, written):
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
-        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
+        marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
+        if FUNCTIONS:  # and what may call them
+            marked += [n for n in ours if f"{kind.__qualname__}.{n}" in _made_from() and n not in marked]
+        for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known and LIBRARY and kind in WRITTEN.values():
@@ -193,6 +201,11 @@ def _take_over(module, written):
                 before = vars(module).setdefault(name, InstanceMethod(module, name))
                 if isinstance(before, InstanceMethod) and before.before is None:
                     before.kind = kind
+
+
+def _made_from():
+    """The methods of the model's file that have marks, or may call functions that do, and what else of it they need."""
+    return {word.partition(":")[0] for word in MADE_FROM.get("", "").split()}
 
 
 def running_again():
@@ -349,6 +362,8 @@ class InstanceMethod:
         step, method = RUNNING.get(), self.__wrapped__
         if self.plan is not None:
             return _planned(self.module(), self.plan, method, args, kwargs)
+        if FUNCTIONS and step and self.name == "forward":
+            return step.within(self.module(), method, args, kwargs)
         entries = step and self.name == "forward" and step.table.calls.get(id(self.module()))
         return step.call(entries).part("", _call, method, args, kwargs) if entries else method(*args, **kwargs)
 
@@ -412,6 +427,13 @@ class Table:
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
         named = dict(model.named_modules(remove_duplicate=False))
+        if FUNCTIONS:  # they ask which of the modules is being called whose methods may call them
+            kinds = {name.rpartition(".")[0] for name in _made_from()} - {""}
+            for module in modules:
+                own = vars(module).get("forward")
+                followed = module is model or isinstance(own, InstanceMethod)
+                if not followed and kinds & {kind.__qualname__ for kind in type(module).__mro__}:
+                    module.forward = InstanceMethod(module, "forward", own)
         for row, entries in plan.items():
             for text in entries.split() if row in named else [""]:
                 self.add(named, f"{row}.{text}".strip("."))
@@ -442,6 +464,9 @@ def _strings(module):
     """The strings in the code of a module's class: its marks are among them."""
     found = [f for f in vars(module).values() if isinstance(f, InstanceMethod)]
     found += [f for kind in type(module).__mro__ if kind is not torch.nn.Module for f in vars(kind).values()]
+    if FUNCTIONS:
+        functions = [f for f in globals().values() if isinstance(f, types.FunctionType)]
+        found += [f for f in functions if any("part" in code.co_names for code in _codes([f]))]
     return {c for code in _codes(found) for c in code.co_consts if isinstance(c, str)}
 
 
@@ -636,6 +661,8 @@ class Part:
             self.states = step.states()
         if NUMBERED:
             self.counts = dict(step.counts)
+        if FUNCTIONS:
+            self.called = step.called
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
@@ -839,6 +866,8 @@ class Part:
             states = self.states and step.states()
         if NUMBERED:
             counts, step.counts = step.counts, dict(self.counts)
+        if FUNCTIONS:
+            called, step.called = step.called, self.called
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
         try:
             _set(self.settings, settings)
@@ -866,6 +895,8 @@ class Part:
                 step.set_states(states)
             if NUMBERED:
                 step.counts = counts
+            if FUNCTIONS:
+                step.called = called
             if NESTED:
                 replay.lent.clear()
 
@@ -1007,6 +1038,8 @@ class Step:
             self.before = self.generators()
         if NUMBERED:
             self.counts = {}
+        if FUNCTIONS:
+            self.called = id(model)  # of the module that is being called
 
     def first(self, forward, args, kwargs):
         """The forward pass."""
@@ -1078,6 +1111,14 @@ class Step:
     def call(self, entries):
         """A call of a module with these entries."""
         return Call(self, entries) if entries else PLAIN
+
+    def within(self, module, method, args, kwargs):
+        """A call of a module. Functions that are called meanwhile have their parts in its row."""
+        entries, outer, self.called = self.table.calls.get(id(module)), self.called, id(module)
+        try:
+            return self.call(entries).part("", _call, method, args, kwargs)
+        finally:
+            self.called = outer
 
     def count(self, entries, name):
         """How often this part of a module was come to before in this step."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from remat_codegen.marked.markable import markable
 from remat_codegen.marked.syntax import COMPREHENSIONS, Syntax, bound_in, span_of, syntax_of
@@ -25,7 +25,8 @@ Read = Callable[[str], str]  # a file's text by its name
 @dataclass(frozen=True, slots=True)
 class Text:
     """An expression of the source, evaluated by `function` at `span`. In a module's method, `module` is the path of that module
-    and `number` the call of it. `tensors` are local names that held tensors meanwhile."""
+    and `number` the call of it; in a function at the top of a file, those of the module that is being called. `tensors` are
+    local names that held tensors meanwhile."""
 
     function: Function
     span: Span
@@ -112,6 +113,16 @@ def build(trace: Trace, read: Read | None = None) -> Tree:
     return Tree(builder.finished(len(trace.operations)))
 
 
+def with_modules(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """The frames on the way to an operation, outermost first; for a function at the top of a file, the module whose call is
+    going on is its module."""
+    found, going = list[Call](), ("", 0)
+    for call in calls:
+        going = call.enters[-1] if call.enters else going
+        found.append(replace(call, module=going[0], number=going[1]) if call.function.is_at_top else call)
+    return tuple(found)
+
+
 def _text(file: str) -> str:
     return "".join(linecache.getlines(file))
 
@@ -156,7 +167,7 @@ class _Builder:
     def add(self, operation: int, calls: tuple[Call, ...]) -> None:
         """The next operation. One that no frame made (PyTorch did, between two) belongs to what made the one before."""
         if calls:
-            self._go(operation, calls)
+            self._go(operation, with_modules(calls))
         innermost = [v for level in self.way for v in (*level.entered, *level.opened)]
         for vertex in innermost:
             vertex.end = operation + 1

@@ -28,6 +28,7 @@ class Features:
     buffers: bool = True
     in_place: bool = True
     marks: bool = True
+    functions: bool = True
     nested: bool = True
     twice: bool = True
     numbered: bool = True

@@ -38,6 +38,7 @@ class Found:
         self.working = [self._working(node) for node in model.graph.forward_nodes]
         self.numbers, self.times = self._counted()
         self.refused: dict[Hashable, bool] = {}
+        self.by_name: dict[Function, bool] = {}  # of functions: whether all that call them are in the file, and name them
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
@@ -198,8 +199,20 @@ class Found:
         file = text.function.file
         if file not in self.sources or self.library is None:
             return file in self.sources
-        carried = text.function.name.partition(".")[0] in self.library.carried.get(file, ())
+        if text.function.is_at_top:
+            return self._is_called_by_name(text.function)
+        carried = self._is_carried(text.function)
         return (carried or self.owner_of(text) is not None) and self._is_met(text, not carried)
+
+    def _is_carried(self, function: Function) -> bool:
+        return self.library is None or function.name.partition(".")[0] in self.library.carried.get(function.file, ())
+
+    def _is_called_by_name(self, function: Function) -> bool:
+        """Whether the file has a function, and all that call it, and these call the one of the file."""
+        if function not in self.by_name:
+            callers = None if self.lookups is None else self.lookups.all_callers(function)
+            self.by_name[function] = callers is not None and all(map(self._is_carried, callers))
+        return self.by_name[function]
 
     def _is_met(self, text: Text, sure: bool) -> bool:
         """Whether a module's calls of the method that an expression stands in come by its marks."""

@@ -1,4 +1,4 @@
-"""Which methods are looked up on the modules that have them: only those are run with marks.
+"""Which methods are looked up on the modules that have them, and which functions by their names: only those are run with marks.
 
 A copy with marks is an attribute of one module. `self.widened(x)` finds it; `type(self).widened(self, x)`, `super()...`, a
 bound method that was taken before, and other names of the same function find what the class has, without marks.
@@ -17,6 +17,7 @@ from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.places import Call, Function
 
 Method = tuple[str, str, str]  # the file, the name in it, and the path of the module
+Caller = tuple[Function, str | None]  # a method with the path of its module, or a function
 
 
 class Way(Enum):
@@ -42,11 +43,16 @@ class Lookups:
     def __init__(self, trace: Trace, modules: Mapping[str, torch.nn.Module], read: Callable[[str], str]) -> None:
         self.modules, self.read = modules, read
         self.found: dict[Method, set[Way]] = {}
-        self.frames: set[int] = set()
+        self.callers: dict[Function, set[Caller | None]] = {}
+        frames: set[int] = set()
         for operation in trace.operations:
             for i, call in enumerate(operation.calls):
-                if call.module is not None and call.frame not in self.frames:
-                    self.frames.add(call.frame)
+                if call.frame in frames:
+                    continue
+                frames.add(call.frame)
+                if call.function.is_at_top:
+                    self.callers.setdefault(call.function, set()).add(self._caller(operation.calls[: i + 1]))
+                elif call.module is not None:
                     key = call.function.file, call.function.name, call.module
                     self.found.setdefault(key, set()).add(self._way(operation.calls[: i + 1]))
 
@@ -54,6 +60,39 @@ class Lookups:
         """Whether marks in a method of a module are met whenever it runs; `sure` where that has to be known."""
         ways = self.found.get((function.file, function.name.partition(".<locals>")[0], module), set())
         return Way.OTHER not in ways and not (sure and Way.UNKNOWN in ways)
+
+    def all_callers(self, function: Function) -> frozenset[Function] | None:
+        """The functions at the top of a file by which modules' methods call this one, itself among them, and these methods;
+        None where a call is not made by its name, `attention(q, k, v)`, or not by the module whose call is going on."""
+        found = [function]
+        for inner in found:  # which grows
+            for caller in self.callers.get(inner, ()):
+                if caller is None:
+                    return None
+                outer, module = caller
+                if module is not None and not self.is_met(outer, module, False):
+                    return None
+                found += [outer] if outer not in found else []
+        return frozenset(found)
+
+    def _caller(self, calls: tuple[Call, ...]) -> Caller | None:
+        """Who called the function that the last of these frames runs; None where that is not by its name in the same file."""
+        *outer, call = calls
+        if call.enters or not outer or outer[-1].function.file != call.function.file:
+            return None
+        caller = outer[-1]
+        going = next((c.enters[-1][0] for c in reversed(outer) if c.enters), "")
+        syntax = syntax_of(self.read(call.function.file))
+        node = None if syntax is None else syntax.find(caller.span)
+        if syntax is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return None
+        if node.func.id != call.function.name or any(_bound(syntax, node, node.func.id)):
+            return None
+        if caller.function.is_at_top:
+            return caller.function, None
+        if "<locals>" in caller.function.name or caller.module != going:
+            return None
+        return caller.function, going
 
     def _way(self, calls: tuple[Call, ...]) -> Way:
         """How the method was found that the last of these frames runs."""

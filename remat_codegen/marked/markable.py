@@ -36,6 +36,18 @@ def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
     return found if isinstance(found, ast.FunctionDef) and isinstance(syntax.parents[found], ast.ClassDef) else None
 
 
+def function_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
+    """The function at the top of a file that an expression stands in, however deep in functions of it, and in no class."""
+    outer = list(syntax.ancestors(node))
+    found = outer[-2] if len(outer) > 1 and not any(isinstance(o, ast.ClassDef) for o in outer) else None
+    return found if isinstance(found, ast.FunctionDef) else None
+
+
+def home_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
+    """The method that an expression stands in, or the function at the top of the file."""
+    return method_of(syntax, node) or function_of(syntax, node)
+
+
 def _place(syntax: Syntax, node: ast.AST) -> str:
     """What of the surroundings speaks against a mark."""
     if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and type(node.op) in IN_PLACE):
@@ -46,9 +58,11 @@ def _place(syntax: Syntax, node: ast.AST) -> str:
         return "what is in it runs later"
     if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
         return "it is assigned to"
-    method = method_of(syntax, node)
+    method, function = method_of(syntax, node), function_of(syntax, node)
+    if function is not None:
+        return _between(syntax, node, function)
     if method is None:
-        return "it is not in a method"
+        return "it is neither in a method nor in a function"
     first = [*method.args.posonlyargs, *method.args.args][:1]
     if not first or first[0].arg != "self" or any(_names(d) & {"staticmethod", "classmethod"} for d in method.decorator_list):
         return "its method has no self"
@@ -70,7 +84,7 @@ def _between(syntax: Syntax, node: ast.AST, method: ast.FunctionDef) -> str:
             return ""
         inner = outer
         within.append(outer)
-    return "it is not in a method"
+    return "it is neither in a method nor in a function"
 
 
 def _in_function(function: ast.AST, inner: ast.AST, within: list[ast.AST]) -> str:

@@ -4,8 +4,9 @@
     y = q @ k.transpose(-2, -1) * s   y = parts(self).part("y", lambda q, k: q @ k.transpose(-2, -1) * s, q, k)
 
 Expressions are found by the places that the syntax tree gives, and replaced in the bytes of the file, so that comments and
-layout stay as they are. A method with several marks begins with `kept = parts(self)`. A statement that gets too wide is laid
-out anew. The statement `y += x` stands for an expression, too: `y = parts(self).part("y", lambda y, x: y.add_(x), y, x)`.
+layout stay as they are. A method with several marks begins with `kept = parts(self)`, a function with `kept = parts()`. A
+statement that gets too wide is laid out anew. The statement `y += x` stands for an expression, too:
+`y = parts(self).part("y", lambda y, x: y.add_(x), y, x)`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.edits import Edit, applied, first_lines, laid_out
-from remat_codegen.marked.markable import IN_PLACE, markable, method_of
+from remat_codegen.marked.markable import IN_PLACE, home_of, markable, method_of
 from remat_codegen.marked.names import free_names, local_names, said, unused
 from remat_codegen.marked.outside import Outside, outside_of
 from remat_codegen.marked.syntax import Syntax, is_dotted, span_of, syntax_of
@@ -66,8 +67,7 @@ def refusal_of(source: str, mark: Mark) -> str:
 
 
 def _named_elsewhere(syntax: Syntax, node: ast.expr, found: Outside) -> str:
-    method = method_of(syntax, node)
-    declared = {n for d in ast.walk(method or node) if isinstance(d, ast.Nonlocal) for n in d.names}
+    declared = {n for d in ast.walk(home_of(syntax, node) or node) if isinstance(d, ast.Nonlocal) for n in d.names}
     return "it reads a name that an inner function assigns" if declared & set(free_names(node)) else ""
 
 
@@ -101,20 +101,24 @@ class _Writer:
         self.changed: list[int] = []
 
     def _begun(self) -> dict[ast.AST, int]:
-        """The methods with several marks that have a line of their own to begin with, and where that is."""
-        methods = [method_of(self.syntax, node) for node in self.marks]
-        several = {m for m in methods if m is not None and methods.count(m) > 1}
-        lines = {m: first_lines(self.source, m) for m in several}
-        return {m: line for m, line in lines.items() if line}
+        """The methods and functions with several marks that have a line of their own to begin with, and where that is."""
+        homes = [home_of(self.syntax, node) for node in self.marks]
+        several = {home for home in homes if home is not None and homes.count(home) > 1}
+        lines = {home: first_lines(self.source, home) for home in several}
+        return {home: line for home, line in lines.items() if line}
+
+    def _called(self, node: ast.AST) -> str:
+        """The call that gives the parts to a method, or to a function, which has no self."""
+        return f"{self.parts}({'' if method_of(self.syntax, node) is None else 'self'})"
 
     def edited(self) -> bytes:
         edits = [Edit(*self._range(node), self._part(node, {})) for node in self.marks if not self._is_inside(node)]
         edits = [self._without_parentheses(edit) for edit in edits]
         lines = {self._statement(node).lineno for node in self.marks}
-        for method, line in self.begun.items():
+        for home, line in self.begun.items():
             start = self.starts[line - 1]
-            indent = self._indent(method)
-            edits.append(Edit(start, start, f"{indent}{self.kept} = {self.parts}(self){self._newline()}".encode()))
+            begun = f"{self._indent(home)}{self.kept} = {self._called(home.body[0])}{self._newline()}"  # type: ignore[attr-defined]
+            edits.append(Edit(start, start, begun.encode()))
         self.changed = [line + sum(first <= line for first in self.begun.values()) for line in sorted(lines)]
         return applied(self.source, edits)
 
@@ -144,8 +148,8 @@ class _Writer:
 
     def _part(self, node: ast.AST, known: Mapping[ast.AST, str]) -> bytes:
         """The call that stands for a marked expression. `known` are names of what a part around it has got."""
-        mark, method = self.marks[node], method_of(self.syntax, node)
-        holder = self.kept if method in self.begun else f"{self.parts}(self)"
+        mark = self.marks[node]
+        holder = self.kept if home_of(self.syntax, node) in self.begun else self._called(node)
         if isinstance(node, ast.AugAssign):
             return self._in_place(node, mark.name, holder)
         assert isinstance(node, ast.expr)

@@ -10,6 +10,7 @@ from remat_codegen.marked.evaluations import Text, Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.marking import marked
 from remat_codegen.marked.names import name_for
+from remat_codegen.marked.origins import callers
 from remat_codegen.marked.syntax import syntax_of
 from remat_codegen.trace.places import Function, Span
 
@@ -19,17 +20,20 @@ Key = tuple[Function, Span]
 @dataclass(frozen=True, slots=True)
 class Marks:
     """The marks of a model's source. `names` are theirs, by function and place; `texts` are the files with them, in which
-    `parts` has the name `parts`; `methods` are those in which some stand, by file."""
+    `parts` has the name `parts`; `methods` are the methods and functions in which some stand, by file; `callers` are the names
+    of the methods that may call such functions, by file."""
 
     names: Mapping[Key, str]
     texts: Mapping[str, str]
     parts: str
     methods: Mapping[str, tuple[Text, ...]]
+    callers: Mapping[str, tuple[str, ...]]
 
     def classes(self, file: str) -> tuple[str, ...]:
-        """The classes of a file in whose methods some stand."""
-        names = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t in self.methods.get(file, ()))
-        return tuple(dict.fromkeys(names))
+        """The classes of a file in whose methods some stand, or in functions that these call."""
+        inside = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t in self.methods.get(file, ()))
+        calling = (name.rpartition(".")[0] for name in self.callers.get(file, ()))
+        return tuple(name for name in dict.fromkeys((*inside, *calling)) if name)
 
 
 def write_marks(found: Found, vertices: Iterable[Vertex], children: Mapping[str, frozenset[str]]) -> Marks:
@@ -51,8 +55,17 @@ def write_marks(found: Found, vertices: Iterable[Vertex], children: Mapping[str,
         for file, pairs in by_file.items()
     }
     methods = {file: tuple({t.function: t for t, _ in pairs}.values()) for file, pairs in by_file.items()}
+    functions = {file: [t.function.name for t in texts if t.function.is_at_top] for file, texts in methods.items()}
+    called = {file: _callers(found, file, names) for file, names in functions.items() if names}
     parts = next((w.parts for w in written.values()), "parts")
-    return Marks(names, {file: w.text for file, w in written.items()}, parts, methods)
+    return Marks(names, {file: w.text for file, w in written.items()}, parts, methods, called)
+
+
+def _callers(found: Found, file: str, functions: Iterable[str]) -> tuple[str, ...]:
+    """The methods of the carried classes of a file that may call these functions of it."""
+    carried = found.library.carried.get(file, frozenset()) if found.library is not None else None
+    names = callers(found.sources[file], frozenset(functions))
+    return tuple(name for name in names if carried is None or name.partition(".")[0] in carried)
 
 
 def _paths(found: Found) -> dict[Function, set[str]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ast
 import symtable
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from remat_codegen import parts
 from remat_codegen.marked.library import method_in
-from remat_codegen.marked.syntax import syntax_of
+from remat_codegen.marked.syntax import methods_in, syntax_of
 
 
 def origins(text: str, methods: Iterable[str], *, with_names: bool) -> tuple[str, ...]:
@@ -22,6 +22,18 @@ def origins(text: str, methods: Iterable[str], *, with_names: bool) -> tuple[str
     words = [f"{name}:{_digest(lines, node)}" for name, node in found.items()]
     needed = _needed(syntax.tree.body, list(found.values())) if with_names else ()
     return tuple(dict.fromkeys((*words, *(f"{name}:{_digest(lines, node)}" for name, node in needed))))
+
+
+def callers(text: str, functions: Collection[str]) -> tuple[str, ...]:
+    """The methods of a file's classes that name one of these functions at its top, or one that does, and so on."""
+    syntax = syntax_of(text)
+    assert syntax is not None
+    at_top = {s.name: _read(s) for s in syntax.tree.body if isinstance(s, ast.FunctionDef)}
+    names = set(functions)
+    while more := {name for name, read in at_top.items() if name not in names and names.intersection(read)}:
+        names |= more
+    methods = methods_in(syntax.tree)
+    return tuple(name for name, node in methods if names.intersection(_read(node)) and not name.endswith("__"))
 
 
 def _parted(name: str) -> tuple[str, str]:

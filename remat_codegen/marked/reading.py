@@ -16,7 +16,7 @@ from typing import Any
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.markable import IN_PLACE
-from remat_codegen.marked.syntax import span_of
+from remat_codegen.marked.syntax import functions_in, methods_in, span_of
 from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
 
@@ -89,7 +89,7 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
     written = _written(tree, found)
     ours = ast.Module([s for s in tree.body if getattr(s, "name", None) not in written], [])
     for file, source in sources.items():
-        _read_marks(file, dict(_functions(ours)), ast.parse(source), found)
+        _read_marks(file, dict(functions_in(ours)), ast.parse(source), found)
     for name, (module, kind) in written.items():
         _read_written(tree, name, (module, kind, file_of(module)), found)
     return found
@@ -162,7 +162,7 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
 
 def _read_marks(file: str, ours: Mapping[str, Any], source: ast.Module, found: Reading, alike: Alike | None = None) -> None:
     """`alike` are names that may be others in the source."""
-    theirs = dict(_functions(source))
+    theirs = dict(functions_in(source))
     for name, function in ours.items():
         if name in theirs:
             _Walk(file, name, found, alike or {}).bodies(theirs[name], function)
@@ -195,8 +195,8 @@ def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], found: 
         return found.wrong(classes[0] if classes else None, f"{name} is not the one class of that name, or {kind} is not known")
     if wrong := [n for n in classes[0].body if not isinstance(n, ast.FunctionDef) or n.decorator_list]:
         return found.wrong(wrong[0], f"{name} has more than methods of {kind}")
-    ours = {n.replace(name, kind, 1): f for n, f in _functions(ast.Module([*classes], []))}
-    theirs = dict(_functions(ast.parse(source)))
+    ours = {n.replace(name, kind, 1): f for n, f in methods_in(ast.Module([*classes], []))}
+    theirs = dict(methods_in(ast.parse(source)))
     if missing := [n for n in ours if n not in theirs]:
         return found.wrong(ours[missing[0]], f"{missing[0]} is not in {file}")
     imported = Imported(tree)
@@ -204,15 +204,6 @@ def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], found: 
     for node, text in imported.wrong(alike, file, ours):
         found.wrong(node, text)
     _read_marks(file, ours, ast.parse(source), found, alike)
-
-
-def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The methods of classes, and of classes within them, by name."""
-    for node in getattr(tree, "body", ()):
-        if isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{prefix}{node.name}.")
-        elif prefix and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield f"{prefix}{node.name}", node
 
 
 class _Walk:
@@ -232,11 +223,15 @@ class _Walk:
         self.walk(theirs.body, body, {})
 
     def _holds(self, statement: ast.stmt) -> bool:
-        """Whether a statement is `kept = parts(self)`."""
+        """Whether a statement is `kept = parts(self)`; in a function, `kept = parts()`."""
         if not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
             return False
         call = statement.value
-        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and [*map(ast.unparse, call.args)] == ["self"]
+        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and self._is_given(call)
+
+    def _is_given(self, call: ast.Call) -> bool:
+        """Whether a call is given what parts are asked for by here: self, and nothing in a function."""
+        return not call.keywords and [*map(ast.unparse, call.args)] == (["self"] if "." in self.function else [])
 
     def walk(self, theirs: Any, ours: Any, names: _Names) -> None:
         """Compares two trees; `names` are what lambdas of marks call what they are given."""
@@ -272,7 +267,7 @@ class _Walk:
         holder = ours.func.value
         known = isinstance(holder, ast.Name) and holder.id in self.holders
         own = isinstance(theirs, ast.Call) and isinstance(theirs.func, ast.Attribute) and theirs.func.attr == PART
-        calls = isinstance(holder, ast.Call) and [*map(ast.unparse, holder.args)] == ["self"]
+        calls = isinstance(holder, ast.Call) and self._is_given(holder)
         return (known or (calls and not own)) and len(ours.args) > 1 and _is_text(ours.args[0])
 
     def _in_place(self, theirs: ast.AugAssign, ours: Any, names: _Names) -> None:

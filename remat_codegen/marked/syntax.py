@@ -67,6 +67,21 @@ class Syntax:
             yield node
 
 
+def methods_in(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The methods of classes, and of classes within them, by name."""
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.ClassDef):
+            yield from methods_in(node, f"{prefix}{node.name}.")
+        elif prefix and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield f"{prefix}{node.name}", node
+
+
+def functions_in(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The same, and the functions at the top of a file."""
+    yield from ((node.name, node) for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    yield from methods_in(tree)
+
+
 @lru_cache(maxsize=64)
 def syntax_of(source: str) -> Syntax | None:
     """The syntax tree of a file; None where this Python cannot read it."""

@@ -144,6 +144,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         buffers=other_ways or moves_buffers(traced.target.module, record),
         in_place=other_ways or changes_in_place(record),
         marks=bool(marks.names),
+        functions=any(t.function.is_at_top for texts in marks.methods.values() for t in texts),
         defaulted=without_cache(traced),
         library=any(file not in carried_sources(traced) for file in marks.texts),
         several=several,
@@ -179,7 +180,8 @@ def _made_from(found: Found, marks: Marks, own: str, source: str | None) -> dict
     theirs: dict[str, list[str]] = {}
     for owner in _methods(found, marks, own).owners:
         theirs.setdefault(owner.module, []).append(f"{owner.kind}.{owner.method}")
-    names = [t.function.name.partition(".<locals>")[0] for t in marks.methods.get(own, ())]
+    names = [t.function.name.partition(".<locals>")[0] for t in marks.methods.get(own, ()) if not t.function.is_at_top]
+    names += marks.callers.get(own, ())
     made = {"": origins(source, names, with_names=True)} if source is not None and names else {}
     return made | {m: origins(found.sources[library_file(m)], n, with_names=False) for m, n in sorted(theirs.items())}
 

@@ -15,6 +15,11 @@ class Function:
     name: str
     line: int
 
+    @property
+    def is_at_top(self) -> bool:
+        """Whether it is no method, and not defined in another function."""
+        return "." not in self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

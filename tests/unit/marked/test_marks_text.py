@@ -201,18 +201,18 @@ class A(nn.Module):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("torch.ones(3)", "not in a method"),
-        ("torch.ones(2)", "not in a method"),
-        ("x.exp()", "not in a method"),
-        ("torch.zeros(1)", "not in a method"),
+        ("torch.ones(3)", "neither in a method nor"),
+        ("torch.ones(2)", "a default"),
+        ("x.exp()", ""),
+        ("torch.zeros(1)", "neither in a method nor"),
         ("x.sin()", "no self"),
-        ("x.cos()", "not in a method"),
+        ("x.cos()", "neither in a method nor"),
         ("Kind.TWO", "in a pattern"),
         ("x.tan()", ""),
         ("x.sinh()", ""),
     ],
 )
-def test_only_expressions_in_methods_can_be_marked(text, reason):
+def test_only_expressions_in_methods_and_functions_can_be_marked(text, reason):
     found = markable(OUTSIDE, at(OUTSIDE, text))
     assert reason in found and bool(found) == bool(reason)
 

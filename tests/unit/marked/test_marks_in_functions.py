@@ -1,0 +1,253 @@
+"""Marks in functions at the top of the user's file: `attention(q, k, v)` is in a module's row, too."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from remat_codegen.ask.request import Request
+from remat_codegen.run import check_update, explain, marked
+from remat_codegen.run.pipeline import verify
+from remat_codegen.show.results import Progress
+
+QUIET = Progress(None)
+FUNCTIONS = '''
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def heads_of(x, heads):
+    B, T, C = x.shape
+    return x.view(B, T, heads, C // heads).transpose(1, 2)
+
+
+def attention(q, k, v, p, training):
+    """Looks around."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return F.dropout(F.softmax(scores.tanh() * 3, dim=-1), p, training) @ v
+
+
+def wide(x, layer):
+    return layer.down(F.gelu(layer.up(x)).sin())
+
+
+'''
+ENDS = """
+
+def example_inputs():
+    return (torch.randint(64, (2, 32)),)
+"""
+FUNCTIONAL = """
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+
+def block(x, layer, p, training):
+    q, k, v = (heads_of(t, 4) for t in layer.qkv(F.layer_norm(x, x.shape[-1:])).chunk(3, dim=-1))
+    x = x + layer.proj(attention(q, k, v, p, training).transpose(1, 2).reshape(x.shape))
+    return x + wide(F.layer_norm(x, x.shape[-1:]), layer)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+        self.layers = nn.ModuleList(Layer(32) for _ in range(3))
+
+    def forward(self, idx):
+        x = self.embed(idx)
+        for layer in self.layers:
+            x = block(x, layer, 0.1, self.training)
+        return self.head(x)
+"""
+BLOCKS = """
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = Wide(width)
+
+    def attend(self, x):
+        q, k, v = (heads_of(t, 4) for t in self.qkv(x).chunk(3, dim=-1))
+        return attention(q, k, v, 0.1, self.training)
+
+    def forward(self, x):
+        x = x + self.proj(self.attend(self.norm(x)).transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(x)
+
+
+class Wide(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return wide(x, self)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+        self.layers = nn.ModuleList(Block(32) for _ in range(3))
+
+    def forward(self, idx):
+        x = self.embed(idx)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+MODELS = {"functional": FUNCTIONAL, "blocks": BLOCKS}
+
+
+def imported(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def gradients(model, idx, steps=2):
+    found = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        model.zero_grad()
+        model(idx).square().sum().backward()
+        found += [p.grad.clone() for p in model.parameters()]
+    return found
+
+
+def written(source, folder, budget="45%", **options):
+    """The path of a file with marks for this source."""
+    (folder / "net.py").write_text(source)
+    output = folder / "net_remat.py"
+    marked.generate(Request(f"{folder / 'net.py'}:Net", budget, output, edition=2, seed=0, **options), QUIET)
+    return output
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def output(request, tmp_path_factory):
+    return written(FUNCTIONS + MODELS[request.param] + ENDS, tmp_path_factory.mktemp(request.param))
+
+
+def test_functions_have_marks_and_their_rows_are_those_of_the_module_that_is_called(output):
+    text = output.read_text()
+    assert "parts()" in text.partition("class Net")[0]
+    assert verify(output, f"{output.parent / 'net.py'}:Net", steps=2, progress=QUIET).ok
+
+
+def test_models_of_either_file_and_copies_of_them_have_the_same_gradients(output):
+    theirs, ours = imported(output.parent / "net.py", "functions_net"), imported(output, "functions_net_remat")
+    torch.manual_seed(3)
+    model, idx = theirs.Net(), torch.randint(64, (2, 32))
+    own = ours.Net()
+    own.load_state_dict(model.state_dict())
+    wanted = gradients(model, idx)
+    adopted = ours.rematerialize(copy.deepcopy(model))
+    for other in (adopted, own, copy.deepcopy(adopted)):
+        assert all(map(torch.equal, gradients(other, idx), wanted))
+        assert torch.equal(other.eval()(idx), model.eval()(idx))
+        other.train(), model.train()
+
+
+def test_the_parts_of_functions_run_again_in_adopted_models_and_in_the_file_s_own(output):
+    theirs, ours = imported(output.parent / "net.py", "functions_net"), imported(output, "functions_net_remat")
+    for model in (ours.rematerialize(theirs.Net()), ours.Net()):
+        ran = []
+        first = ours.Part.first
+
+        def noted(part, run, inputs, first=first, ran=ran):
+            ran.append(part.entry.name)
+            return first(part, run, inputs)
+
+        ours.Part.first = noted
+        try:
+            model(torch.randint(64, (2, 32))).sum().backward()
+        finally:
+            ours.Part.first = first
+        rows = {
+            f"{row}.{entry}".strip(".").partition("/")[0].partition("#")[0]
+            for row in ours.PLAN
+            for entry in ours.PLAN[row].split()
+        }
+        assert {*ran} == rows
+
+
+def test_explain_reads_the_marks_back_and_tells_edits(output):
+    target = f"{output.parent / 'net.py'}:Net"
+    assert not check_update.check(output, QUIET).reasons
+    text = output.read_text()
+    assert "torch.tanh" not in text
+    edits = [("scores.tanh()", "scores.sin()"), ("parts()", "parts(None)"), ("layer.down(", "layer.up(")]
+    for before, after in [(b, a) for b, a in edits if b in text]:
+        output.write_text(text.replace(before, after, 1))
+        try:
+            assert not explain.explain(output, QUIET, target=target).ok, before
+        finally:
+            output.write_text(text)
+
+
+WAYS = {  # in which a function is not called by its name, where its file's copy would not be met
+    "a table": ("wide(x, self)", "WAYS['wide'](x, self)", "WAYS = {'wide': wide}\n"),
+    "another name": ("wide(x, self)", "other(x, self)", "other = wide\n"),
+    "a variable": ("wide(x, self)", "(lambda f: f(x, self))(wide)", ""),
+    "a module of PyTorch": ("return wide(x, self)", "return nn.Sequential(self.act)(x)", ""),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_functions_that_are_not_called_by_their_names_have_no_marks(way, tmp_path):
+    before, after, beside = WAYS[way]
+    source = FUNCTIONS + beside + BLOCKS.replace(before, after) + ENDS
+    if way == "a module of PyTorch":
+        own = "class Act(nn.Module):\n    def forward(self, x):\n        return x * 2\n\n\nclass Wide(nn.Module):"
+        source = source.replace("class Wide(nn.Module):", own).replace(
+            "4 * width, width)\n\n    def forward(self, x):\n        return nn",
+            "4 * width, width)\n        self.act = Act()\n\n    def forward(self, x):\n        return nn",
+        )
+    output = written(source, tmp_path, "60%")
+    text = output.read_text()
+    assert "parts()" not in text.partition("def wide")[2].partition("class ")[0]
+    assert verify(output, f"{tmp_path / 'net.py'}:Net", steps=1, progress=QUIET).ok
+
+
+def test_another_text_of_a_function_is_refused(output):
+    theirs = output.parent / "net.py"
+    text = theirs.read_text()
+    ours = imported(output, "functions_net_remat")
+    theirs.write_text(text.replace("scores.tanh() * 3", "scores.tanh() * 4"))
+    try:
+        model = imported(theirs, "functions_net_edited").Net()
+        with pytest.raises(ValueError, match=r"attention of net\.py is not what this file was made from"):
+            ours.rematerialize(model)
+    finally:
+        theirs.write_text(text)
+
+
+def test_a_row_that_names_no_mark_of_a_function_is_refused(output):
+    ours = imported(output, "functions_net_remat")
+    row = next(iter(ours.PLAN))
+    ours.PLAN[row] += " no_such_mark"
+    with pytest.raises(ValueError, match="no_such_mark"):
+        ours.Net()(torch.randint(64, (2, 32)))
+
+
+def test_functions_that_a_part_around_them_runs_again_find_their_module(output):
+    theirs, ours = imported(output.parent / "net.py", "functions_net"), imported(output, "functions_net_remat")
+    torch.manual_seed(3)
+    model, idx = theirs.Net(), torch.randint(64, (2, 32))
+    wanted = gradients(model, idx)
+    around = {"": " ".join(f"layers.{i}" for i in range(3))} if "class Block" in output.read_text() else {}
+    ours.PLAN.update({row: f"{ours.PLAN.get(row, '')} {entries}".strip() for row, entries in around.items()})
+    assert all(map(torch.equal, gradients(ours.rematerialize(model), idx), wanted))
