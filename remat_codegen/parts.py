@@ -190,7 +190,8 @@ def _take_over(module, written):
         ours = vars(kind) if kind is not base else {}
         marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
         if FUNCTIONS:  # and what may call them
-            marked += [n for n in ours if f"{kind.__qualname__}.{n}" in _made_from() and n not in marked]
+            made_from = _made_from(base.__module__ if kind in WRITTEN.values() else "")
+            marked += [n for n in ours if f"{base.__qualname__}.{n}" in made_from and n not in marked]
         for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
@@ -203,9 +204,9 @@ def _take_over(module, written):
                     before.kind = kind
 
 
-def _made_from():
-    """The methods of the model's file that have marks, or may call functions that do, and what else of it they need."""
-    return {word.partition(":")[0] for word in MADE_FROM.get("", "").split()}
+def _made_from(module):
+    """The methods of a file that have marks, or may call functions that do, and what else of it they need."""
+    return {word.partition(":")[0] for word in MADE_FROM.get(module, "").split()}
 
 
 def running_again():
@@ -372,8 +373,13 @@ def _alike(theirs, ours):
     """A function with marks, with all that the one has which it was written from, and within what decorates that."""
     inner = inspect.unwrap(theirs)
     mine, its = ({n for code in _codes([f]) for n in code.co_names} & {*f.__globals__} for f in (ours, inner))
-    for name in mine & its:
-        if ours.__globals__[name] is not inner.__globals__[name]:
+    shared = {name: ours.__globals__[name] for name in mine & its}
+    if FUNCTIONS:  # copies of functions are others, of the same text as long as nobody has put another function there
+        copies = {name: f for (module, name), f in WRITTEN.items() if module == inner.__module__ and not isinstance(f, type)}
+        own = {name for name in copies if getattr(inner.__globals__[name], "__globals__", None) is inner.__globals__}
+        shared = {name: thing for name, thing in (shared | copies).items() if name not in own}
+    for name, thing in shared.items():
+        if thing is not inner.__globals__.get(name):
             raise ValueError(f"{inner.__module__}.{name} was replaced after this file took it: import this file later")
     made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, inner.__defaults__)
     made.__kwdefaults__ = inner.__kwdefaults__
@@ -428,7 +434,7 @@ class Table:
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
         named = dict(model.named_modules(remove_duplicate=False))
         if FUNCTIONS:  # they ask which of the modules is being called whose methods may call them
-            kinds = {name.rpartition(".")[0] for name in _made_from()} - {""}
+            kinds = {name.rpartition(".")[0] for made in MADE_FROM for name in _made_from(made)} - {""}
             for module in modules:
                 own = vars(module).get("forward")
                 followed = module is model or isinstance(own, InstanceMethod)

@@ -38,7 +38,7 @@ class Found:
         self.working = [self._working(node) for node in model.graph.forward_nodes]
         self.numbers, self.times = self._counted()
         self.refused: dict[Hashable, bool] = {}
-        self.by_name: dict[Function, bool] = {}  # of functions: whether all that call them are in the file, and name them
+        self.by_name: dict[Function, tuple[Owner, ...] | None] = {}
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
@@ -200,19 +200,29 @@ class Found:
         if file not in self.sources or self.library is None:
             return file in self.sources
         if text.function.is_at_top:
-            return self._is_called_by_name(text.function)
+            return self.with_callers(text.function) is not None
         carried = self._is_carried(text.function)
         return (carried or self.owner_of(text) is not None) and self._is_met(text, not carried)
 
     def _is_carried(self, function: Function) -> bool:
         return self.library is None or function.name.partition(".")[0] in self.library.carried.get(function.file, ())
 
-    def _is_called_by_name(self, function: Function) -> bool:
-        """Whether the file has a function, and all that call it, and these call the one of the file."""
+    def with_callers(self, function: Function) -> tuple[Owner, ...] | None:
+        """What a file has for marks in a function to be met: of files that are not carried, the function and all that call it,
+        by name. None where those would call another one than the file's."""
         if function not in self.by_name:
-            callers = None if self.lookups is None else self.lookups.all_callers(function)
-            self.by_name[function] = callers is not None and all(map(self._is_carried, callers))
+            self.by_name[function] = self._with_callers(function)
         return self.by_name[function]
+
+    def _with_callers(self, function: Function) -> tuple[Owner, ...] | None:
+        assert self.library is not None
+        carried, modules = function.file in self.library.carried, self.library.modules
+        callers = None if self.lookups is None else self.lookups.all_callers(function, not carried)
+        if callers is None or carried:
+            return () if callers is not None and all(self._is_carried(f) for f, _ in callers) else None
+        found = [self.library.owner_by_kind(f, type(modules.get(path or ""))) for f, path in callers]
+        owners = tuple(sorted((o for o in found if o is not None), key=lambda o: (o.module, o.kind, o.method)))
+        return owners if len(owners) == len(found) else None
 
     def _is_met(self, text: Text, sure: bool) -> bool:
         """Whether a module's calls of the method that an expression stands in come by its marks."""

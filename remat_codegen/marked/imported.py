@@ -15,14 +15,18 @@ Alike = Mapping[str, frozenset[str]]
 
 
 class Imported:
-    """The names at the top of a file: the statement that binds each last, and what it gives."""
+    """The names at the top of a file: the statement that binds each last, and what it gives. `written` are those that stand for
+    something of a module, by its name and theirs there."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, written: Mapping[str, tuple[str, str]] | None = None) -> None:
         self.statements: dict[str, ast.stmt] = {}
         self.values: dict[str, Any] = {}
         for statement in tree.body:
             for name, value in _bound(statement):
                 self.statements[name], self.values[name] = statement, value
+        for name, (module, kind) in (written or {}).items():
+            if isinstance(self.statements.get(name), ast.FunctionDef):
+                self.values[name] = getattr(sys.modules.get(module), kind, _NOTHING)
 
     def alike(self, module: str, file: str, methods: Mapping[str, Any]) -> Alike:
         """By name here: the names that its value has in a module, of those that these methods of it need."""

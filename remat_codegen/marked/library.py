@@ -1,6 +1,6 @@
 """Methods of classes that stay where they are: of libraries, of files beside the model's, and of PyTorch's own modules. Where a
-plan cuts within one, its text is written into the file, with marks, and the names that it needs are imported from where its
-class stands."""
+plan cuts within one, or within a function that it calls, its text is written into the file, with marks, and the names that it
+needs are imported from where its class stands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _NO_PARAMETERS: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The class that a method is of: its module's name, its own within that, and the name of the method."""
+    """The class that a method is of: its module's name, its own within that, and the name of the method. A function at the top
+    of a module is of no class, whose name is empty then."""
 
     module: str
     kind: str
@@ -53,8 +54,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A class of a library with marks in its methods, as a file has it: its code, under which name, the class that it is of, by
-    module and name, and the imports that all this needs. `about` says where it comes from."""
+    """A class of a library with marks in its methods, as a file has it, or a function: its code, under which name, what it is
+    of, by module and name, and the imports that all this needs. `about` says where it comes from."""
 
     code: str
     name: str
@@ -88,10 +89,29 @@ class Library:
             return None
         if type(module).__module__.startswith("torch.") and not module._modules:
             return None  # a word itself, as nn.Linear is
-        key = text.function, type(module)
+        return self.owner_by_kind(text.function, type(module))
+
+    def owner_by_kind(self, function: Function, kind: type) -> Owner | None:
+        """Whose method a function is if modules of a kind run it; of one at the top of a file, which it is."""
+        key = function, kind
         if key not in self.known:
-            self.known[key] = _owner(*key, self.own)
+            self.known[key] = _at_top(function, self.own) if function.is_at_top else _owner(*key, self.own)
         return self.known[key]
+
+
+def _at_top(function: Function, own: str) -> Owner | None:
+    """A function at the top of a library's file, as its text stands for it; None where that is not so."""
+    module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == function.file), None)
+    found = vars(module).get(function.name) if module is not None else None
+    if module is None or not isinstance(found, types.FunctionType) or hasattr(found, "__wrapped__") or found.__closure__:
+        return None
+    code, text = found.__code__, method_in(text_of(function.file), "", function.name)
+    same = (code.co_filename, code.co_qualname, code.co_firstlineno) == (function.file, function.name, function.line)
+    if not same or found.__globals__ is not vars(module) or text is None or text.decorator_list or text.lineno != function.line:
+        return None
+    if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
+        return None
+    return Owner(module.__name__, "", function.name)
 
 
 def _owner(function: Function, kind: type, own: str) -> Owner | None:
@@ -137,14 +157,19 @@ def _is_importable(kind: type, file: str, own: str) -> bool:
     found: object = module
     for part in kind.__qualname__.split("."):
         found = getattr(found, part, None)
-    if found is not kind or getattr(module, "__file__", None) != file:
+    return found is kind and module is not None and _is_found_by_name(module, file, own)
+
+
+def _is_found_by_name(module: types.ModuleType, file: str, own: str) -> bool:
+    """Whether a module is found by its name, in any process that has the model."""
+    if getattr(module, "__file__", None) != file:
         return False
-    before = kind.__module__.rpartition(".")[0]
+    before = module.__name__.rpartition(".")[0]
     if not before:
         known = getattr(module, "__spec__", None)
-        return file != own and known is not None and (known.name, known.origin) == (kind.__module__, file)
+        return file != own and known is not None and (known.name, known.origin) == (module.__name__, file)
     places = getattr(sys.modules.get(before), "__path__", None)
-    spec = None if places is None else PathFinder.find_spec(kind.__module__, places)
+    spec = None if places is None else PathFinder.find_spec(module.__name__, places)
     return spec is not None and spec.origin == file
 
 
@@ -223,8 +248,9 @@ def text_of(file: str) -> str:
 
 
 def method_in(source: str, kind: str, name: str) -> ast.FunctionDef | None:
-    """A method of a class in a text, the last of that name."""
-    node = _class_in(source, kind)
+    """A method of a class in a text, or a function at its top, if `kind` is empty; the last of that name."""
+    syntax = syntax_of(source)
+    node = _class_in(source, kind) if kind else None if syntax is None else syntax.tree
     found = [n for n in (node.body if node is not None else ()) if isinstance(n, ast.FunctionDef) and n.name == name]
     return found[-1] if found else None
 
@@ -242,22 +268,28 @@ def _class_in(source: str, kind: str) -> ast.ClassDef | None:
 
 
 def written(owners: Iterable[Owner], texts: Mapping[str, str], taken: Mapping[str, Meaning]) -> tuple[Written, ...]:
-    """The classes that have these methods, each with those of them, from the marked `texts` by module. Their names are none of
-    those `taken`, unless they mean the same, and one name means one thing in all of them."""
+    """The classes that have these methods, each with those of them, from the marked `texts` by module; before them the functions.
+    Their names are none of those `taken`, unless they mean the same, and one name means one thing in all of them."""
     by_kind: dict[tuple[str, str], list[str]] = {}
+    functions: list[tuple[str, str]] = []
     for owner in dict.fromkeys(owners):
-        by_kind.setdefault((owner.module, owner.kind), []).append(owner.method)
+        if owner.kind:
+            by_kind.setdefault((owner.module, owner.kind), []).append(owner.method)
+        else:
+            functions.append((owner.module, owner.method))
     words = {word for text in texts.values() for word in re.findall(r"\w+", text)}
-    names = _Names(taken, words)
-    return tuple(_class(*key, methods, texts[key[0]], names) for key, methods in sorted(by_kind.items()))
+    names = _Names(taken, words, sorted(functions))
+    alone = [_function(*key, texts[key[0]], names) for key in names.functions]
+    return (*alone, *(_class(*key, methods, texts[key[0]], names) for key, methods in sorted(by_kind.items())))
 
 
 class _Names:
     """The names of a file at its top, each with what it means: (a module, "") or (a module, a name in it); None for what is
-    defined there."""
+    defined there. `functions` are those of the latter that are of a module, by its name and theirs there."""
 
-    def __init__(self, taken: Mapping[str, Meaning], words: Iterable[str]) -> None:
+    def __init__(self, taken: Mapping[str, Meaning], words: Iterable[str], functions: Iterable[tuple[str, str]] = ()) -> None:
         self.meant, self.words = dict.fromkeys(dir(builtins)) | dict(taken), frozenset(words)
+        self.functions = {(module, name): self.new(name, None) for module, name in functions}
 
     def new(self, name: str, meaning: Meaning) -> str:
         """A name like this one that is free; another one is not in any of the texts either."""
@@ -267,6 +299,8 @@ class _Names:
 
     def of(self, module: str, name: str = "") -> str:
         """What to call a module, or what it calls `name`."""
+        if (module, name) in self.functions:
+            return self.functions[module, name]
         value = getattr(sys.modules[module], name) if name else sys.modules[module]
         if _is_module(value):
             meaning = value.__name__, ""
@@ -309,13 +343,26 @@ def meanings(lines: Iterable[str]) -> dict[str, Meaning]:
 
 
 def _class(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> Written:
+    own = names.new(kind.rpartition(".")[2], None)
+    code, imports = _code(module, kind, methods, text, names)
+    return Written(f"class {own}:\n{code}", own, (module, kind), imports, about(module))
+
+
+def _function(module: str, name: str, text: str, names: _Names) -> Written:
+    code, imports = _code(module, "", [name], text, names)
+    own = names.functions[module, name]
+    code = code if own == name else re.sub(rf"\bdef {name}\b", f"def {own}", code, count=1)
+    return Written(code, own, (module, name), imports, about(module))
+
+
+def _code(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> tuple[str, tuple[str, ...]]:
+    """The text of methods of a class, or of a function, and the lines that import what it needs."""
     file = sys.modules[module].__file__ or ""
     called = {n: names.of(module, n) for method in methods for n in needs(file, kind, method) or ()}
-    own = names.new(kind.rpartition(".")[2], None)
     found = sorted((m for m in (method_in(text, kind, name) for name in methods) if m is not None), key=lambda m: m.lineno)
     code = rename_names("\n\n".join(_lines_of(text, m) for m in found), {n: to for n, to in called.items() if n != to})
-    lines = {names.import_of(n) for n in called.values()}
-    return Written(f"class {own}:\n{code}", own, (module, kind), tuple(sorted(lines)), about(module))
+    lines = {names.import_of(n) for n in called.values() if n not in names.functions.values()}
+    return code, tuple(sorted(lines))
 
 
 def _lines_of(text: str, method: ast.FunctionDef) -> str:

@@ -61,18 +61,16 @@ class Lookups:
         ways = self.found.get((function.file, function.name.partition(".<locals>")[0], module), set())
         return Way.OTHER not in ways and not (sure and Way.UNKNOWN in ways)
 
-    def all_callers(self, function: Function) -> frozenset[Function] | None:
+    def all_callers(self, function: Function, sure: bool) -> frozenset[Caller] | None:
         """The functions at the top of a file by which modules' methods call this one, itself among them, and these methods;
-        None where a call is not made by its name, `attention(q, k, v)`, or not by the module whose call is going on."""
-        found = [function]
-        for inner in found:  # which grows
+        None where a call is not made by its name, `attention(q, k, v)`, or not by the module whose call is going on; `sure` as
+        for `is_met`."""
+        found: list[Caller] = [(function, None)]
+        for inner, _ in found:  # which grows
             for caller in self.callers.get(inner, ()):
-                if caller is None:
+                if caller is None or (caller[1] is not None and not self.is_met(caller[0], caller[1], sure)):
                     return None
-                outer, module = caller
-                if module is not None and not self.is_met(outer, module, False):
-                    return None
-                found += [outer] if outer not in found else []
+                found += [caller] if caller not in found else []
         return frozenset(found)
 
     def _caller(self, calls: tuple[Call, ...]) -> Caller | None:

@@ -16,7 +16,7 @@ from typing import Any
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.markable import IN_PLACE
-from remat_codegen.marked.syntax import functions_in, methods_in, span_of
+from remat_codegen.marked.syntax import functions_in, span_of
 from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
 
@@ -91,7 +91,7 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
     for file, source in sources.items():
         _read_marks(file, dict(functions_in(ours)), ast.parse(source), found)
     for name, (module, kind) in written.items():
-        _read_written(tree, name, (module, kind, file_of(module)), found)
+        _read_written(tree, name, (module, kind, file_of(module)), Imported(tree, written), found)
     return found
 
 
@@ -186,20 +186,20 @@ def _written(tree: ast.Module, found: Reading) -> dict[str, tuple[str, str]]:
     return classes
 
 
-def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], found: Reading) -> None:
-    """Walks through a class with methods of another one: of a module, under a name, in a file."""
+def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], imported: Imported, found: Reading) -> None:
+    """Walks through a class with methods of another one, or a function: of a module, under a name, in a file."""
     module, kind, file = of
-    classes = [s for s in tree.body if isinstance(s, ast.ClassDef) and s.name == name]
+    bound = [s for s in tree.body if isinstance(s, (ast.ClassDef, ast.FunctionDef)) and s.name == name]
     source = "".join(linecache.getlines(file))
-    if len(classes) != 1 or not source:
-        return found.wrong(classes[0] if classes else None, f"{name} is not the one class of that name, or {kind} is not known")
-    if wrong := [n for n in classes[0].body if not isinstance(n, ast.FunctionDef) or n.decorator_list]:
+    if len(bound) != 1 or not source:
+        return found.wrong(bound[0] if bound else None, f"{name} is not the one class of that name, or {kind} is not known")
+    methods = bound[0].body if isinstance(bound[0], ast.ClassDef) else bound
+    if wrong := [n for n in methods if not isinstance(n, ast.FunctionDef) or n.decorator_list]:
         return found.wrong(wrong[0], f"{name} has more than methods of {kind}")
-    ours = {n.replace(name, kind, 1): f for n, f in methods_in(ast.Module([*classes], []))}
-    theirs = dict(methods_in(ast.parse(source)))
+    ours = {n.replace(name, kind, 1): f for n, f in functions_in(ast.Module([*bound], []))}
+    theirs = dict(functions_in(ast.parse(source)))
     if missing := [n for n in ours if n not in theirs]:
         return found.wrong(ours[missing[0]], f"{missing[0]} is not in {file}")
-    imported = Imported(tree)
     alike = imported.alike(module, file, ours)
     for node, text in imported.wrong(alike, file, ours):
         found.wrong(node, text)

@@ -171,7 +171,8 @@ def _marks(traced: Traced, brought: Brought) -> Marks:
 def _methods(found: Found, marks: Marks, own: str) -> writing.Methods:
     """What has marks in other files than the user's own."""
     texts = [t for file, methods in marks.methods.items() if file != own for t in methods]
-    owners = [owner for t in texts if (owner := found.owner_of(t)) is not None]
+    owners = [owner for t in texts if not t.function.is_at_top and (owner := found.owner_of(t)) is not None]
+    owners += [owner for t in texts if t.function.is_at_top for owner in found.with_callers(t.function) or ()]
     return writing.Methods(tuple(owners), {o.module: marks.texts[library_file(o.module)] for o in owners})
 
 
@@ -179,7 +180,7 @@ def _made_from(found: Found, marks: Marks, own: str, source: str | None) -> dict
     """By module, "" for the model's own: what the methods with marks were made from."""
     theirs: dict[str, list[str]] = {}
     for owner in _methods(found, marks, own).owners:
-        theirs.setdefault(owner.module, []).append(f"{owner.kind}.{owner.method}")
+        theirs.setdefault(owner.module, []).append(f"{owner.kind}.{owner.method}".strip("."))
     names = [t.function.name.partition(".<locals>")[0] for t in marks.methods.get(own, ()) if not t.function.is_at_top]
     names += marks.callers.get(own, ())
     made = {"": origins(source, names, with_names=True)} if source is not None and names else {}

@@ -251,3 +251,67 @@ def test_functions_that_a_part_around_them_runs_again_find_their_module(output):
     around = {"": " ".join(f"layers.{i}" for i in range(3))} if "class Block" in output.read_text() else {}
     ours.PLAN.update({row: f"{ours.PLAN.get(row, '')} {entries}".strip() for row, entries in around.items()})
     assert all(map(torch.equal, gradients(ours.rematerialize(model), idx), wanted))
+
+
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """A file with the methods and functions of another one, whose model is in a package."""
+    package = tmp_path / "functions_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .layers import Net\n")
+    (package / "layers.py").write_text(FUNCTIONS + BLOCKS)
+    make = "import torch\nfrom functions_package import Net\n\n\ndef make():\n    return Net()\n"
+    (tmp_path / "make.py").write_text(make + ENDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    output = tmp_path / "make_remat.py"
+    marked.generate(Request(f"{tmp_path / 'make.py'}:make", "45%", output, edition=2, seed=0), QUIET)
+    yield output
+    for name in ("functions_package", "functions_package.layers"):
+        sys.modules.pop(name, None)
+
+
+def test_functions_of_other_files_have_marks(packaged):
+    text = packaged.read_text()
+    assert "\ndef attention(q, k, v, p, training):" in text
+    assert "from functions_package.layers import attention" not in text
+    assert 'WRITTEN["functions_package.layers", "attention"] = attention' in text
+    assert "    def attend(self, x):" in text  # without a mark of its own, so that it calls the function that has some
+    target = f"{packaged.parent / 'make.py'}:make"
+    assert verify(packaged, target, steps=2, progress=QUIET).ok
+    assert not check_update.check(packaged, QUIET).reasons
+    for before, after in (("scores.tanh()", "scores.sin()"), ("parts()", "parts(None)"), (", p, training)", ", p, True)")):
+        assert before in text
+        packaged.write_text(text.replace(before, after, 1))
+        assert not explain.explain(packaged, QUIET, target=target).ok, before
+    packaged.write_text(text)
+
+
+def test_other_functions_there_are_refused(packaged, monkeypatch):
+    ours = imported(packaged, "functions_packaged")
+    layers = sys.modules["functions_package.layers"]
+    ours.rematerialize(layers.Net())(torch.randint(64, (2, 32))).sum().backward()
+    monkeypatch.setattr(layers, "attention", lambda q, k, v, p, training: v)
+    with pytest.raises(ValueError, match=r"functions_package\.layers\.attention was replaced after this file took it"):
+        ours.rematerialize(layers.Net())(torch.randint(64, (2, 32)))
+    monkeypatch.undo()
+    path = packaged.parent / "functions_package" / "layers.py"
+    path.write_text(path.read_text().replace("scores.tanh() * 3", "scores.tanh() * 4"))
+    with pytest.raises(ValueError, match=r"attention of layers\.py is not what this file was made from"):
+        ours.rematerialize(layers.Net())
+
+
+def test_a_function_of_another_file_gets_another_name_where_the_file_has_that(tmp_path, monkeypatch):
+    (tmp_path / "functions_beside.py").write_text(FUNCTIONS + BLOCKS.partition("class Net")[0])
+    own = (
+        "from functions_beside import Block\n\n\ndef attention(x):\n    return x * 2\n\n\nclass Net"
+        + BLOCKS.partition("class Net")[2]
+    )
+    head = "import torch\nfrom torch import nn\n"
+    (tmp_path / "net.py").write_text(head + own.replace("return self.head(x)", "return self.head(attention(x))") + ENDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    output = tmp_path / "net_remat.py"
+    marked.generate(Request(f"{tmp_path / 'net.py'}:Net", "45%", output, edition=2, seed=0), QUIET)
+    assert "scores" in output.read_text()
+    assert verify(output, f"{tmp_path / 'net.py'}:Net", steps=1, progress=QUIET).ok
+    assert not check_update.check(output, QUIET).reasons
+    sys.modules.pop("functions_beside", None)
