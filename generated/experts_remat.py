@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"cb2fb8d66dc917cf"}
+#: "notes":["from\u0020dtr"],"seal":"0214518992fc5d78"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -176,8 +176,9 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
-def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+def parts(module=None):
+    """The parts of this call of `module`; functions, which have no self, ask for those of the module that is called.
+    `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 
@@ -248,7 +249,8 @@ def _take_over(module, written):
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
-        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
+        marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
+        for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

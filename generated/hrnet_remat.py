@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"a441e46812d0bf39"}
+#: "notes":["from\u0020dtr"],"seal":"a8c64ff87aa93a92"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -190,8 +190,9 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
-def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+def parts(module=None):
+    """The parts of this call of `module`; functions, which have no self, ask for those of the module that is called.
+    `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 
@@ -262,7 +263,8 @@ def _take_over(module, written):
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
-        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
+        marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
+        for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

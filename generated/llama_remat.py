@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"456651cbe4199f10"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"eedf89e3bdb0bd8d"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -167,8 +167,9 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
-def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+def parts(module=None):
+    """The parts of this call of `module`; functions, which have no self, ask for those of the module that is called.
+    `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 
@@ -239,7 +240,8 @@ def _take_over(module, written):
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
-        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
+        marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
+        for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"8ae26f46b110f69f"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"22ca3d65a1f2d619"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -137,8 +137,9 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
-def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+def parts(module=None):
+    """The parts of this call of `module`; functions, which have no self, ask for those of the module that is called.
+    `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 
@@ -209,7 +210,8 @@ def _take_over(module, written):
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
-        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
+        marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
+        for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"6ebfec1faaa76e55"}
+#: "notes":["from\u0020dtr"],"seal":"b00c4d45289f0c20"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -156,8 +156,9 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
-def parts(module):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
+def parts(module=None):
+    """The parts of this call of `module`; functions, which have no self, ask for those of the module that is called.
+    `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 
@@ -228,7 +229,8 @@ def _take_over(module, written):
     for base in type(module).__mro__:
         kind = written.get((base.__module__, base.__qualname__), base)
         ours = vars(kind) if kind is not base else {}
-        for name in [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]:
+        marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
+        for name in marked:
             theirs = vars(base).get(name)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known:

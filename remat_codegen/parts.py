@@ -90,9 +90,8 @@ alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what dri
 
 
 def parts(module=None):
-    """The parts of this call of `module`: `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says.
-
-    Functions, which have no self, ask for those of the module that is being called."""
+    """The parts of this call of `module`; functions, which have no self, ask for those of the module that is called.
+    `kept.part(name, run, *inputs)` is run(*inputs), whatever the plan says."""
     return _parts(module) if torch.is_grad_enabled() or not torch.compiler.is_compiling() else PLAIN
 
 

@@ -268,8 +268,8 @@ def _class_in(source: str, kind: str) -> ast.ClassDef | None:
 
 
 def written(owners: Iterable[Owner], texts: Mapping[str, str], taken: Mapping[str, Meaning]) -> tuple[Written, ...]:
-    """The classes that have these methods, each with those of them, from the marked `texts` by module; before them the functions.
-    Their names are none of those `taken`, unless they mean the same, and one name means one thing in all of them."""
+    """The classes that have these methods, each with those of them, from the marked `texts` by module; functions come
+    first. Their names are none of those `taken`, unless they mean the same, and one name means one thing in all of them."""
     by_kind: dict[tuple[str, str], list[str]] = {}
     functions: list[tuple[str, str]] = []
     for owner in dict.fromkeys(owners):
