@@ -1275,7 +1275,7 @@ def _walk(model):
 def own_modules(model, modules):
     """How many modules are of classes that stand beside the model's own: adapters, and what shards, are not."""
     home = next((kind.__module__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.")), None)
-    return sum(any(kind.__module__ == home for kind in type(m).__mro__[:-2]) for m in modules)
+    return len({id(m) for m in modules if any(kind.__module__ == home for kind in type(m).__mro__[:-2])})
 
 
 def _exchange(things):

@@ -197,6 +197,7 @@ def test_functions_have_marks_and_their_rows_are_those_of_the_module_that_is_cal
     assert verify(output, f"{output.parent / 'net.py'}:Net", steps=2, progress=QUIET).ok
 
 
+@pytest.mark.filterwarnings("error")  # as of more modules than were planned for: a shared one is one
 def test_models_of_either_file_and_copies_of_them_have_the_same_gradients(output):
     theirs, ours = imported(output.parent / "net.py", "functions_net"), imported(output, "functions_net_remat")
     torch.manual_seed(3)
