@@ -107,8 +107,8 @@ def _at_top(function: Function, own: str) -> Owner | None:
         return None
     code, text = found.__code__, method_in(text_of(function.file), "", function.name)
     same = (code.co_filename, code.co_qualname, code.co_firstlineno) == (function.file, function.name, function.line)
-    if not same or found.__globals__ is not vars(module) or text is None or text.decorator_list or text.lineno != function.line:
-        return None
+    if not same or found.__globals__ is not vars(module) or text is None or _first_line(text) != function.line:
+        return None  # where there are decorators, they gave it back as it is
     if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
         return None
     return Owner(module.__name__, "", function.name)
@@ -129,11 +129,15 @@ def _owner(function: Function, kind: type, own: str) -> Owner | None:
     if inner.__closure__ or inner.__globals__ is not vars(sys.modules.get(owner.__module__, ast)):
         return None  # it has what its class, or a decorator, gave it
     method = method_in(text_of(function.file), place, name)
-    if method is None or min([method.lineno, *(d.lineno for d in method.decorator_list)]) != function.line:
+    if method is None or _first_line(method) != function.line:
         return None
     if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
+
+
+def _first_line(function: ast.FunctionDef) -> int:
+    return min([function.lineno, *(d.lineno for d in function.decorator_list)])
 
 
 def _wrapped_in(function: Any) -> types.FunctionType | None:

@@ -341,7 +341,8 @@ def packaged(tmp_path, monkeypatch):
     package = tmp_path / "functions_package"
     package.mkdir()
     (package / "__init__.py").write_text("from .layers import Net\n")
-    (package / "layers.py").write_text(FUNCTIONS + BLOCKS)
+    own = "\n\ndef registered(function):\n    return function\n\n\n@registered\ndef attention"
+    (package / "layers.py").write_text(FUNCTIONS.replace("\n\ndef attention", own) + BLOCKS)
     make = "import torch\nfrom functions_package import Net\n\n\ndef make():\n    return Net()\n"
     (tmp_path / "make.py").write_text(make + ENDS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -355,7 +356,7 @@ def packaged(tmp_path, monkeypatch):
 def test_functions_of_other_files_have_marks(packaged):
     text = packaged.read_text()
     assert "\ndef attention(q, k, v, p, training):" in text
-    assert "from functions_package.layers import attention" not in text
+    assert "from functions_package.layers import attention" not in text and "registered" not in text
     assert 'WRITTEN["functions_package.layers", "attention"] = attention' in text
     assert "    def attend(self, x):" in text  # without a mark of its own, so that it calls the function that has some
     target = f"{packaged.parent / 'make.py'}:make"
