@@ -1117,6 +1117,7 @@ class Step:
         """A call of a module with these entries."""
         return Call(self, entries) if entries else PLAIN
 
+    @functools.partial(alone, recursive=False)
     def within(self, module, method, args, kwargs):
         """A call of a module. Functions that are called meanwhile have their parts in its row."""
         entries, outer, self.called = self.table.calls.get(id(module)), self.called, id(module)

@@ -213,6 +213,25 @@ def test_models_of_either_file_and_copies_of_them_have_the_same_gradients(output
         other.train(), model.train()
 
 
+def test_compiled_models_have_the_same_gradients_and_their_parts_run_again(output):
+    theirs, ours = imported(output.parent / "net.py", "functions_net"), imported(output, "functions_net_remat")
+    torch.manual_seed(3)
+    model, idx = theirs.Net(), torch.randint(64, (2, 32))
+    wanted = gradients(model, idx)
+    adopted, ran, first = ours.rematerialize(model), [], ours.Part.first
+    ours.Part.first = lambda part, run, inputs: ran.append(part.entry.name) or first(part, run, inputs)
+    try:
+        assert all(map(torch.equal, gradients(torch.compile(adopted, backend="eager"), idx), wanted))
+    finally:
+        ours.Part.first = first
+    assert {*ran} == named_in(ours.PLAN)
+
+
+def named_in(plan):
+    entries = (f"{row}.{entry}" for row in plan for entry in plan[row].split())
+    return {entry.strip(".").partition("/")[0].partition("#")[0] for entry in entries}
+
+
 def test_the_parts_of_functions_run_again_in_adopted_models_and_in_the_file_s_own(output):
     theirs, ours = imported(output.parent / "net.py", "functions_net"), imported(output, "functions_net_remat")
     for model in (ours.rematerialize(theirs.Net()), ours.Net()):
@@ -228,12 +247,7 @@ def test_the_parts_of_functions_run_again_in_adopted_models_and_in_the_file_s_ow
             model(torch.randint(64, (2, 32))).sum().backward()
         finally:
             ours.Part.first = first
-        rows = {
-            f"{row}.{entry}".strip(".").partition("/")[0].partition("#")[0]
-            for row in ours.PLAN
-            for entry in ours.PLAN[row].split()
-        }
-        assert {*ran} == rows
+        assert {*ran} == named_in(ours.PLAN)
 
 
 def test_explain_reads_the_marks_back_and_tells_edits(output):
