@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"895def41e9c90da9"}
+#: "notes":["from\u0020dtr"],"seal":"fd2fed8bfe034345"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -1053,7 +1053,7 @@ def _walk(model):
 def own_modules(model, modules):
     """How many modules are of classes that stand beside the model's own: adapters, and what shards, are not."""
     home = next((kind.__module__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.")), None)
-    return sum(any(kind.__module__ == home for kind in type(m).__mro__[:-2]) for m in modules)
+    return len({id(m) for m in modules if any(kind.__module__ == home for kind in type(m).__mro__[:-2])})
 
 
 def _exchange(things):

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"a8c64ff87aa93a92"}
+#: "notes":["from\u0020dtr"],"seal":"4faa9ec5ccd79e7a"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -1056,7 +1056,7 @@ def _walk(model):
 def own_modules(model, modules):
     """How many modules are of classes that stand beside the model's own: adapters, and what shards, are not."""
     home = next((kind.__module__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.")), None)
-    return sum(any(kind.__module__ == home for kind in type(m).__mro__[:-2]) for m in modules)
+    return len({id(m) for m in modules if any(kind.__module__ == home for kind in type(m).__mro__[:-2])})
 
 
 def _exchange(things):

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"eedf89e3bdb0bd8d"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"50431e6d9298ee9a"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -1026,7 +1026,7 @@ def _walk(model):
 def own_modules(model, modules):
     """How many modules are of classes that stand beside the model's own: adapters, and what shards, are not."""
     home = next((kind.__module__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.")), None)
-    return sum(any(kind.__module__ == home for kind in type(m).__mro__[:-2]) for m in modules)
+    return len({id(m) for m in modules if any(kind.__module__ == home for kind in type(m).__mro__[:-2])})
 
 
 def _exchange(things):

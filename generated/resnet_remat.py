@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"22ca3d65a1f2d619"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"3fce6807b4ab0348"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -1023,7 +1023,7 @@ def _walk(model):
 def own_modules(model, modules):
     """How many modules are of classes that stand beside the model's own: adapters, and what shards, are not."""
     home = next((kind.__module__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.")), None)
-    return sum(any(kind.__module__ == home for kind in type(m).__mro__[:-2]) for m in modules)
+    return len({id(m) for m in modules if any(kind.__module__ == home for kind in type(m).__mro__[:-2])})
 
 
 def _exchange(things):

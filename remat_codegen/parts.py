@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import contextvars
+import dis
 import functools
 import inspect
 import io
@@ -371,19 +372,36 @@ class InstanceMethod:
 def _alike(theirs, ours):
     """A function with marks, with all that the one has which it was written from, and within what decorates that."""
     inner = inspect.unwrap(theirs)
-    mine, its = ({n for code in _codes([f]) for n in code.co_names} & {*f.__globals__} for f in (ours, inner))
-    shared = {name: ours.__globals__[name] for name in mine & its}
-    if FUNCTIONS:  # copies of functions are others, of the same text as long as nobody has put another function there
-        copies = {name: f for (module, name), f in WRITTEN.items() if module == inner.__module__ and not isinstance(f, type)}
-        own = {name for name in copies if getattr(inner.__globals__[name], "__globals__", None) is inner.__globals__}
-        shared = {name: thing for name, thing in (shared | copies).items() if name not in own}
-    for name, thing in shared.items():
-        if thing is not inner.__globals__.get(name):
-            raise ValueError(f"{inner.__module__}.{name} was replaced after this file took it: import this file later")
+    _check_names(inner, ours)
     made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, inner.__defaults__)
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)
     return _wrapped_alike(theirs, inner, made)
+
+
+def _check_names(inner, ours, known=()):
+    """Refuses a function of which there is a copy here, where a name that it reads is by now something else than here."""
+    here = [ours.__globals__[name] for name in _reads(ours)]
+    for name in _reads(inner):
+        there, key = inner.__globals__[name], (inner.__module__, name)
+        same = any(there is thing for thing in here)
+        if FUNCTIONS and isinstance(copied := WRITTEN.get(key), types.FunctionType):
+            same = isinstance(there, types.FunctionType) and there.__globals__ is inner.__globals__
+            same = same and _named(there) == (name, *_named(copied)[1:])
+            if same and key not in known:
+                _check_names(there, copied, (*known, key))
+        if not same:
+            raise ValueError(f"{inner.__module__}.{name} was replaced after this file took it: import this file later")
+
+
+def _named(function):
+    return function.__name__, repr(function.__defaults__), repr(function.__kwdefaults__)
+
+
+def _reads(function):
+    """The names that a function reads of its file."""
+    steps = (step for code in _codes([function]) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+    return {step.argval for step in steps} & {*function.__globals__}
 
 
 def _wrapped_alike(theirs, inner, ours):

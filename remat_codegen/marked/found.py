@@ -14,10 +14,11 @@ from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.holders import Holders, node_of
-from remat_codegen.marked.library import Library, Owner, text_of
+from remat_codegen.marked.library import Library, Owner, first_line, method_in, text_of
 from remat_codegen.marked.lookups import Lookups
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.marking import Mark, refusal_of
+from remat_codegen.marked.origins import callers
 from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.trace.places import Function, Span
 
@@ -217,12 +218,23 @@ class Found:
     def _with_callers(self, function: Function) -> tuple[Owner, ...] | None:
         assert self.library is not None
         carried, modules = function.file in self.library.carried, self.library.modules
-        callers = None if self.lookups is None else self.lookups.all_callers(function, not carried)
-        if callers is None or carried:
-            return () if callers is not None and all(self._is_carried(f) for f, _ in callers) else None
-        found = [self.library.owner_by_kind(f, type(modules.get(path or ""))) for f, path in callers]
+        calling = None if self.lookups is None else self.lookups.all_callers(function, not carried)
+        if calling is None:
+            return None
+        if carried:
+            known = all(self._is_carried(f) and self._is_known_to_call(f, function) for f, _ in calling)
+            return () if known else None
+        found = [self.library.owner_by_kind(f, type(modules.get(path or ""))) for f, path in calling]
         owners = tuple(sorted((o for o in found if o is not None), key=lambda o: (o.module, o.kind, o.method)))
         return owners if len(owners) == len(found) else None
+
+    def _is_known_to_call(self, caller: Function, function: Function) -> bool:
+        """Whether the text of a carried file tells that a function, or a method, may call another one: helpers go by that."""
+        source = self.sources[function.file]
+        if not caller.is_at_top:
+            return caller.name in callers(source, [function.name])
+        node = method_in(source, "", caller.name)
+        return node is not None and caller.line == first_line(node)
 
     def _is_met(self, text: Text, sure: bool) -> bool:
         """Whether a module's calls of the method that an expression stands in come by its marks."""

@@ -107,11 +107,25 @@ def _at_top(function: Function, own: str) -> Owner | None:
         return None
     code, text = found.__code__, method_in(text_of(function.file), "", function.name)
     same = (code.co_filename, code.co_qualname, code.co_firstlineno) == (function.file, function.name, function.line)
-    if not same or found.__globals__ is not vars(module) or text is None or _first_line(text) != function.line:
+    if not same or found.__globals__ is not vars(module) or text is None or first_line(text) != function.line:
         return None  # where there are decorators, they gave it back as it is
+    if not _has_constant_defaults(text, found):
+        return None
     if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
         return None
     return Owner(module.__name__, "", function.name)
+
+
+def _has_constant_defaults(text: ast.FunctionDef, function: types.FunctionType) -> bool:
+    """Whether the defaults of a function are what its text says, wherever that stands."""
+    try:
+        given = [ast.literal_eval(default) for default in text.args.defaults]
+        keywords = {a.arg: ast.literal_eval(d) for a, d in zip(text.args.kwonlyargs, text.args.kw_defaults, strict=True) if d}
+        hash((*given, *keywords.values()))
+    except (ValueError, TypeError):
+        return False
+    same = repr(given) == repr([*(function.__defaults__ or ())])
+    return same and repr(keywords) == repr(function.__kwdefaults__ or {})
 
 
 def _owner(function: Function, kind: type, own: str) -> Owner | None:
@@ -129,14 +143,15 @@ def _owner(function: Function, kind: type, own: str) -> Owner | None:
     if inner.__closure__ or inner.__globals__ is not vars(sys.modules.get(owner.__module__, ast)):
         return None  # it has what its class, or a decorator, gave it
     method = method_in(text_of(function.file), place, name)
-    if method is None or _first_line(method) != function.line:
+    if method is None or first_line(method) != function.line:
         return None
     if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
 
 
-def _first_line(function: ast.FunctionDef) -> int:
+def first_line(function: ast.FunctionDef) -> int:
+    """Where a function begins, as Python says of its code: its first decorator's line if it has some."""
     return min([function.lineno, *(d.lineno for d in function.decorator_list)])
 
 

@@ -37,10 +37,10 @@ def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
 
 
 def function_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
-    """The function at the top of a file that an expression stands in, however deep in functions of it, and in no class."""
+    """The function at the top of a file that an expression stands in, in no other function and no class."""
     outer = list(syntax.ancestors(node))
-    found = outer[-2] if len(outer) > 1 and not any(isinstance(o, ast.ClassDef) for o in outer) else None
-    return found if isinstance(found, ast.FunctionDef) else None
+    defining = [o for o in outer if isinstance(o, (*DEFINED, ast.Lambda, ast.ClassDef))]
+    return outer[-2] if defining == outer[-2:-1] and isinstance(outer[-2], ast.FunctionDef) else None  # type: ignore[return-value]
 
 
 def home_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 import random
 import sys
 
@@ -292,10 +293,32 @@ def test_a_method_that_another_module_calls_has_no_marks_in_its_functions(tmp_pa
     assert "scaled" not in marks and "attention" not in marks
 
 
+NESTED = """
+def nested(x, layer):
+    def go(y):
+        return wide(y, layer).tanh().sin()
+    return go(x)
+
+
+"""
+MID = """
+if hasattr(F, "silu"):
+    def mid(x, layer):
+        return wide(x, layer).tanh().sin()
+
+
+"""
 WAYS = {  # in which a function is not called by its name, where its file's copy would not be met
     "a table": ("wide(x, self)", "WAYS['wide'](x, self)", "WAYS = {'wide': wide}\n"),
     "another name": ("wide(x, self)", "other(x, self)", "other = wide\n"),
     "a variable": ("wide(x, self)", "(lambda f: f(x, self))(wide)", ""),
+    "within another": ("return wide(x, self)", "return nested(x, self)", NESTED),
+    "under a condition": ("return wide(x, self)", "return mid(x, self)", MID),
+    "a special method": (
+        "return wide(x, self)",
+        "return self[x]\n\n    def __getitem__(self, x):\n        return wide(x, self)",
+        "",
+    ),
     "a module of PyTorch": ("return wide(x, self)", "return nn.Sequential(self.act)(x)", ""),
 }
 
@@ -383,18 +406,50 @@ def test_functions_of_other_files_have_marks(packaged):
     packaged.write_text(text)
 
 
-def test_other_functions_there_are_refused(packaged, monkeypatch):
+REPLACED = {
+    "attention": lambda layers: lambda q, k, v, p, training: v,
+    "heads_of": lambda layers: layers.wide,  # another function of the same file
+    "F": lambda layers: math,  # what only the function reads
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_other_things_there_are_refused(packaged, monkeypatch, name):
     ours = imported(packaged, "functions_packaged")
     layers = sys.modules["functions_package.layers"]
     ours.rematerialize(layers.Net())(torch.randint(64, (2, 32))).sum().backward()
-    monkeypatch.setattr(layers, "attention", lambda q, k, v, p, training: v)
-    with pytest.raises(ValueError, match=r"functions_package\.layers\.attention was replaced after this file took it"):
+    monkeypatch.setattr(layers, name, REPLACED[name](layers))
+    with pytest.raises(ValueError, match=rf"functions_package\.layers\.{name} was replaced after this file took it"):
         ours.rematerialize(layers.Net())(torch.randint(64, (2, 32)))
-    monkeypatch.undo()
+
+
+def test_other_defaults_there_are_refused(packaged, monkeypatch):
+    ours = imported(packaged, "functions_packaged")
+    layers = sys.modules["functions_package.layers"]
+    monkeypatch.setattr(layers.attention, "__defaults__", (0.5, True))
+    with pytest.raises(ValueError, match=r"attention was replaced after this file took it"):
+        ours.rematerialize(layers.Net())(torch.randint(64, (2, 32)))
+
+
+def test_another_text_there_is_refused(packaged):
+    ours = imported(packaged, "functions_packaged")
+    layers = sys.modules["functions_package.layers"]
     path = packaged.parent / "functions_package" / "layers.py"
     path.write_text(path.read_text().replace("scores.tanh() * 3", "scores.tanh() * 4"))
     with pytest.raises(ValueError, match=r"attention of layers\.py is not what this file was made from"):
         ours.rematerialize(layers.Net())
+
+
+@pytest.mark.parametrize("default", ["torch.ones(())", "SCALE", "[3.0]"])
+def test_functions_of_other_files_whose_defaults_are_made_stay_there(tmp_path, monkeypatch, default):
+    text = FUNCTIONS.replace("attention(q, k, v, p, training)", f"attention(q, k, v, p, training, by={default})")
+    (tmp_path / "functions_made.py").write_text("SCALE = 3.0\n" + text + BLOCKS)
+    (tmp_path / "net.py").write_text("import torch\nfrom functions_made import Net\n\n\ndef make():\n    return Net()\n" + ENDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    output = tmp_path / "net_remat.py"
+    marked.generate(Request(f"{tmp_path / 'net.py'}:make", "60%", output, edition=2, seed=0), QUIET)
+    assert "def attention" not in output.read_text()
+    sys.modules.pop("functions_made", None)
 
 
 def test_a_function_of_another_file_gets_another_name_where_the_file_has_that(tmp_path, monkeypatch):
