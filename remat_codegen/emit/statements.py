@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
+import importlib.util
+import os
+import site
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
@@ -13,7 +16,7 @@ import libcst as cst
 from remat_codegen.emit.effects import is_quiet
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what a generated file may import from
+ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what any generated file may import from
 
 
 class Statement:
@@ -260,12 +263,24 @@ def _module_name(node: cst.Import | cst.ImportFrom) -> str:
     return "" if node.module is None else cst.Module([]).code_for_node(node.module)
 
 
+@functools.cache
+def is_installed(package: str) -> bool:
+    """Whether a package was installed beside this Python's own, so that it is there under this name wherever the model is."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
+    homes = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
+    return any(os.path.dirname(place) in homes for place in places)
+
+
 def _may_import(node: cst.Import | cst.ImportFrom) -> bool:
-    """Whether an import statement needs only torch and the standard library."""
+    """Whether an import statement needs only torch, the standard library, and packages that are installed."""
     if isinstance(node, cst.ImportFrom) and node.relative:
         return False
     names = [a.evaluated_name for a in node.names] if isinstance(node, cst.Import) else [_module_name(node)]
-    return all(n.split(".")[0] in ALLOWED for n in names)
+    return all(n.split(".")[0] in ALLOWED or is_installed(n.split(".")[0]) for n in names)
 
 
 def import_lines_of(nodes: Iterable[cst.BaseStatement]) -> tuple[str, ...]:

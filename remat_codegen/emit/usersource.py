@@ -1,8 +1,9 @@
 """Carries the user's classes over into the generated file, with libcst: what the model's class needs, unchanged but
 for its forward.
 
-A file is carried over when what the class needs of it imports only torch and the standard library, and when a copy of that is
-the same as the original, also beside it. Otherwise the generated class wraps an instance of the original.
+A file is carried over when what the class needs of it imports only torch, the standard library and packages that are installed,
+and when a copy of that is the same as the original, also beside it. Otherwise the generated class wraps an instance of the
+original.
 """
 
 from __future__ import annotations

@@ -325,12 +325,17 @@ def test_prints_in_functions_stay():
 @pytest.mark.parametrize(
     ("top", "use"),
     [
-        ("import numpy as np\n", "np.pi"),
+        ("import not_installed_here as other\n", "other.pi"),
         ("from .other import y\n", "y"),
         ("from other import *\n", "x"),
-        ("if True:\n    import numpy\n", "numpy.pi"),
+        ("if True:\n    import not_installed_here as other\n", "other.pi"),
+        ("import networkx as nx\nclass Part(nx.Graph): pass\n", "Part()"),
+        ("import networkx as nx\n@nx.not_implemented_for('directed')\ndef f(x): return x\n", "f(x)"),
+        ("import networkx as nx\nGRAPH = nx.Graph()\n", "GRAPH"),
+        ("import networkx as nx\ndef f(x, g=nx.Graph()): return x\n", "f(x)"),
+        ("import networkx as nx\ndef make(): return nx.Graph()\nGRAPH = make()\n", "GRAPH"),
         ("try:\n    from .x import y\nexcept ImportError:\n    y = 1\n", "y"),
-        ("def f():\n    import numpy\n", "f()"),
+        ("def f():\n    import not_installed_here\n", "f()"),
         ("HERE = __file__\n", "HERE"),
         ("K = 1\n", "globals()['K']"),
         ("K = 1\n", "eval('K')"),
@@ -350,7 +355,11 @@ def test_what_cannot_be_carried(top, use):
 @pytest.mark.parametrize(
     ("top", "use"),
     [
-        ("import numpy as np\n", "x"),
+        ("import numpy as np\n", "np.pi"),
+        ("import numpy as np\nWIDE = np.sqrt(2)\n", "x * WIDE"),
+        ("if True:\n    import numpy\n", "numpy.pi"),
+        ("def f():\n    import numpy\n", "f()"),
+        ("import networkx as nx\ndef f(x): return nx.Graph()\n", "f(x)"),
         ("F = 3\n", "x"),
         ("import torch.nn.functional as F\n", "F.relu(x)"),
         ("from torch.nn import functional as F\n", "F.relu(x)"),
