@@ -1,0 +1,73 @@
+"""Files of models that use other packages: carried with their imports, and marked."""
+
+from __future__ import annotations
+
+import pytest
+
+from remat_codegen.ask.request import Request
+from remat_codegen.run import check_update, marked
+from remat_codegen.run.pipeline import verify
+from remat_codegen.show.results import Progress
+
+QUIET = Progress(None)
+MODEL = """
+import networkx as nx
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SCALE = np.float32(1 / np.sqrt(2))
+
+
+class Step(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        order = nx.path_graph(2).number_of_nodes()
+        self.up, self.down = nn.Linear(width, order * width), nn.Linear(order * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x) * float(SCALE)).sin() * np.pi)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.ModuleList(Step(32) for _ in range(3))
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def example_inputs():
+    return (torch.randn(64, 32),)
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(source):
+        (tmp_path / "net.py").write_text(source)
+        output = tmp_path / "net_remat.py"
+        marked.generate(Request(f"{tmp_path / 'net.py'}:Net", "50%", output, edition=2, seed=0), QUIET)
+        return output
+
+    return write
+
+
+def test_a_file_that_uses_other_packages_is_carried_and_marked(written):
+    output = written(MODEL)
+    text = output.read_text()
+    assert "\nimport networkx as nx\nimport numpy as np\nimport torch\n" in text and ".part(" in text
+    assert "class Step(nn.Module)" in text and "return adopt(model, PLAN, Step)" in text
+    assert verify(output, f"{output.parent / 'net.py'}:Net", steps=2, progress=QUIET).ok
+    assert not check_update.check(output, QUIET).reasons
+
+
+def test_what_another_package_may_register_is_not_made_twice(written):
+    """A function, or a class, that is decorated by it stays where it is; and what needs that."""
+    decorated = "@nx.utils.not_implemented_for('directed')\ndef read(x):\n    return x\n\n\nclass Step"
+    text = written(MODEL.replace("class Step", decorated).replace("self.up(x)", "self.up(x if read else x)")).read_text()
+    assert "class Step" not in text and "import networkx" not in text
