@@ -70,4 +70,4 @@ def test_what_another_package_may_register_is_not_made_twice(written):
     """A function, or a class, that is decorated by it stays where it is; and what needs that."""
     decorated = "@nx.utils.not_implemented_for('directed')\ndef read(x):\n    return x\n\n\nclass Step"
     text = written(MODEL.replace("class Step", decorated).replace("self.up(x)", "self.up(x if read else x)"), "95%").read_text()
-    assert "class Step" not in text and "import networkx" not in text
+    assert "class Net" not in text and "import networkx" not in text
