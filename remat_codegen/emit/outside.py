@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from remat_codegen.emit import others
 from remat_codegen.emit.constants import full_name
 from remat_codegen.emit.effects import QUIET_FUNCTIONS, QUIET_OF_TORCH, called_name, effects_of, roots
 from remat_codegen.emit.statements import Statement
@@ -42,7 +43,7 @@ DRAWING = ("random.", "secrets.", "uuid.", "time.", "datetime.datetime.now")
 HARMLESS = frozenset(
     "numpy scipy pandas matplotlib seaborn PIL cv2 sklearn tqdm wandb tensorboard mlflow yaml omegaconf hydra fire click typer "
     "absl rich loguru dotenv tiktoken tokenizers sentencepiece datasets requests psutil pytest packaging typing_extensions "
-    "jaxtyping beartype IPython plotly tabulate termcolor colorama einops opt_einsum".split()
+    "jaxtyping beartype IPython plotly tabulate termcolor colorama".split()
 )
 
 
@@ -72,28 +73,10 @@ def may_be_carried(file: File, needed: Iterable[Statement]) -> bool:
     """Whether a file does nothing outside of it that a second copy of `needed` would do again, or that cannot be told."""
     if any(_does_too_much(file, s) for s in file.running) or _unused_imports(file):
         return False
-    return not any(_draws(file, s) or _depends_on_its_place(file, s) or _loads_others(file, s) for s in needed)
-
-
-def _loads_others(file: File, statement: Statement) -> bool:
-    """Whether a statement uses another package as it is loaded: as a base, say, or a decorator, which may register a class."""
-    packages = {what.partition(".")[0] for n, what in file.imports.items() if n in _names_when_loaded(statement.parts)}
-    packages |= {file.package_of(call.func) for effects in file.reaches[statement].effects for call in effects.called}
-    return not statement.is_import and not packages <= OURS | HARMLESS | {"__future__", ""}
-
-
-def _names_when_loaded(statements: Iterable[ast.AST]) -> set[str]:
-    """The names that statements mention outside of functions, in decorators and defaults, too."""
-    ahead, found = list(statements), set[str]()
-    for node in ahead:  # which grows
-        found |= {node.id} if isinstance(node, ast.Name) else set()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            ahead += [*node.decorator_list, node.args, *filter(None, [node.returns])]
-        elif isinstance(node, ast.Lambda):
-            ahead.append(node.args)
-        else:
-            ahead += ast.iter_child_nodes(node)
-    return found
+    if any(_draws(file, s) or _depends_on_its_place(file, s) for s in needed):
+        return False
+    used = others.imported(part for s in needed for part in s.parts)
+    return not used or others.only_within_functions([part for s in file.running for part in s.parts])
 
 
 def _does_too_much(file: File, statement: Statement) -> bool:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
-import os
-import site
+import importlib
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
 from remat_codegen.emit.effects import is_quiet
+from remat_codegen.emit.others import is_installed
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what any generated file may import from
@@ -33,7 +31,7 @@ class Statement:
         self.parts = tree.body
         self.is_import = _is_import(node)
         self.is_future = self.is_import and any(_module_name(i) == "__future__" for i in imports_in(node))
-        finder = Names()
+        finder = Names(alone=self.is_import)
         node.visit(finder)
         self.mentions, self.star = finder.mentions, finder.star
         self.is_main_guard = _is_main_guard(self.parts[0]) if self.parts else False
@@ -153,9 +151,11 @@ def bound_in(tree: ast.AST) -> Iterator[tuple[str, bool]]:
 
 
 class Names(cst.CSTVisitor):
-    """What some code mentions, and what it imports: `imports` are full names, by the name that each gets."""
+    """What some code mentions, and what it imports: `imports` are full names, by the name that each gets. An import that stands
+    `alone` may be of other packages."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: bool = False) -> None:
+        self.alone = alone
         self.imports: dict[str, str] = {}
         self.mentions: set[str] = set()
         self.star = self.foreign = self.sets_forward = False
@@ -225,14 +225,14 @@ class Names(cst.CSTVisitor):
         self.guarded -= _is_type_checking(original_node)
 
     def visit_Import(self, node: cst.Import) -> bool:
-        self.foreign |= not _may_import(node) and not self.guarded
+        self.foreign |= not _may_import(node, self.alone) and not self.guarded
         for alias in node.names:
             whole = alias.evaluated_name
             self._import(alias.evaluated_alias or whole.split(".")[0], whole if alias.evaluated_alias else whole.split(".")[0])
         return False
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
-        self.foreign |= bool(node.relative) or (not _may_import(node) and not self.guarded)
+        self.foreign |= bool(node.relative) or (not _may_import(node, self.alone) and not self.guarded)
         if isinstance(node.names, cst.ImportStar):
             self.star = True
         else:
@@ -263,24 +263,12 @@ def _module_name(node: cst.Import | cst.ImportFrom) -> str:
     return "" if node.module is None else cst.Module([]).code_for_node(node.module)
 
 
-@functools.cache
-def is_installed(package: str) -> bool:
-    """Whether a package was installed beside this Python's own, so that it is there under this name wherever the model is."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    places = [] if spec is None else [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
-    homes = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
-    return any(os.path.dirname(place) in homes for place in places)
-
-
-def _may_import(node: cst.Import | cst.ImportFrom) -> bool:
-    """Whether an import statement needs only torch, the standard library, and packages that are installed."""
+def _may_import(node: cst.Import | cst.ImportFrom, installed: bool = False) -> bool:
+    """Whether an import statement needs only torch and the standard library, and maybe packages that are installed."""
     if isinstance(node, cst.ImportFrom) and node.relative:
         return False
     names = [a.evaluated_name for a in node.names] if isinstance(node, cst.Import) else [_module_name(node)]
-    return all(n.split(".")[0] in ALLOWED or is_installed(n.split(".")[0]) for n in names)
+    return all(n.split(".")[0] in ALLOWED or (installed and is_installed(n.split(".")[0])) for n in names)
 
 
 def import_lines_of(nodes: Iterable[cst.BaseStatement]) -> tuple[str, ...]:
@@ -291,5 +279,5 @@ def import_lines_of(nodes: Iterable[cst.BaseStatement]) -> tuple[str, ...]:
         aliases = statement.names if isinstance(statement, cst.Import) else ()
         parts = [a.with_changes(comma=cst.MaybeSentinel.DEFAULT) for a in aliases]
         single = [statement.with_changes(names=[part], **alone) for part in parts] or [statement.with_changes(**alone)]
-        found += [" ".join(cst.Module([]).code_for_node(s).split()) for s in single]
+        found += [ast.unparse(ast.parse(cst.Module([]).code_for_node(s))) for s in single]
     return tuple(found)

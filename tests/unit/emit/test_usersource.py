@@ -36,7 +36,7 @@ def test_only_what_the_class_needs_is_carried():
 def test_imports_are_those_that_are_needed():
     found = carried("import os, math\nimport math as m\nfrom functools import (\n    cache,\n)\n", "m.pi + cache(x)")
     assert found is not None
-    assert found.imports == ("from torch import nn", "import math as m", "from functools import ( cache, )")
+    assert found.imports == ("from torch import nn", "import math as m", "from functools import cache")
 
 
 @pytest.mark.parametrize(
@@ -322,6 +322,34 @@ def test_prints_in_functions_stay():
     assert "print(x)" in code("def f(x):\n    print(x)\n    assert x\n    return x\n", "f(x)")
 
 
+TOUCHING = (  # other packages, as a file is loaded: it would be done twice, or not by the copy
+    "nx.Graph.wide = lambda self: 2",
+    "np.float = float",
+    "if not hasattr(np, 'bool8'): np.bool8 = np.bool_",
+    "setattr(nx, 'foo', 3)",
+    "y = nx\ny.f = lambda: 3",
+    "del nx.f",
+    "_ = nx.set_backend('x')",
+    "np.random.seed(0)",
+    "P = np.random.permutation(32)",
+    "R = np.random.default_rng()",
+    "def deco(c):\n    nx.REG[c.__name__] = c\n    return c\n@deco\nclass Part: pass",
+    "def deco(c):\n    r = nx.register\n    r(c)\n    return c\n@deco\nclass Part: pass",
+    "def deco(c):\n    class A(nx.Graph): pass\n    return c\n@deco\nclass Part: pass",
+    "def patch():\n    old = nx.Graph.order\n    nx.Graph.order = lambda s: old(s) + 1\nN = patch()",
+    "def other():\n    return nx.Graph()\ndef patch():\n    return other()\nN = [patch]",
+    "P = (lambda: nx.register(3))()",
+    "P = list(map(lambda i: nx.register(i), range(3)))",
+    "class Part:\n    import sympy as sp\n    X = sp.register(1)",
+    "def make():\n    import sympy as sp\n    return sp\nN = make()",
+    "class K:\n    def __class_getitem__(cls, i): return nx.register(i)\nN = K[3]",
+    "class K:\n    def __init_subclass__(cls): nx.register(cls)\nclass L(K): pass",
+    "class M(type):\n    def __init__(cls, *a): nx.register(cls)\nclass L(metaclass=M): pass",
+    "import os\nos.environ['KERAS_BACKEND'] = 'torch'",
+    "from os import environ\nenviron.setdefault('A', 'b')",
+)
+
+
 @pytest.mark.parametrize(
     ("top", "use"),
     [
@@ -336,6 +364,11 @@ def test_prints_in_functions_stay():
         ("import networkx as nx\ndef make(): return nx.Graph()\nGRAPH = make()\n", "GRAPH"),
         ("try:\n    from .x import y\nexcept ImportError:\n    y = 1\n", "y"),
         ("def f():\n    import not_installed_here\n", "f()"),
+        ("def f():\n    import numpy\n", "f()"),
+        ("if True:\n    import numpy\n", "numpy.pi"),
+        *((f"import networkx as nx\nimport numpy as np\n{line}\n", "nx.Graph() and np.pi") for line in TOUCHING),
+        ("import numpy as np\nimport matplotlib.pyplot\n", "np.pi"),
+        ("from numpy import *\n", "sqrt(2)"),
         ("HERE = __file__\n", "HERE"),
         ("K = 1\n", "globals()['K']"),
         ("K = 1\n", "eval('K')"),
@@ -357,9 +390,9 @@ def test_what_cannot_be_carried(top, use):
     [
         ("import numpy as np\n", "np.pi"),
         ("import numpy as np\nWIDE = np.sqrt(2)\n", "x * WIDE"),
-        ("if True:\n    import numpy\n", "numpy.pi"),
-        ("def f():\n    import numpy\n", "f()"),
         ("import networkx as nx\ndef f(x): return nx.Graph()\n", "f(x)"),
+        ("import networkx as nx\ndef f(x): return nx.Graph()\nclass Part(nn.Module): pass\nPART = Part\n", "f(x)"),
+        ("import numpy as np\nfrom math import (  # both\n    sqrt,  # this\n    pi,\n)\n", "sqrt(pi) * np.pi"),
         ("F = 3\n", "x"),
         ("import torch.nn.functional as F\n", "F.relu(x)"),
         ("from torch.nn import functional as F\n", "F.relu(x)"),
