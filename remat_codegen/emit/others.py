@@ -70,7 +70,7 @@ def _is_plain(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 def _when_loaded(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """What runs as statements are loaded: all but the bodies of functions; of classes all but what they inherit from."""
+    """What runs as statements are loaded: all but the bodies of functions. Those of lambdas may."""
     for node in nodes:
         yield node
         if isinstance(node, FUNCTIONS):
