@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 
-OURS = frozenset({"torch", "__future__", *sys.stdlib_module_names})
+OURS = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what any generated file may import from
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 AS_CLASSES_ARE_MADE = frozenset("__init_subclass__ __set_name__ __class_getitem__ __prepare__ __instancecheck__".split())
 NUMBERS = frozenset(  # of NumPy, which may be used anywhere

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 
 from remat_codegen.emit.effects import is_quiet
-from remat_codegen.emit.others import is_installed
+from remat_codegen.emit.others import OURS, is_installed
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-ALLOWED = frozenset({"torch", "__future__", *sys.stdlib_module_names})  # what any generated file may import from
 
 
 class Statement:
@@ -268,7 +266,7 @@ def _may_import(node: cst.Import | cst.ImportFrom, installed: bool = False) -> b
     if isinstance(node, cst.ImportFrom) and node.relative:
         return False
     names = [a.evaluated_name for a in node.names] if isinstance(node, cst.Import) else [_module_name(node)]
-    return all(n.split(".")[0] in ALLOWED or (installed and is_installed(n.split(".")[0])) for n in names)
+    return all(n.split(".")[0] in OURS or (installed and is_installed(n.split(".")[0])) for n in names)
 
 
 def import_lines_of(nodes: Iterable[cst.BaseStatement]) -> tuple[str, ...]:
