@@ -53,6 +53,7 @@ RECORDED = False  # what its model does depends on values, of which one run was 
 CHECKPOINTS = True  # its modules checkpoint where they are told to, as those of transformers
 ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
+HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
 
 CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
@@ -124,6 +125,8 @@ def adopt(model, plan, *kinds):
         written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}
         if LIBRARY:
             written |= WRITTEN
+        if HOME:
+            written |= {(type(model).__module__, name): kind for (module, name), kind in WRITTEN.items() if not module}
         for module in model.modules():
             _take_over(module, written)
     if CHECKPOINTS:
@@ -190,7 +193,7 @@ def _take_over(module, written):
         ours = vars(kind) if kind is not base else {}
         marked = [n for n, f in ours.items() if any("part" in code.co_names for code in _codes([f]))]
         if FUNCTIONS:  # and what may call them
-            made_from = _made_from(base.__module__ if kind in WRITTEN.values() else "")
+            made_from = _made_from(next((module for (module, _), known in WRITTEN.items() if known is kind), ""))
             marked += [n for n in ours if f"{base.__qualname__}.{n}" in made_from and n not in marked]
         for name in marked:
             theirs = vars(base).get(name)
@@ -371,21 +374,48 @@ class InstanceMethod:
 
 def _alike(theirs, ours):
     """A function with marks, with all that the one has which it was written from, and within what decorates that."""
-    inner = inspect.unwrap(theirs)
-    _check_names(inner, ours)
-    made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, inner.__defaults__)
+    inner, code, names = inspect.unwrap(theirs), ours.__code__, ours.__globals__
+    if HOME and any(ours in vars(kind).values() for (module, _), kind in WRITTEN.items() if not module):
+        code, names = _at_home(code, inner.__globals__), inner.__globals__
+    else:
+        _check_names(inner, ours)
+    made = types.FunctionType(code, names, ours.__name__, inner.__defaults__)
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)
     return _wrapped_alike(theirs, inner, made)
+
+
+def _at_home(code, names):
+    """Code of a method here that runs with the names of its class's file, to which it adds the parts."""
+    ours = {parts.__name__: parts}
+    if FUNCTIONS:
+        ours |= {name: f for (module, name), f in WRITTEN.items() if not module and isinstance(f, types.FunctionType)}
+    called = {name: f"_{name} {id(thing):x}" for name, thing in ours.items()}  # which no code can mean
+    for name, thing in ours.items() if called[parts.__name__] not in names else ():
+        made = thing
+        if FUNCTIONS and thing is not parts:
+            made = types.FunctionType(_renamed(thing.__code__, called), names, name, thing.__defaults__)
+            made.__kwdefaults__ = thing.__kwdefaults__
+            there = names.get(name)
+            if not isinstance(there, types.FunctionType) or there.__globals__ is not names or _named(there) != _named(made):
+                raise ValueError(f"{name} was replaced after the file of the model's class defined it, {OTHER}")
+        names[called[name]] = made
+    return _renamed(code, called)
+
+
+def _renamed(code, called):
+    """Code that calls by other names what it reads of its file."""
+    inner = tuple(_renamed(c, called) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.replace(co_names=tuple(called.get(name, name) for name in code.co_names), co_consts=inner)
 
 
 def _check_names(inner, ours, known=()):
     """Refuses a function of which there is a copy here, where a name that it reads is by now something else than here."""
     here = [ours.__globals__[name] for name in _reads(ours)]
     for name in _reads(inner):
-        there, key = inner.__globals__[name], (inner.__module__, name)
+        there = inner.__globals__[name]
         same = any(there is thing for thing in here)
-        if FUNCTIONS and isinstance(copied := WRITTEN.get(key), types.FunctionType):
+        if FUNCTIONS and isinstance(copied := WRITTEN.get(key := (inner.__module__, name)), types.FunctionType):
             same = isinstance(there, types.FunctionType) and there.__globals__ is inner.__globals__
             same = same and _named(there) == (name, *_named(copied)[1:])
             if same and key not in known:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import zoo
 from emitted import load, model_of
@@ -38,6 +39,12 @@ def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     name = type(module).__name__
     target = Target(f"{path.name}:{name}", path, path.read_text(), name, TargetKind.CLASS, module, args, kwargs)
     return Traced(target, model)
+
+
+def carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has classes stay in their files, as if these could not be carried."""
+    for module in (tabling, marked_text):
+        monkeypatch.setattr(module, "carried_sources", lambda traced: {})
 
 
 def found_in(traced: Traced) -> Found:

@@ -40,6 +40,7 @@ class Features:
     recorded: bool = False
     on_gpu: bool = False
     static: bool = False
+    home: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

@@ -37,7 +37,7 @@ _CALLED = (
 )
 _BLANK = re.compile(r"\n{4,}")
 FORMAT = "# fmt: off\n"
-LATE = "# ruff: noqa: B023\n"
+LATE, UNKNOWN = "B023", "F821"  # of ruff's rules: what is read in a loop's lambda; names that are another file's
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ class _File(View):
     numbers: Sequence[int]
     helpers: str
     names: Mapping[str, str]
+    home: bool
     on_gpu: bool
     largest: tuple[int, str, int] | None
     shapes: str
@@ -116,7 +117,9 @@ class _File(View):
 def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
     """The file's text. `tables` are the entries of each plan's, in the order of `facts`."""
     text = _BLANK.sub("\n\n\n", _file(given, tables, facts).text()).rstrip("\n") + "\n"
-    return text.replace(FORMAT, f"{LATE}{FORMAT}", 1) if reads_what_loops_set(text) else text
+    unlike = [LATE] if reads_what_loops_set(text) else []
+    unlike += [UNKNOWN] if given.features.home else []
+    return text.replace(FORMAT, f"# ruff: noqa: {', '.join(unlike)}\n{FORMAT}", 1) if unlike else text
 
 
 def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _File:
@@ -145,6 +148,7 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
         numbers=range(1 + (carried is not None), 5),
         helpers=helpers,
         names={name: renamed.get(name, name) for name in _CALLED},
+        home=given.features.home,
         on_gpu=given.features.on_gpu,
         largest=given.largest,
         shapes=_row_of(given.shapes),

@@ -1,6 +1,8 @@
 """Methods of classes that stay where they are: of libraries, of files beside the model's, and of PyTorch's own modules. Where a
 plan cuts within one, or within a function that it calls, its text is written into the file, with marks, and the names that it
-needs are imported from where its class stands."""
+needs are imported from where its class stands. No import finds the file that was named: methods of that, where its classes
+stay there, too, run with the names of that file.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ _NO_PARAMETERS: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The class that a method is of: its module's name, its own within that, and the name of the method. A function at the top
-    of a module is of no class, whose name is empty then."""
+    """The class that a method is of: its module's name, empty for that of the model's own class, its own within that, and the
+    name of the method. A function at the top of a module is of no class, whose name is empty then."""
 
     module: str
     kind: str
@@ -55,7 +57,8 @@ class Owner:
 @dataclass(frozen=True, slots=True)
 class Written:
     """A class of a library with marks in its methods, as a file has it, or a function: its code, under which name, what it is
-    of, by module and name, and the imports that all this needs. `about` says where it comes from."""
+    of, by module and name, and the imports that all this needs. `about` says where it comes from; empty for the file of the
+    model's own class, whose names it has."""
 
     code: str
     name: str
@@ -73,6 +76,7 @@ class Library:
         self, model: torch.nn.Module, carried: Mapping[str, frozenset[str]] | None = None, own: Path | None = None
     ) -> None:
         self.own = str(own)
+        self.home = _home_of(type(model), self.own)
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.carried = dict(carried or {})
         self.known: dict[tuple[Function, type], Owner | None] = {}
@@ -95,12 +99,13 @@ class Library:
         """Whose method a function is if modules of a kind run it; of one at the top of a file, which it is."""
         key = function, kind
         if key not in self.known:
-            self.known[key] = _at_top(function, self.own) if function.is_at_top else _owner(*key, self.own)
+            self.known[key] = (_at_top if function.is_at_top else _method)(function, kind, self.own, self.home)
         return self.known[key]
 
 
-def _at_top(function: Function, own: str) -> Owner | None:
-    """A function at the top of a library's file, as its text stands for it; None where that is not so."""
+def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None:
+    """A function at the top of a library's file, or of the model's own, as its text stands for it; None where that is not
+    so."""
     module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == function.file), None)
     found = vars(module).get(function.name) if module is not None else None
     if module is None or not isinstance(found, types.FunctionType) or hasattr(found, "__wrapped__") or found.__closure__:
@@ -111,6 +116,8 @@ def _at_top(function: Function, own: str) -> Owner | None:
         return None  # where there are decorators, they gave it back as it is
     if not _has_constant_defaults(text, found):
         return None
+    if module.__name__ == home and function.file == own and not _is_found_by_name(module, own, own):
+        return Owner("", "", function.name) if _can_be_copied(text) and _is_only_called(own, function.name) else None
     if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
         return None
     return Owner(module.__name__, "", function.name)
@@ -128,9 +135,9 @@ def _has_constant_defaults(text: ast.FunctionDef, function: types.FunctionType) 
     return same and repr(keywords) == repr(function.__kwdefaults__ or {})
 
 
-def _owner(function: Function, kind: type, own: str) -> Owner | None:
-    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it, and
-    for classes of the file that was named, `own`, unless that belongs to a package."""
+def _method(function: Function, kind: type, own: str, home: str) -> Owner | None:
+    """The class that has a method, if a module of this kind would run that one; None where its text does not stand for it. Of
+    the file that was named, `own`, if that belongs to no package, it has to be one of the module `home`."""
     place, _, name = function.name.rpartition(".")
     found = getattr(kind, name, None)
     owner = next((c for c in kind.__mro__ if vars(c).get(name) is found), None)
@@ -145,9 +152,17 @@ def _owner(function: Function, kind: type, own: str) -> Owner | None:
     method = method_in(text_of(function.file), place, name)
     if method is None or first_line(method) != function.line:
         return None
+    if owner.__module__ == home and function.file == own and not _is_importable(owner, own, own):
+        return Owner("", place, name) if _can_be_copied(method) and _has_constant_defaults(method, inner) else None
     if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
+
+
+def _home_of(kind: type, own: str) -> str:
+    """The module of a model's class, if that is the file that was named; else empty."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__ if getattr(module, "__file__", None) == own else ""
 
 
 def first_line(function: ast.FunctionDef) -> int:
@@ -196,20 +211,40 @@ def _is_found_by_name(module: types.ModuleType, file: str, own: str) -> bool:
 def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
     method = method_in(text_of(file), kind, name)
-    if method is None or method.col_offset > 4 or (name.startswith("__") and name.endswith("__")):
-        return None  # moved to the left, its text may be another one; and Python looks for special methods in classes only
-    inside = [n for s in (method.args, *method.body, *filter(None, [method.returns])) for n in ast.walk(s)]
-    if any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in inside):
-        return None  # which may be relative
-    names = {n.id for n in inside if isinstance(n, ast.Name)} | {n.attr for n in inside if isinstance(n, ast.Attribute)}
-    if names & WITHIN or any(map(_is_private, names)):
+    if method is None or not _can_be_copied(method):
         return None
+    if any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in _inside(method)):
+        return None  # which may be relative
     read, beside = _global_names(file, method), _beside(method)
     module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
     needed = {n for n in read | beside if not (hasattr(builtins, n) and not hasattr(module, n))}
     if not all(_can_be_imported(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
         return None
     return tuple(sorted(needed))
+
+
+def _can_be_copied(method: ast.FunctionDef) -> bool:
+    """Whether a method's text does the same in another class, if its names mean the same there."""
+    if method.col_offset > 4 or (method.name.startswith("__") and method.name.endswith("__")):
+        return False  # moved to the left, its text may be another one; and Python looks for special methods in classes only
+    names = {n.id for n in _inside(method) if isinstance(n, ast.Name)}
+    names |= {n.attr for n in _inside(method) if isinstance(n, ast.Attribute)}
+    return not names & WITHIN and not any(map(_is_private, names))
+
+
+def _is_only_called(file: str, name: str) -> bool:
+    """Whether a name is nothing but that of a function in a file. An attribute that is called so, or something imported, has
+    one name with it in Python's code."""
+    syntax = syntax_of(text_of(file))
+    nodes = list(syntax.parents) if syntax is not None else []
+    others = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    others |= {part for n in nodes if isinstance(n, ast.alias) for part in n.name.split(".")}
+    return bool(nodes) and name not in others | _sets(file)
+
+
+def _inside(method: ast.FunctionDef) -> list[ast.AST]:
+    """All of a method but its decorators."""
+    return [n for s in (method.args, *method.body, *filter(None, [method.returns])) for n in ast.walk(s)]
 
 
 def _can_be_imported(module: Any, name: str) -> bool:
@@ -364,7 +399,7 @@ def meanings(lines: Iterable[str]) -> dict[str, Meaning]:
 def _class(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> Written:
     own = names.new(kind.rpartition(".")[2], None)
     code, imports = _code(module, kind, methods, text, names)
-    return Written(f"class {own}:\n{code}", own, (module, kind), imports, about(module))
+    return Written(f"class {own}:\n{code}", own, (module, kind), imports, about(module) if module else "")
 
 
 def _function(module: str, name: str, text: str, names: _Names) -> Written:
@@ -376,8 +411,8 @@ def _function(module: str, name: str, text: str, names: _Names) -> Written:
 
 def _code(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> tuple[str, tuple[str, ...]]:
     """The text of methods of a class, or of a function, and the lines that import what it needs."""
-    file = sys.modules[module].__file__ or ""
-    called = {n: names.of(module, n) for method in methods for n in needs(file, kind, method) or ()}
+    file = (sys.modules[module].__file__ or "") if module else ""
+    called = {n: names.of(module, n) for method in methods for n in (needs(file, kind, method) or () if file else ())}
     found = sorted((m for m in (method_in(text, kind, name) for name in methods) if m is not None), key=lambda m: m.lineno)
     code = rename_names("\n\n".join(_lines_of(text, m) for m in found), {n: to for n, to in called.items() if n != to})
     lines = {names.import_of(n) for n in called.values() if n not in names.functions.values()}

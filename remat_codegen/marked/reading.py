@@ -26,7 +26,7 @@ _LAYERS = re.compile(
     r"\{f'(?P<path>(\w+\.)*)\{(?P<i>\w+)\}': .* for (?P=i) in range\(((?P<first>\d+), )?(?P<end>\d+)\)\}", re.DOTALL
 )
 _TABLE = re.compile("WRITTEN_*")
-_WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]+)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
+_WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]*)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
 _Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
 
@@ -200,8 +200,8 @@ def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], importe
     theirs = dict(functions_in(ast.parse(source)))
     if missing := [n for n in ours if n not in theirs]:
         return found.wrong(ours[missing[0]], f"{missing[0]} is not in {file}")
-    alike = imported.alike(module, file, ours)
-    for node, text in imported.wrong(alike, file, ours):
+    alike = imported.alike(module, file, ours) if module else {}  # of the model's own file, it has the names
+    for node, text in imported.wrong(alike, file, ours) if module else ():
         found.wrong(node, text)
     _read_marks(file, ours, ast.parse(source), found, alike)
 

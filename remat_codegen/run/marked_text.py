@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from remat_codegen.ask.inputs import CACHE
 from remat_codegen.ask.request import Request
@@ -30,7 +31,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.run.pipeline import facts_of, portable
 from remat_codegen.run.priced import reserve_of
-from remat_codegen.run.tabling import Brought, carried_sources, found_of, library_file
+from remat_codegen.run.tabling import Brought, carried_sources, file_of, found_of
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Compute, alive_before
 from remat_codegen.schedule.order import order_of
@@ -56,19 +57,20 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
         defaults={CACHE: "False"} if without_cache(traced) else {},
-        methods=_methods(brought.found, marks, own),
+        methods=_methods(traced, brought.found, marks),
         features=replace(
             features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
+            home=any(not owner.module for owner in _methods(traced, brought.found, marks).owners),
             static=request.static,
         ),
-        made_from=_made_from(brought.found, marks, own, source),
+        made_from=_made_from(traced, brought.found, marks),
     )
     return seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
 
 def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     """What the table of a file says of a model, and what is wrong with its table and its marks."""
-    reading, tables = read(text, carried_sources(traced), library_file), list[Brought]()
+    reading, tables = read(text, carried_sources(traced), partial(file_of, traced)), list[Brought]()
     problems, known = list(reading.problems), [found_of(one) for one in traced.all()]
     for number, said in enumerate(reading.tables):
         found = known[min(number, len(known) - 1)]
@@ -168,23 +170,26 @@ def _marks(traced: Traced, brought: Brought) -> Marks:
     return write_marks(brought.found, [*brought.also, *vertices], children)
 
 
-def _methods(found: Found, marks: Marks, own: str) -> writing.Methods:
-    """What has marks in other files than the user's own."""
-    texts = [t for file, methods in marks.methods.items() if file != own for t in methods]
+def _methods(traced: Traced, found: Found, marks: Marks) -> writing.Methods:
+    """What has marks in other files than one that is carried."""
+    carried = carried_sources(traced)
+    texts = [t for file, methods in marks.methods.items() if file not in carried for t in methods]
     owners = [owner for t in texts if not t.function.is_at_top and (owner := found.owner_of(t)) is not None]
     owners += [owner for t in texts if t.function.is_at_top for owner in found.with_callers(t.function) or ()]
-    return writing.Methods(tuple(owners), {o.module: marks.texts[library_file(o.module)] for o in owners})
+    return writing.Methods(tuple(owners), {o.module: marks.texts[file_of(traced, o.module)] for o in owners})
 
 
-def _made_from(found: Found, marks: Marks, own: str, source: str | None) -> dict[str, tuple[str, ...]]:
+def _made_from(traced: Traced, found: Found, marks: Marks) -> dict[str, tuple[str, ...]]:
     """By module, "" for the model's own: what the methods with marks were made from."""
     theirs: dict[str, list[str]] = {}
-    for owner in _methods(found, marks, own).owners:
+    for owner in _methods(traced, found, marks).owners:
         theirs.setdefault(owner.module, []).append(f"{owner.kind}.{owner.method}".strip("."))
-    names = [t.function.name.partition(".<locals>")[0] for t in marks.methods.get(own, ()) if not t.function.is_at_top]
-    names += marks.callers.get(own, ())
-    made = {"": origins(source, names, with_names=True)} if source is not None and names else {}
-    return made | {m: origins(found.sources[library_file(m)], n, with_names=False) for m, n in sorted(theirs.items())}
+    made = {m: origins(found.sources[file_of(traced, m)], names, with_names=False) for m, names in sorted(theirs.items())}
+    for file, source in carried_sources(traced).items():
+        methods = (t.function for t in marks.methods.get(file, ()) if not t.function.is_at_top)
+        names = [*(f.name.partition(".<locals>")[0] for f in methods), *marks.callers.get(file, ())]
+        made |= {"": origins(source, names, with_names=True)} if names else {}
+    return dict(sorted(made.items()))
 
 
 def entries_of(graph: Graph, brought: Brought, marks: Marks) -> list[Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def _bound(traced: Traced, profile: Profile, budget_bytes: int | None, progress:
 def _rows(followed: Followed) -> tuple[tuple[str, int], ...]:
     """The modules of the entries of the table that is shown, each with its line."""
     traced = followed.traced
-    said = read(followed.case.text, tabling.carried_sources(traced), tabling.library_file).tables[followed.case.table]
+    reading = read(followed.case.text, tabling.carried_sources(traced), partial(tabling.file_of, traced))
+    said = reading.tables[followed.case.table]
     modules = {name for name, _ in traced.target.module.named_modules()}
     return tuple(dict.fromkeys((e.name if e.name in modules else e.name.rpartition(".")[0], e.line) for e in said))
 

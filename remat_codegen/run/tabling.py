@@ -76,9 +76,10 @@ def carried_sources(traced: Traced) -> dict[str, str]:
     return {str(target.path.resolve()): source}
 
 
-def library_file(module: str) -> str:
-    """The file of a module that a model uses; empty where it uses none of that name."""
-    return getattr(sys.modules.get(module), "__file__", None) or ""
+def file_of(traced: Traced, module: str) -> str:
+    """The file of a module that a model uses, by its name, or of the model's own class; empty where there is none of that
+    name."""
+    return getattr(sys.modules.get(module), "__file__", None) or "" if module else str(traced.target.path.resolve())
 
 
 def steadily(

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import fixed
@@ -208,7 +209,7 @@ def _marked(model, args, path):
 
 def _problems(text, traced):
     found = found_in(traced)
-    reading = read(text, tabling.carried_sources(traced), tabling.library_file)
+    reading = read(text, tabling.carried_sources(traced), partial(tabling.file_of, traced))
     return [*reading.problems, *rows_of(reading, found)[1]]
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 import zoo
 from rich.console import Console
-from second_edition import found_in, planned_peak, random_rows, text_of, traced_zoo, trained
+from second_edition import carry_nothing, found_in, planned_peak, random_rows, text_of, traced_zoo, trained
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import RematError
 from remat_codegen.header import saved_plan
 from remat_codegen.header.plan_line import plan_in
 from remat_codegen.marked.candidates import Row
-from remat_codegen.run import marked, pipeline, tabling
+from remat_codegen.run import marked, pipeline
 from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
 
@@ -35,7 +35,7 @@ def traced():
 def test_any_table_is_exact(traced, name, carries, tmp_path, monkeypatch):
     """Where the file has the model's class, and where only methods of it are written, as those of a library's."""
     if not carries:
-        monkeypatch.setattr(tabling, "carried_sources", lambda traced: {})
+        carry_nothing(monkeypatch)
     found = found_in(traced(name))
     rows = random_rows(found, random.Random(carries), 0.3)
     compared = trained(traced(name), text_of(traced(name), found, rows), tmp_path)
@@ -108,11 +108,12 @@ def test_a_file_within_its_budget_differs_in_what_is_marked(generated):
     assert len(parts) <= 3 and {*parts} <= {"gelu", "add", "x"}  # which costs decide
 
 
-def test_a_file_that_cannot_be_carried_is_wrapped(generated):
+def test_of_a_file_that_cannot_be_carried_methods_are(generated):
     output, report = generated("60%", NET + "\n\nglobals()\n", file="cannot_be_carried.py")
     assert report.verify is not None and report.verify.ok, report.verify
     before = output.read_text().partition("the helpers")[0]
-    assert "class Net" not in before and ".part(" not in before
+    assert "#     cannot_be_carried.py, whose names these have" in before and ".part(" in before
+    assert "def forward" in before and "__init__" not in before and "import torch.nn.functional" not in before
 
 
 def test_the_same_model_and_plan_give_the_same_bytes(traced):

@@ -6,12 +6,13 @@ import ast
 import random
 import re
 import shutil
+from functools import partial
 
 import pytest
 import zoo
 from click.testing import CliRunner
 from nets import NET
-from second_edition import found_in, random_rows, text_of, traced_zoo
+from second_edition import carry_nothing, found_in, random_rows, text_of, traced_zoo
 
 from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
@@ -51,12 +52,12 @@ def test_a_new_file_is_up_to_date_and_does_what_was_planned(files):
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_any_table_is_read_back(name, carries, monkeypatch):
     if not carries:
-        monkeypatch.setattr(tabling, "carried_sources", lambda traced: {})
+        carry_nothing(monkeypatch)
     traced = traced_zoo(name)
     found = found_in(traced)
     rows = random_rows(found, random.Random(3), 0.4)
     text = text_of(traced, found, rows)
-    reading = read(text, tabling.carried_sources(traced), tabling.library_file)
+    reading = read(text, tabling.carried_sources(traced), partial(tabling.file_of, traced))
     again, problems = rows_of(reading, found)
     assert not reading.problems and not problems
     assert {(r.candidate, r.keeps, r.again, r.late) for r in rows} == {(r.candidate, r.keeps, r.again, r.late) for r in again}
