@@ -59,6 +59,7 @@ CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put bac
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
+TEXTS: dict = {}  # by module: digests of what stands in its file, by first line
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
@@ -159,13 +160,15 @@ def _check_text(model):
         home = sys.modules.get(module or type(model).__module__)
         try:
             text = inspect.getsource(home)
-            there = {*_digests(_code_lines(text), ast.parse(text).body)}
+            there = dict(_digests(_code_lines(text), ast.parse(text).body))
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
-        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there]
+        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there.values()]
         if gone and vars(home) is not globals():
             file = os.path.basename(inspect.getfile(home))
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")
+        if LIBRARY:
+            TEXTS[home.__name__] = there
 
 
 def _code_lines(text):
@@ -176,11 +179,11 @@ def _code_lines(text):
 
 
 def _digests(lines, statements):
-    """The digests of statements, and of those within classes."""
+    """The digests of statements, and of those within classes, each with its first line."""
     for statement in statements:
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
         own = [line[statement.col_offset :] for line in lines[first - 1 : statement.end_lineno] if line]
-        yield f"{zlib.crc32(chr(10).join(own).encode()):08x}"
+        yield first, f"{zlib.crc32(chr(10).join(own).encode()):08x}"
         if isinstance(statement, ast.ClassDef):
             yield from _digests(lines, statement.body)
 
@@ -351,9 +354,10 @@ class InstanceMethod:
     def __wrapped__(self):
         module = self.module()
         if self.method is None and self.kind is not None:
-            self.method = vars(self.kind)[self.name]
+            method = vars(self.kind)[self.name]
             if LIBRARY and self.kind in WRITTEN.values():
-                self.method = _alike(getattr(type(module), self.name), self.method)
+                method = _alike(getattr(type(module), self.name), method)  # which may raise, each time
+            self.method = method
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __getattr__(self, name):
@@ -376,8 +380,10 @@ def _alike(theirs, ours):
     """A function with marks, with all that the one has which it was written from, and within what decorates that."""
     inner, code, names = inspect.unwrap(theirs), ours.__code__, ours.__globals__
     if HOME and any(ours in vars(kind).values() for (module, _), kind in WRITTEN.items() if not module):
+        _check(_stands(inner, ""), inner.__module__, inner.__qualname__)
         code, names = _at_home(code, inner.__globals__), inner.__globals__
     else:
+        _check(_stands(inner, inner.__module__), inner.__module__, inner.__qualname__)
         _check_names(inner, ours)
     made = types.FunctionType(code, names, ours.__name__, inner.__defaults__)
     made.__kwdefaults__ = inner.__kwdefaults__
@@ -387,19 +393,17 @@ def _alike(theirs, ours):
 
 def _at_home(code, names):
     """Code of a method here that runs with the names of its class's file, to which it adds the parts."""
-    ours = {parts.__name__: parts}
+    ours = {}
     if FUNCTIONS:
-        ours |= {name: f for (module, name), f in WRITTEN.items() if not module and isinstance(f, types.FunctionType)}
-    called = {name: f"_{name} {id(thing):x}" for name, thing in ours.items()}  # which no code can mean
-    for name, thing in ours.items() if called[parts.__name__] not in names else ():
-        made = thing
-        if FUNCTIONS and thing is not parts:
-            made = types.FunctionType(_renamed(thing.__code__, called), names, name, thing.__defaults__)
-            made.__kwdefaults__ = thing.__kwdefaults__
-            there = names.get(name)
-            if not isinstance(there, types.FunctionType) or there.__globals__ is not names or _named(there) != _named(made):
-                raise ValueError(f"{name} was replaced after the file of the model's class defined it, {OTHER}")
+        ours = {name: f for (module, name), f in WRITTEN.items() if not module and isinstance(f, types.FunctionType)}
+    called = {name: f"_{name} {id(parts):x}" for name in (parts.__name__, *ours)}  # which no code can mean
+    for name, copied in ours.items():
+        there = names.get(name)
+        _check(_is_made_from(there, name, names, copied) and _stands(there, ""), names["__name__"], name)
+        made = types.FunctionType(_renamed(copied.__code__, called), names, name, copied.__defaults__)
+        made.__kwdefaults__ = copied.__kwdefaults__
         names[called[name]] = made
+    names[called[parts.__name__]] = parts
     return _renamed(code, called)
 
 
@@ -416,16 +420,29 @@ def _check_names(inner, ours, known=()):
         there = inner.__globals__[name]
         same = any(there is thing for thing in here)
         if FUNCTIONS and isinstance(copied := WRITTEN.get(key := (inner.__module__, name)), types.FunctionType):
-            same = isinstance(there, types.FunctionType) and there.__globals__ is inner.__globals__
-            same = same and _named(there) == (name, *_named(copied)[1:])
+            same = _is_made_from(there, name, inner.__globals__, copied) and _stands(there, inner.__module__)
             if same and key not in known:
                 _check_names(there, copied, (*known, key))
         if not same:
             raise ValueError(f"{inner.__module__}.{name} was replaced after this file took it: import this file later")
 
 
-def _named(function):
-    return function.__name__, repr(function.__defaults__), repr(function.__kwdefaults__)
+def _is_made_from(there, name, names, copied):
+    """Whether what a file has by a name is, as far as it tells, the function that there is a copy of here."""
+    if not isinstance(there, types.FunctionType) or there.__globals__ is not names or there.__name__ != name:
+        return False
+    return repr((there.__defaults__, there.__kwdefaults__)) == repr((copied.__defaults__, copied.__kwdefaults__))
+
+
+def _stands(function, module):
+    """Whether a function is where the text is that this file has it from: there may be others of its name."""
+    there, made_from = TEXTS.get(function.__module__), dict(w.split(":") for w in MADE_FROM.get(module, "").split())
+    return not there or there.get(function.__code__.co_firstlineno) == made_from.get(function.__qualname__)
+
+
+def _check(same, module, name):
+    if not same:
+        raise ValueError(f"{name} of {module} is another one than this file was made from: generate it again")
 
 
 def _reads(function):

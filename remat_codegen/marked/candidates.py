@@ -4,6 +4,7 @@ graph, a row is a candidate with its options."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -19,14 +20,14 @@ class Candidate(Generic[V]):
     where one node comes from several statements, each of which is then given what the one before it made.
 
     Candidates of equal `key` are the same code: another layer's, or another call's. `marks` are those that the text needs:
-    where each stands, and how it is written there; none for the call of a module.
+    where each stands, and what is handed in there; none for the call of a module.
     """
 
     first: int
     last: int
     vertices: tuple[V, ...]
     key: Hashable
-    marks: tuple[tuple[Hashable, Hashable], ...] = ()
+    marks: tuple[tuple[Hashable, tuple[Hashable, ...]], ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there
@@ -60,15 +61,17 @@ Rows = tuple[Row[V], ...]
 
 
 class Candidates(Generic[V]):
-    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest marks."""
+    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest marks; of these, one that has its
+    expressions marked as most others can have them, too, since one text has one mark for each."""
 
     def __init__(self, found: Iterable[Candidate[V]]) -> None:
-        best: dict[tuple[int, int], Candidate[V]] = {}
+        ways: dict[tuple[int, int], list[Candidate[V]]] = {}
         for candidate in found:
-            nodes = candidate.first, candidate.last
-            if nodes not in best or len(candidate.marks) < len(best[nodes].marks):
-                best[nodes] = candidate
-        self.all = sorted(best.values(), key=lambda c: (c.first, -c.last))
+            ways.setdefault((candidate.first, candidate.last), []).append(candidate)
+        fewest = [[c for c in same if len(c.marks) == min(len(o.marks) for o in same)] for same in ways.values()]
+        usual = _usual(fewest)
+        best = (min(same, key=lambda c: sum(usual.get(place, how) != how for place, how in c.marks)) for same in fewest)
+        self.all = sorted(best, key=lambda c: (c.first, -c.last))
         self.by_key: dict[Hashable, list[Candidate[V]]] = {}
         for candidate in self.all:
             self.by_key.setdefault(candidate.key, []).append(candidate)
@@ -89,6 +92,24 @@ class Candidates(Generic[V]):
         """Candidates of the same code, those with the most nodes first; of at least so many nodes each."""
         found = [g for g in self.by_key.values() if max(map(len, g)) >= least]
         return sorted(found, key=lambda g: (-max(map(len, g)), g[0].first))
+
+
+def _usual(ways: Sequence[Sequence[Candidate[V]]]) -> dict[Hashable, tuple[Hashable, ...]]:
+    """How to mark each expression that the first of some ways would mark in several: as most of all can have it, and so that
+    most is handed in where it is the same for these: then others can have it who take less into it."""
+    first: dict[Hashable, set[Hashable]] = {}
+    for place, how in (mark for same in ways for mark in same[0].marks):
+        first.setdefault(place, set()).add(how)
+    possible = {place: Counter[tuple[Hashable, ...]]() for place, found in first.items() if len(found) > 1}
+    for place, how in (mark for same in ways for mark in {m: None for c in same for m in c.marks}):
+        if place in possible:
+            possible[place][how] += 1
+    return {place: max(counted.items(), key=_known)[0] for place, counted in possible.items()}
+
+
+def _known(counted: tuple[tuple[Hashable, ...], int]) -> tuple[int, int]:
+    way, times = counted
+    return times, len(way)
 
 
 def nested(candidates: Sequence[Candidate[V]]) -> list[tuple[Candidate[V], int | None]]:

@@ -26,8 +26,8 @@ import torch
 
 from remat_codegen.emit.usersource import rename_names
 from remat_codegen.marked.evaluations import Text, Tree
-from remat_codegen.marked.names import unused
-from remat_codegen.marked.syntax import syntax_of
+from remat_codegen.marked.names import local_names, unused
+from remat_codegen.marked.syntax import FUNCTIONS, Syntax, syntax_of
 from remat_codegen.trace.places import Function
 
 LICENSES = "License-Expression", "License"
@@ -114,10 +114,10 @@ def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None
     same = (code.co_filename, code.co_qualname, code.co_firstlineno) == (function.file, function.name, function.line)
     if not same or found.__globals__ is not vars(module) or text is None or first_line(text) != function.line:
         return None  # where there are decorators, they gave it back as it is
-    if not _has_constant_defaults(text, found):
+    if not _has_constant_defaults(text, found) or not _is_only_called(function.file, function.name):
         return None
     if module.__name__ == home and function.file == own and not _is_found_by_name(module, own, own):
-        return Owner("", "", function.name) if _can_be_copied(text) and _is_only_called(own, function.name) else None
+        return Owner("", "", function.name) if _can_be_copied(text) and _is_its_name(own, function.name) else None
     if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
         return None
     return Owner(module.__name__, "", function.name)
@@ -233,6 +233,21 @@ def _can_be_copied(method: ast.FunctionDef) -> bool:
 
 
 def _is_only_called(file: str, name: str) -> bool:
+    """Whether functions of a file do no more than call one at its top. Its copy is another thing, in a dictionary for instance,
+    and has no attributes."""
+    syntax = syntax_of(text_of(file))
+    named = [n for n in (syntax.parents if syntax is not None else ()) if isinstance(n, ast.Name) and n.id == name]
+    return syntax is not None and all(_is_called(syntax, n) for n in named)
+
+
+def _is_called(syntax: Syntax, name: ast.Name) -> bool:
+    """Whether a name is that of what is called, or stands outside of functions, or is that of a variable there."""
+    parent = syntax.parents[name]
+    called = isinstance(parent, ast.Call) and parent.func is name
+    return called or not any(isinstance(o, FUNCTIONS) for o in syntax.ancestors(name)) or name.id in local_names(syntax, name)
+
+
+def _is_its_name(file: str, name: str) -> bool:
     """Whether a name is nothing but that of a function in a file. An attribute that is called so, or something imported, has
     one name with it in Python's code."""
     syntax = syntax_of(text_of(file))

@@ -42,7 +42,7 @@ def _parted(name: str) -> tuple[str, str]:
 
 
 def _digest(lines: list[str], node: ast.stmt) -> str:
-    return next(parts._digests(lines, [node]))
+    return next(digest for _, digest in parts._digests(lines, [node]))
 
 
 def _needed(statements: list[ast.stmt], methods: Iterable[ast.stmt]) -> list[tuple[str, ast.stmt]]:

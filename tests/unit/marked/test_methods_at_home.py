@@ -197,10 +197,84 @@ def test_names_are_those_of_the_home_as_they_are_now(both, monkeypatch):
 
 def test_a_function_that_was_replaced_is_refused(home, output):
     module = loaded(home)
-    module.act = lambda x: x * torch.sigmoid(x)
     net = load(output.read_text(), output.parent).rematerialize(module.Net().train())
-    with pytest.raises(ValueError, match="act was replaced after"):
-        net(torch.randn(4, 24, 32))
+    own = module.act
+    for replaced in (lambda x: x * torch.sigmoid(x), module.scores):
+        module.act = replaced
+        with pytest.raises(ValueError, match="act of model_at_home is another one than this file was made from"):
+            net(torch.randn(4, 24, 32))
+    module.act = own  # then it works, in the same process
+    x, plain = torch.randn(4, 24, 32), module.Net().train()
+    plain.load_state_dict(net.state_dict())
+    assert same(net, plain, x)
+    module.act = lambda x: torch.relu(x)
+    again = load(output.read_text(), output.parent)
+    with pytest.raises(ValueError, match="act of model_at_home is another one"):
+        again.rematerialize(module.Net().train())(x)
+
+
+FUNCTION = """
+
+if os.environ.get("OTHERWISE"):
+
+    def act(x):
+        return F.relu(x)
+"""
+METHOD = """
+
+    if os.environ.get("OTHERWISE"):
+
+        def forward(self, x, scale=1.0):
+            return x + self.down(act(self.up(x)))
+"""
+
+
+@pytest.mark.parametrize("carries", [False, True])
+@pytest.mark.parametrize("what", ["act", "Block.forward"])
+def test_what_was_defined_otherwise_is_refused(tmp_path, monkeypatch, what, carries):
+    """By functions and methods under an `if`, of the same name: in the file itself, and in one that it imports."""
+    source = SOURCE.replace("import math", "import math\nimport os")
+    source = source.replace("        from torch import tanh as squash\n\n", "").replace("squash(", "torch.tanh(")
+    anchor = "SCALE * x)\n" if what == "act" else "0.1 * named(x)\n"
+    source = source.replace(anchor, anchor + (FUNCTION if what == "act" else METHOD), 1)
+    path = tmp_path / f"home_{what[:3]}_{carries}.py"
+    path.write_text(source)
+    if carries:
+        path = tmp_path / f"beside_{what[:3]}.py"
+        path.write_text(f"from home_{what[:3]}_{carries} import Net, example_inputs\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+    marked.generate(Request(f"{path}:Net", "45%", tmp_path / "out.py", edition=2), Progress(None))
+    text = (tmp_path / "out.py").read_text()
+    assert f"def {what.rpartition('.')[2]}(" in text
+    for name in (path.stem, f"home_{what[:3]}_{carries}"):
+        sys.modules.pop(name, None)
+    monkeypatch.setenv("OTHERWISE", "1")
+    net = loaded(path).Net().train()
+    with pytest.raises(ValueError, match=r"is another one than this file was made from|was replaced after|PLAN names"):
+        load(text, tmp_path).rematerialize(net)(torch.randn(4, 24, 32))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "beside"),
+    [
+        ("self.named)", "(1.0 if self.training else KNOWN.get(act, 3.0)))", "KNOWN = {act: 0.5}"),
+        ("SCALE * x", "act.scale * x", "act.scale = 1.5"),
+    ],
+)
+def test_functions_that_are_more_than_called_have_no_marks(tmp_path, before, after, beside):
+    source = SOURCE.replace(before, after).replace("def named", f"{beside}\n\n\ndef named")
+    path = tmp_path / "more_than_called.py"
+    path.write_text(source)
+    marked.generate(Request(f"{path}:Net", "45%", tmp_path / "out.py", edition=2), Progress(None))
+    text = (tmp_path / "out.py").read_text()
+    assert "def act(" not in text
+    module = loaded(path)
+    torch.manual_seed(0)
+    net = module.Net().train()
+    planned = load(text, tmp_path).rematerialize(copy.deepcopy(net))
+    assert same(net, planned)
+    x = torch.randn(4, 24, 32)
+    assert torch.equal(net.eval()(x), planned.eval()(x))
 
 
 def test_another_text_of_a_method_is_refused(output, tmp_path):
