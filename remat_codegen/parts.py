@@ -59,7 +59,7 @@ CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put bac
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
-TEXTS: dict = {}  # by module: digests of what stands in its file, by first line
+TEXTS: dict = {}  # by module: digests of what stands in its file, each with its first line
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
 CHOSEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # the table of each model, where there are several
@@ -160,10 +160,10 @@ def _check_text(model):
         home = sys.modules.get(module or type(model).__module__)
         try:
             text = inspect.getsource(home)
-            there = dict(_digests(_code_lines(text), ast.parse(text).body))
+            there = {*_digests(_code_lines(text), ast.parse(text).body)}
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
-        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there.values()]
+        gone = [w.split(":")[0] for w in made_from.split() if w.split(":")[1] not in {digest for _, digest in there}]
         if gone and vars(home) is not globals():
             file = os.path.basename(inspect.getfile(home))
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")
@@ -437,7 +437,7 @@ def _is_made_from(there, name, names, copied):
 def _stands(function, module):
     """Whether a function is where the text is that this file has it from: there may be others of its name."""
     there, made_from = TEXTS.get(function.__module__), dict(w.split(":") for w in MADE_FROM.get(module, "").split())
-    return not there or there.get(function.__code__.co_firstlineno) == made_from.get(function.__qualname__)
+    return not there or (function.__code__.co_firstlineno, made_from.get(function.__qualname__)) in there
 
 
 def _check(same, module, name):
