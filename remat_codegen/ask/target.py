@@ -352,9 +352,10 @@ def _build(
 
 
 def check_module(module: torch.nn.Module, where: str) -> torch.nn.Module:
-    if isinstance(module, torch.jit.ScriptModule):
-        hint = "take the module that was scripted"
-        raise TargetError("is a TorchScript module, which has no Python source", where=where, hint=hint)
+    for name, inner in module.named_modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            what = f"{f'{name} of it ' if name else ''}is a TorchScript module, which has no Python source"
+            raise TargetError(what, where=where, hint="take the module that was scripted")
     lazy = (UninitializedParameter, UninitializedBuffer)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, lazy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -90,14 +91,16 @@ def _call_plainly(module: torch.nn.Module, kind: Any) -> None:
 
 @contextlib.contextmanager
 def imported(text: str) -> Iterator[Any]:
-    """A file's text as a module."""
-    found = types.ModuleType(NAME)
+    """A file's text as a module, whose functions find their own, as torch.jit.script asks for it."""
+    found, file = types.ModuleType(NAME), f"<{NAME}>"
     sys.modules[NAME] = found
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     try:
-        exec(compile(text, f"<{NAME}>", "exec"), vars(found))
+        exec(compile(text, file, "exec"), vars(found))
         yield found
     finally:
         del sys.modules[NAME]
+        linecache.cache.pop(file, None)
 
 
 @contextlib.contextmanager

@@ -149,7 +149,8 @@ def difference(
     given = _copied if data else _empty
     try:
         model, inputs = _copy(module, given), pytree.tree_map(given, (args, kwargs))
-        with warnings.catch_warnings(), _watching(file), torch.random.fork_rng(enabled=data):
+        alike = torch.jit.optimized_execution(False)  # a scripted function calls other operations once it was looked at
+        with warnings.catch_warnings(), alike, _watching(file), torch.random.fork_rng(enabled=data):
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
             first = _forward(marked, inputs, autocast)

@@ -34,6 +34,7 @@ from remat_codegen.trace.recording import recorded as record_run
 from remat_codegen.trace.recording import saving_nothing
 from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.replay import with_run
+from remat_codegen.trace.scripted import no_scripted_gradients
 from remat_codegen.trace.sdpa_kernel import kernels_as_operations
 from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.sizes import Asked, Together
@@ -241,6 +242,7 @@ def _watching(module: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
             *(silent_logs(), contextlib.redirect_stderr(io.StringIO()), unchecked_distributions(), traced_data()),
             *(kernels_as_operations(), no_switching(module), known_outputs(module), autocasting(autocast)),
             *(only_plain_gradients(), functions_as_operations(), checkpoints_noted(), places_noted(module)),
+            no_scripted_gradients(),
         ):
             around.enter_context(context)
         yield

@@ -198,7 +198,7 @@ def test_what_the_user_calls_as_a_helper_is_called_is_looked_at(target, edition)
 @pytest.mark.parametrize("name", [READING[0], *(pytest.param(name, marks=pytest.mark.slow) for name in READING[1:])])
 def test_otherwise_the_file_has_functions_and_is_exact(target, name):
     report = marked.generate(asked(target, name, None), progress := Progress())
-    assert any("written as functions" in note and "since forward sets what it reads" in note for note in progress.noted)
+    assert any("written as functions" in note for note in progress.noted)  # or by what a table takes, as costs are
     assert_exact(target, name, report)
 
 
