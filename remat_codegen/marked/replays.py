@@ -27,6 +27,7 @@ from remat_codegen.trace.attributes import computed_attributes
 
 MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
 OWN = "lose", "read", "keep"  # methods of places that look at values, and run nothing of the model's
+CONSTANT = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}  # of torch.tensor([0.1, 0.2])
 ASIDE = {torch.ops.aten.detach.default, torch.ops.aten.equal.default}  # of the helpers themselves
 
 
@@ -59,7 +60,8 @@ class Calls(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func in ASIDE or _aside.get():
             return out
-        self._note((func, *pytree.tree_map(self._said, (args, kwargs))))
+        said = self._value if func in CONSTANT else self._said
+        self._note((func, *pytree.tree_map(said, (args, kwargs))))
         for number, leaf in enumerate(pytree.tree_leaves(out)):
             if isinstance(leaf, torch.Tensor):
                 self._name(leaf, ("made", len(self.calls), number))
@@ -80,6 +82,11 @@ class Calls(TorchDispatchMode):
         place = storage_key(leaf)
         self.held.append(leaf)  # so that no other gets its number
         return self.known.get(place, place), leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
+
+    def _value(self, leaf: Any) -> Any:
+        """A constant that Python makes anew each time, by its numbers."""
+        new = isinstance(leaf, torch.Tensor) and not leaf.is_meta and storage_key(leaf) not in self.known
+        return (leaf.tolist(), leaf.dtype) if new else self._said(leaf)
 
 
 _aside: ContextVar[bool] = ContextVar("aside", default=False)  # whether the helpers' own operations run

@@ -14,7 +14,7 @@ from parted import X, planned, same, step
 
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
-from remat_codegen.errors import UnsupportedError
+from remat_codegen.errors import RematError, UnsupportedError
 from remat_codegen.marked import replays
 from remat_codegen.marked.proof import imported
 from remat_codegen.run import marked
@@ -168,6 +168,50 @@ def asked(target: Path, name: str, edition: int | None) -> Request:
 def test_parts_that_read_what_forward_sets_are_refused(target, name):
     with pytest.raises(UnsupportedError, match=r"since forward sets what it reads: \w+ in "):
         marked.generate(asked(target, name, 2), Progress())
+
+
+CONSTANTS = """
+import torch
+import torch.nn as nn
+
+NUMBERS = [1.0]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * torch.tensor([0.5, 1.5]).repeat(32)).exp().sin() CHANGE
+        return x
+
+
+def example_inputs():
+    return (torch.randn(512, 64, generator=torch.Generator().manual_seed(0)),)
+"""
+
+
+def test_a_constant_that_is_made_anew_is_no_other(tmp_path):
+    path = tmp_path / "constants.py"
+    path.write_text(CONSTANTS.replace(" CHANGE", ""))
+    report = marked.generate(Request(f"{path}:Net", "60%", tmp_path / "out.py", edition=2), Progress())
+    assert "torch.tensor([0.5, 1.5])" in (tmp_path / "out.py").read_text()
+    own = load_target(f"{path}:Net").module.train()
+    ours = load_generated(Path(report.output)).rematerialize(copy.deepcopy(own))
+    x = torch.randn(512, 64)
+    for model in (own, ours):
+        model(x).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(own.parameters(), ours.parameters(), strict=True))
+
+
+def test_a_constant_of_other_numbers_is_another(tmp_path):
+    path = tmp_path / "constants.py"
+    changed = CONSTANTS.replace("torch.tensor([0.5, 1.5])", "torch.tensor([NUMBERS[0], 1.5])")
+    path.write_text(changed.replace(" CHANGE", "\n            NUMBERS[0] += 1.0"))
+    with pytest.raises(RematError):  # no part reads it, and no table without such parts fits
+        marked.generate(Request(f"{path}:Net", "45%", tmp_path / "out.py", edition=2), Progress())
 
 
 def assert_exact(target: Path, name: str, report: Report) -> None:
