@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"2bda1dd3a73ceeba"}
+#: "notes":["from\u0020dtr"],"seal":"c306352bee2b162f"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -235,10 +235,11 @@ def _check_text(model):
         home = sys.modules.get(module or type(model).__module__)
         try:
             text = inspect.getsource(home)
-            there = dict(_digests(_code_lines(text), ast.parse(text).body))
+            there = {*_digests(_code_lines(text), ast.parse(text).body)}
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
-        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there.values()]
+        words, digests = [w.split(":") for w in made_from.split()], {digest for _, digest in there}
+        gone = [name for name, digest in words if digest not in digests]
         if gone and vars(home) is not globals():
             file = os.path.basename(inspect.getfile(home))
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")

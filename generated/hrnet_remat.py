@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"f72c24ce48eec1ad"}
+#: "notes":["from\u0020dtr"],"seal":"9f9c8bb3fbb682b7"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -231,10 +231,11 @@ def _check_text(model):
         home = sys.modules.get(module or type(model).__module__)
         try:
             text = inspect.getsource(home)
-            there = dict(_digests(_code_lines(text), ast.parse(text).body))
+            there = {*_digests(_code_lines(text), ast.parse(text).body)}
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
-        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there.values()]
+        words, digests = [w.split(":") for w in made_from.split()], {digest for _, digest in there}
+        gone = [name for name, digest in words if digest not in digests]
         if gone and vars(home) is not globals():
             file = os.path.basename(inspect.getfile(home))
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"c3883d0791651c00"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"9473b0cff3ae9b50"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -208,10 +208,11 @@ def _check_text(model):
         home = sys.modules.get(module or type(model).__module__)
         try:
             text = inspect.getsource(home)
-            there = dict(_digests(_code_lines(text), ast.parse(text).body))
+            there = {*_digests(_code_lines(text), ast.parse(text).body)}
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
-        gone = [name for name, _, digest in (word.partition(":") for word in made_from.split()) if digest not in there.values()]
+        words, digests = [w.split(":") for w in made_from.split()], {digest for _, digest in there}
+        gone = [name for name, digest in words if digest not in digests]
         if gone and vars(home) is not globals():
             file = os.path.basename(inspect.getfile(home))
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")

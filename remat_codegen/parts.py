@@ -163,7 +163,8 @@ def _check_text(model):
             there = {*_digests(_code_lines(text), ast.parse(text).body)}
         except (OSError, TypeError, SyntaxError):  # there is no file, or not any more
             continue
-        gone = [w.split(":")[0] for w in made_from.split() if w.split(":")[1] not in {digest for _, digest in there}]
+        words, digests = [w.split(":") for w in made_from.split()], {digest for _, digest in there}
+        gone = [name for name, digest in words if digest not in digests]
         if gone and vars(home) is not globals():
             file = os.path.basename(inspect.getfile(home))
             raise ValueError(f"{gone[0]} of {file} is not what this file was made from: generate it again")

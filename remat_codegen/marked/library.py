@@ -153,7 +153,9 @@ def _method(function: Function, kind: type, own: str, home: str) -> Owner | None
     if method is None or first_line(method) != function.line:
         return None
     if owner.__module__ == home and function.file == own and not _is_importable(owner, own, own):
-        return Owner("", place, name) if _can_be_copied(method) and _has_constant_defaults(method, inner) else None
+        marked = any(isinstance(n, ast.Name) and n.id == "parts" for n in ast.walk(method))  # by somebody else, already
+        copied = _can_be_copied(method) and _has_constant_defaults(method, inner) and not marked
+        return Owner("", place, name) if copied else None
     if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
