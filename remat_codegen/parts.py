@@ -39,6 +39,7 @@ import torch
 RANDOM = True  # the model draws random numbers from torch's generators
 NUMPY = True  # its code knows NumPy, which has a generator, too
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
+COUNTERS = True  # it changes small ones in place, as a mixture of experts that counts who was chosen
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
 FUNCTIONS = True  # some are in functions that methods call
@@ -68,6 +69,8 @@ LARGEST: list = []  # numbers in the largest input, the peak, its dtype, and the
 HELD: list = []  # bytes between forward and backward, as planned, where values decide what that is
 SHAPES: list = []  # of the inputs, where others are refused
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
+COUNTED: list = []  # what small buffers are called that forward changes in place: parts have copies
+SMALL = 4096  # bytes of those
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
@@ -487,6 +490,12 @@ class Entry:
             dicts = [m._buffers for m in module.modules()]
             self.moving = [(held, name) for held in dicts if "running_mean" in held for name in held]
             self.buffers = [(held, name) for held in dicts if "running_mean" not in held for name in held]
+            frozen = [(m._parameters, n) for m in module.modules() for n, p in m._parameters.items() if _is_frozen(p)]
+            self.buffers += frozen  # which forward may change, too: what follows a model that is trained
+            if COUNTERS:
+                small = [n in COUNTED and d[n] is not None and d[n].nbytes <= SMALL for d, n in self.buffers]
+                self.counters = [pair for pair, is_small in zip(self.buffers, small, strict=True) if is_small]
+                self.buffers = [pair for pair, is_small in zip(self.buffers, small, strict=True) if not is_small]
 
 
 class Table:
@@ -497,6 +506,8 @@ class Table:
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
+        if BUFFERS:  # parts look at these, from now on
+            self.frozen = {id(p) for m in modules for p in m._parameters.values() if _is_frozen(p)}
         named = dict(model.named_modules(remove_duplicate=False))
         if FUNCTIONS:  # they ask which of the modules is being called whose methods may call them
             kinds = {name.rpartition(".")[0] for made in MADE_FROM for name in _made_from(made)} - {""}
@@ -728,6 +739,8 @@ class Part:
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
         self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
+        if BUFFERS and COUNTERS:
+            self.copies = self.copied()
         if RANDOM:
             self.states = step.states()
         if NUMBERED:
@@ -752,7 +765,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.assigned = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = None
         self.held = but
 
     def first(self, run, inputs):
@@ -797,7 +810,7 @@ class Part:
             self.entry.draws, self.states = self.draws, self.states if self.draws else ()
         if BUFFERS:  # those of batch norms move, by which not all get another version; others may not
             if name := self.moved(self.versions):
-                raise self.error(f"changes the buffer {name} in place: take it out of the plan")
+                raise self.error(f"changes {name} in place: take it out of the plan")
             self.versions = _versions(self.entry)
         changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
         if changed and not (IN_PLACE and all(self.held[i].view for i in changed)):
@@ -972,15 +985,21 @@ class Part:
                 replay.lent.clear()
 
     def moved(self, before):
-        """The name of the first buffer that is the one before and has another version; None where there is none."""
+        """The name of the first buffer or frozen parameter that is the one before and has another version, if any."""
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
+
+    def copied(self):
+        """What small buffers were when it first ran: (the dict that has it, name, copy)."""
+        return [(d, n, d[n].detach().clone()) for d, n in self.entry.counters if d.get(n) is not None]
 
     def clones(self, others):
         """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not those there now."""
         if name := self.moved(self.versions):
-            raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
+            raise self.error(f"cannot run again: {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
+        if COUNTERS:
+            moving += self.copies
         return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
 
 
@@ -1318,10 +1337,14 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
+    def may_move(self, tensor):
+        """Whether it is for parts to look whether that changes."""
+        return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
+
     def compare_versions(self, when):
-        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
+        """Refuses what was changed in place, but for buffers and frozen parameters where these may move: parts look at them."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and (not BUFFERS or isinstance(tensor, torch.nn.Parameter)):
+            if tensor._version != version and not (BUFFERS and self.may_move(tensor)):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")
@@ -1351,6 +1374,10 @@ def _exchange(things):
     for held, name, value in things:
         held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
+
+
+def _is_frozen(parameter):
+    return parameter is not None and not parameter.requires_grad
 
 
 def _versions(entry):

@@ -26,6 +26,7 @@ class Features:
     random: bool = True
     numpy: bool = True
     buffers: bool = True
+    counters: bool = True
     in_place: bool = True
     marks: bool = True
     functions: bool = True

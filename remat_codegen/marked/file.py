@@ -33,7 +33,7 @@ from remat_codegen.marked.table import COLUMNS, Entry, table
 
 _CALLED = (
     *("training_step", "adopt", "fitting", "of_batch"),
-    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES"),
+    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES", "COUNTED"),
 )
 _BLANK = re.compile(r"\n{4,}")
 FORMAT = "# fmt: off\n"
@@ -57,7 +57,7 @@ class Given:
     their type, and how many modules of its own the model has; `numbers` the first, and the peak, for each of several batch
     sizes; `shapes` those of the inputs, where others are refused. `held_bytes` are planned to lie between forward and backward,
     where values decide how much does. `features` are what helpers have to know, `made_from` what methods with marks were made
-    from, by module (`origins`).
+    from, by module (`origins`). `counted` are the names of small buffers that forward changes in place.
     """
 
     target: str
@@ -76,6 +76,7 @@ class Given:
     features: Features = field(default_factory=Features)
     numbers: tuple[tuple[int, int], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    counted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class _File(View):
     largest: tuple[int, str, int] | None
     shapes: str
     held: int
+    counted: Sequence[str]
     batches: Mapping[int | None, tuple[int, int]]
     made_from: Mapping[str, Sequence[str]]
     defaults: Mapping[str, str]
@@ -153,6 +155,7 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
         largest=given.largest,
         shapes=_row_of(given.shapes),
         held=given.held_bytes,
+        counted=[*given.counted],
         batches=dict(zip([p.batch for p in plans], given.numbers, strict=True)) if given.numbers else {},
         made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
         defaults=given.defaults,

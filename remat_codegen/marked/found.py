@@ -12,6 +12,7 @@ from functools import cached_property
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
+from remat_codegen.marked.changed import ChangedBuffer, changed_buffers
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.holders import Holders, node_of
 from remat_codegen.marked.library import Library, Owner, first_line, method_in, text_of
@@ -127,7 +128,17 @@ class Found:
     def _can_run_again(self, vertex: Vertex) -> bool:
         if vertex.parent is None or not (self.is_module(vertex) or self.is_marked(vertex)):
             return False
-        return vertex.end > vertex.begin and not self._is_quiet(vertex)
+        return vertex.end > vertex.begin and not self._is_quiet(vertex) and not self._is_overtaken(vertex)
+
+    def _is_overtaken(self, vertex: Vertex) -> bool:
+        """Whether a buffer that it may read is changed in place while it runs or later, and no copy is kept."""
+        module = vertex.called[0] if vertex.called is not None and self.is_module(vertex) else self.owner(vertex)
+        return any(vertex.begin <= c.last and not c.is_copied and c.is_within(module) for c in self.changed)
+
+    @cached_property
+    def changed(self) -> tuple[ChangedBuffer, ...]:
+        """The buffers that the forward pass changes in place."""
+        return changed_buffers(self.trace, self.record)
 
     def _is_quiet(self, vertex: Vertex) -> bool:
         """Whether all of it is evaluated under no_grad, where no part is one."""

@@ -20,23 +20,24 @@ from unittest import mock
 
 import torch
 
+from remat_codegen.marked.changed import MOVING
 from remat_codegen.marked.proof import NAME
 from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 
-MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
-OWN = "lose", "read", "keep"  # methods of places that look at values, and run nothing of the model's
+OWN = "lose", "read", "keep", "copied"  # methods of places and parts that look at values, and run nothing of the model's
 CONSTANT = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}  # of torch.tensor([0.1, 0.2])
 ASIDE = {torch.ops.aten.detach.default, torch.ops.aten.equal.default}  # of the helpers themselves
 
 
 class Differs(RuntimeError):
-    """A part computes something else when it runs again: `part`, as the table names it; empty where that is not known."""
+    """A part computes something else when it runs again: `part`, as the table names it; empty where that is not known. With
+    `refused`, it refuses to run, and says so itself."""
 
-    def __init__(self, what: str, part: str = "") -> None:
-        super().__init__(f"{what} in {part}" if part else what)
-        self.part = part
+    def __init__(self, what: str, part: str = "", refused: bool = False) -> None:
+        super().__init__(f"{part} {what}" if refused else f"{what} in {part}" if part else what)
+        self.part, self.refused = part, refused
 
 
 class Calls(TorchDispatchMode):
@@ -137,7 +138,11 @@ def _attributes_noted() -> Iterator[list[tuple[torch.nn.Module, str]]]:
 
 
 class Unseen(RuntimeError):
-    """The steps cannot be run without data."""
+    """The steps cannot be run without data, or for no copy of the model."""
+
+
+class Fails(RuntimeError):
+    """The steps fail, with data."""
 
 
 def difference(
@@ -152,10 +157,13 @@ def difference(
 ) -> Differs | None:
     """What of an imported file computes something else when it runs again, as "mul in blocks.0.exp"; None where nothing does.
     `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of
-    copies. Raises Unseen where it cannot be seen."""
+    copies. Raises Unseen where it cannot be seen, and Fails where real steps fail."""
     given = _copied if data else _empty
     try:
         model, inputs = _copy(module, given), pytree.tree_map(given, (args, kwargs))
+    except Exception as error:
+        raise Unseen(str(error)) from error
+    try:
         alike = torch.jit.optimized_execution(False)  # a scripted function calls other operations once it was looked at
         with warnings.catch_warnings(), alike, _watching(file), torch.random.fork_rng(enabled=data):
             warnings.simplefilter("ignore")
@@ -169,7 +177,7 @@ def difference(
     except Differs as found:
         return found
     except Exception as error:  # without data, operations may do less than with it
-        raise Unseen(str(error)) from error
+        raise (Fails if data else Unseen)(str(error)) from error
     return None
 
 
@@ -210,15 +218,15 @@ def _watching(file: Any) -> Iterator[None]:
     """In here, parts of a file note what they call, and compare it with their first run."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
     part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
-    first, again = part_class.first, part_class.as_before
+    first, again, counted = part_class.first, part_class.as_before, getattr(file, _helper(file, "COUNTED"), ())
 
     @functools.cache
-    def moved(model: torch.nn.Module | None) -> list[dict[str, Any]]:
+    def moved(model: torch.nn.Module | None) -> list[tuple[dict[str, Any], str]]:
         dicts = [buffers_of(m) for m in model.modules()] if model is not None else []
-        return [held for held in dicts if MOVING in held]
+        return [(held, name) for held in dicts for name in held if MOVING in held or name in counted]
 
     def moving(part: Any) -> list[Any]:
-        return [t for held in moved(part.step.model()) for t in held.values()]
+        return [held.get(name) for held, name in moved(part.step.model())]
 
     def noting(part: Any, run: Any, inputs: Any) -> Any:
         calls = Calls([*pytree.tree_leaves(inputs), *moving(part)])
@@ -247,13 +255,15 @@ def _watching(file: Any) -> Iterator[None]:
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(part_class, "first", noting))
         patched.enter_context(mock.patch.object(part_class, "as_before", comparing))
+        refused = lambda part, what: Differs(what, part.entry.name, refused=True)  # noqa: E731
+        patched.enter_context(mock.patch.object(part_class, "error", refused))
         none = torch.zeros(0)  # what helpers compare values with are operations, too
-        looking = [(name, getattr(place_class, name)) for name in OWN if hasattr(place_class, name)]
+        looking = [(owner, name) for owner in (place_class, part_class) for name in OWN if hasattr(owner, name)]
         for owner, name, other in (
             (place_class, "check", lambda *_: None),
             (file, _helper(file, "_some"), lambda _: none),
             (file, _helper(file, "CHECK"), False),
-            *((place_class, name, _aside_of_calls(look)) for name, look in looking),
+            *((owner, name, _aside_of_calls(getattr(owner, name))) for owner, name in looking),
         ):
             patched.enter_context(mock.patch.object(owner, name, other, create=True))
         yield

@@ -259,11 +259,16 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan, brought: Brought)
             table = None if name is None else (name, one.budget_bytes if one.batch is None else one.batch)
             given = file, target.module, target.args, target.kwargs, trace.autocast, back, table
             try:
-                found = _replayed(partial(replays.difference, *given), trace.run is not None, bool(left))
+                found = _replayed(partial(replays.difference, *given), trace.run is not None, trace.gpu is None)
             except replays.Unseen:
                 found = replays.Differs(left[0]) if left else None
+            except replays.Fails as error:
+                what = f"training steps of the marked file fail: {' '.join(str(error).split())}"
+                hint = None if trace.run else "use --edition 1"
+                raise UnsupportedError(what, where=where, hint=hint) from error
             if found is not None:
                 what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
+                what = str(found) if found.refused else what
                 hint = "hand that over by arguments" + (", or use --edition 1" if trace.run is None else "")
                 raise Unrepeatable(what, where=where, hint=hint, keys=_holding(found.part, traced, brought))
 
@@ -275,12 +280,13 @@ def _holding(part: str, traced: Traced, brought: Brought) -> frozenset[Hashable]
     return frozenset(c.key for c in brought.found.ways for i in inner if c.first <= i.first and i.last <= c.last)
 
 
-def _replayed(see: Callable[..., replays.Differs | None], recorded: bool, leaves: bool) -> replays.Differs | None:
-    """What runs otherwise again: seen without data, or with it, where values decide, or where forward leaves something and
-    nothing can be seen without. Raises Unseen."""
+def _replayed(see: Callable[..., replays.Differs | None], recorded: bool, is_here: bool) -> replays.Differs | None:
+    """What runs otherwise again: seen without data, or with it, where values decide, and where steps cannot be run without, or
+    parts refuse to; but for a device that is not there. Raises Unseen."""
     try:
-        return see(data=recorded)
+        found = see(data=recorded)
     except replays.Unseen:
-        if recorded or not leaves:
+        if recorded or not is_here:
             raise
         return see(data=True)
+    return see(data=True) if found is not None and found.refused and is_here and not recorded else found

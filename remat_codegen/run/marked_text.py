@@ -14,6 +14,7 @@ from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.header.seal import seal
 from remat_codegen.marked import file as writing
 from remat_codegen.marked.candidates import Candidate, Row
+from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.choose import parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run
 from remat_codegen.marked.evaluations import Vertex
@@ -52,6 +53,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         numbers=tuple(zip(_numbers(traced), _peaks(plan), strict=True)) if traced.others else (),
         source=source,
         shapes=tuple(sorted(tuple(v.shape) for v in _inputs(traced))) if request.static else (),
+        counted=tuple(_counted(traced)),
         held_bytes=0 if brought.others or traced.model.trace.run is None else _held_bytes(traced.graph, brought),
         marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
@@ -144,6 +146,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         random=other_ways or draws(traced.model.trace),
         numpy=knows_numpy(traced.target.module),
         buffers=other_ways or moves_buffers(traced.target.module, record),
+        counters=bool(_counted(traced)),
         in_place=other_ways or changes_in_place(record),
         marks=bool(marks.names),
         functions=any(t.function.is_at_top for texts in marks.methods.values() for t in texts),
@@ -155,6 +158,12 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         recorded=traced.model.trace.run is not None,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
     )
+
+
+def _counted(traced: Traced) -> list[str]:
+    """What buffers are called that forward changes in place, and parts have copies of."""
+    changed = changed_buffers(traced.model.trace, traced.model.record)
+    return sorted({buffer.name for buffer in changed if buffer.is_copied})
 
 
 def without_cache(traced: Traced) -> bool:

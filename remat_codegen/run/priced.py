@@ -16,6 +16,7 @@ from remat_codegen.graph import exchange
 from remat_codegen.graph.allocator import unsplit_bytes
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.simplify import Model
+from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.holders import Holders
 from remat_codegen.planners.base.reserve import SLACK_BYTES, Reserve
 from remat_codegen.profile.cache import Cache
@@ -26,6 +27,7 @@ from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, left_unsplit, order_of, simulate, without_recomputation
 from remat_codegen.show.results import AS_WRITTEN, AsWritten, Progress
 
+PARTS_AROUND = 16  # parts that may hold a copy of one buffer at a time
 LOOK_BYTES = 512  # of the numbers by which a part's values are known again: `_some` in parts.py takes no more
 MEASURING = 0.4  # of a limited time
 
@@ -155,7 +157,7 @@ def generator_states(traced: Traced, schedule: Schedule) -> int:
 def reserve_of(traced: Traced, profile: Profile | None = None) -> Reserve:
     """What a generated file may need beside the planned tensors; blocks of a GPU's allocator only where there are costs."""
     random = (n.id for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id))
-    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model)
+    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model) + _copies_bytes(traced.model)
     if not traced.model.trace.accelerator:
         return Reserve(fixed, frozenset(random))
     if profile is None:
@@ -170,6 +172,12 @@ def _looks_bytes(model: Model) -> int:
         return 0
     each = LOOK_BYTES if model.trace.accelerator else LOOK_BYTES // 2  # GPUs give nothing less; 64 numbers of four bytes
     return each * sum(len(row.saved) + len(row.phantoms) for row in model.record.operations)
+
+
+def _copies_bytes(model: Model) -> int:
+    """What parts take for copies of buffers that count: some around each, of which a GPU gives no less than a block."""
+    copied = [b.nbytes for b in changed_buffers(model.trace, model.record) if b.is_copied]
+    return PARTS_AROUND * sum(max(nbytes, LOOK_BYTES) if model.trace.accelerator else nbytes for nbytes in copied)
 
 
 def _is_random(traced: Traced, node: int) -> bool:

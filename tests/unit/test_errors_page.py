@@ -235,7 +235,7 @@ def test_each_entry_is_of_a_message_that_there_is():
     "entry",
     [
         "modules were added or taken away between forward and backward: do it after backward()",  # raised as it is
-        "… cannot run again: the buffer … was changed in place: do it after backward()",  # a method adds the part's name
+        "… cannot run again: … was changed in place: do it after backward()",  # a method adds the part's name
         "… in … takes no range",  # by a function that adds the option
         "the autograd.Function … has a backward of its own, which no trace shows",  # by one that adds the line
         "forward changes …, and computes with it: a trace would hold its value",  # of a variable, on a way of several

@@ -183,7 +183,7 @@ def test_functional_call():
 def test_a_buffer_changed():
     net = Net(lambda self, kept, x: kept.part("a", lambda x: (x * self.scale).exp().sin(), self.one(x)), one=linear()).train()
     net.register_buffer("scale", torch.ones(8))
-    loud("buffer scale was changed in place: do it after backward", net, "a/inside", between=lambda model: model.scale.add_(1))
+    loud("scale was changed in place: do it after backward", net, "a/inside", between=lambda model: model.scale.add_(1))
 
 
 def test_a_buffer_that_the_part_changes():
@@ -193,7 +193,7 @@ def test_a_buffer_that_the_part_changes():
 
     net = Net(lambda self, kept, x: kept.part("a", lambda x: f(self, x), self.one(x)), one=linear()).train()
     net.register_buffer("scale", torch.ones(8))
-    loud("changes the buffer scale", net, "a/inside")
+    loud("changes scale", net, "a/inside")
 
 
 @pytest.mark.parametrize("plan", ["a/inside", "a"])

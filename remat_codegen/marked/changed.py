@@ -1,0 +1,52 @@
+"""Buffers and parameters that a forward pass changes in place, as what counts the tokens of each expert, or follows what is
+trained: a part that runs again must not find what was changed since. Of small buffers parts keep copies; what may read others
+is no part. Those of batch norms are neither: in training, nothing reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_codegen.graph.record import Record
+from remat_codegen.parts import SMALL
+from remat_codegen.trace.ir import Origin, Trace
+
+HELD = Origin.BUFFER, Origin.PARAMETER
+MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedBuffer:
+    """A buffer, or parameter, of this path that forward changes in place, with the last operation that does."""
+
+    path: str
+    last: int
+    nbytes: int
+    is_parameter: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its module calls it."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether parts have a copy of what it was when they first ran."""
+        return self.nbytes <= SMALL and not self.is_parameter
+
+    def is_within(self, module: str) -> bool:
+        """Whether it is a buffer of a module, or of one inside."""
+        return not module or self.path.startswith(f"{module}.")
+
+
+def changed_buffers(trace: Trace, record: Record) -> tuple[ChangedBuffer, ...]:
+    """What a forward pass changes in place of its modules' buffers and parameters, but for those of batch norms."""
+    last = {s: op for op, row in enumerate(record.operations) for s in row.mutated}
+    buffers = [(path, v) for v in trace.variables if v.origin in HELD for path in (v.path, *v.aliases)]
+    norms = {path.removesuffix(MOVING) for path, _ in buffers if path.rpartition(".")[2] == MOVING}
+    found = []
+    for path, variable in buffers:
+        storage = record.variables[variable.id].storage
+        if storage in last and path[: path.rfind(".") + 1] not in norms:
+            nbytes, is_parameter = record.storages[storage].nbytes, variable.origin is Origin.PARAMETER
+            found.append(ChangedBuffer(path, last[storage], nbytes, is_parameter))
+    return tuple(found)
