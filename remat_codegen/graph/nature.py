@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,12 +13,22 @@ from remat_codegen.trace import Operation
 
 # Arguments that an operation moves along, running statistics, though its results in training do not depend on them.
 STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
+REDUCING = frozenset("mse_loss smooth_l1_loss binary_cross_entropy soft_margin_loss".split())  # in the memory of all numbers
 IN_TRAINING = 5  # the argument that says whether it does
 
 
 def moves_statistics(op: Operation) -> bool:
     """Whether an operation moves running statistics along. Fake tensors do not show it."""
     return op.base in STATISTICS and _argument(op, IN_TRAINING, schema(op.target).arguments[IN_TRAINING]) is True
+
+
+def storage_bytes(op: Operation, args: Sequence[Any], result: torch.Tensor) -> int:
+    """The bytes of a result's memory. Losses that compute all numbers before they reduce them do so in that; fake tensors say
+    that it holds one number."""
+    nbytes: int = result.untyped_storage().nbytes()
+    if op.base not in REDUCING or not _argument(op, (place := _place(op, "reduction")), schema(op.target).arguments[place]):
+        return nbytes
+    return max(nbytes, math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)) * result.element_size())
 
 
 def is_opaque(op: Operation) -> bool:

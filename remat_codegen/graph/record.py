@@ -23,7 +23,15 @@ import torch
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.fake_strides import Layouts
 from remat_codegen.graph.gradients import Gradient, Lives
-from remat_codegen.graph.nature import is_opaque, is_random, real_phantoms, rows_at_most, written_arguments, written_tensors
+from remat_codegen.graph.nature import (
+    is_opaque,
+    is_random,
+    real_phantoms,
+    rows_at_most,
+    storage_bytes,
+    written_arguments,
+    written_tensors,
+)
 from remat_codegen.graph.sums import ADD, Sums
 from remat_codegen.graph.unplannable import check_backward, check_devices, check_trained, without_data
 from remat_codegen.torch_seam import (
@@ -290,13 +298,15 @@ class _Recorder:
         tensor.requires_grad_(variable.requires_grad)
         if variable.requires_grad and variable.origin is not Origin.INPUT:
             tensor.grad = torch.zeros_like(tensor)  # so that gradients of leaves are accumulated in place, as in a long run
-        self._adopt(variable.id, tensor, None)  # an input is another one in every step, and has none before
+        self._adopt(
+            variable.id, tensor, tensor.untyped_storage().nbytes(), None
+        )  # an input is another one in every step, and has none before
 
-    def _adopt(self, variable: int, tensor: torch.Tensor, operation: int | None) -> None:
+    def _adopt(self, variable: int, tensor: torch.Tensor, nbytes: int, operation: int | None) -> None:
         key = storage_key(tensor)
         if key not in self.of_storage:
             self.of_storage[key] = len(self.storages)
-            self.storages.append(Storage(len(self.storages), tensor.untyped_storage().nbytes(), operation))
+            self.storages.append(Storage(len(self.storages), nbytes, operation))
         self.tensors[variable] = tensor
         if variable in self.true:
             self.counts[key] = self.true[variable]
@@ -330,7 +340,7 @@ class _Recorder:
         self.starts.append(next_sequence_number())
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
             if variable is not None:
-                self._adopt(variable, tensor, op.id)
+                self._adopt(variable, tensor, storage_bytes(op, args, tensor), op.id)
         mutated = {self.of_storage[storage_key(t)] for t, v in zip(given, versions, strict=True) if version(t) != v}
         mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
         saved, phantoms = self._classify(op, packed)

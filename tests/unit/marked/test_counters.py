@@ -232,5 +232,5 @@ def test_a_parameter_frozen_later_is_looked_at_all_the_same(tmp_path):
     loss = model(*traced.target.args)
     with torch.no_grad():
         model.online[0].weight.mul_(2)
-    with pytest.raises(RuntimeError, match="online.0.weight was changed in place between forward and backward"):
+    with pytest.raises(RuntimeError, match=r"online\.0\.weight was changed in place between forward and backward"):
         loss.backward()
