@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"9f9c8bb3fbb682b7"}
+#: "notes":["from\u0020dtr"],"seal":"1dd7a1a1ae44d404"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -363,6 +363,8 @@ class Entry:
         dicts = [m._buffers for m in module.modules()]
         self.moving = [(held, name) for held in dicts if "running_mean" in held for name in held]
         self.buffers = [(held, name) for held in dicts if "running_mean" not in held for name in held]
+        frozen = [(m._parameters, n) for m in module.modules() for n, p in m._parameters.items() if _is_frozen(p)]
+        self.buffers += frozen  # which forward may change, too: what follows a model that is trained
 
 
 class Table:
@@ -373,6 +375,7 @@ class Table:
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
+        self.frozen = {id(p) for m in modules for p in m._parameters.values() if _is_frozen(p)}
         named = dict(model.named_modules(remove_duplicate=False))
         for row, entries in plan.items():
             for text in entries.split() if row in named else [""]:
@@ -600,7 +603,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.assigned = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = None
         self.held = but
 
     def first(self, run, inputs):
@@ -639,7 +642,7 @@ class Part:
     def learn(self, given):
         """What shows when it has run: what it draws, moves or changes in place."""
         if name := self.moved(self.versions):
-            raise self.error(f"changes the buffer {name} in place: take it out of the plan")
+            raise self.error(f"changes {name} in place: take it out of the plan")
         self.versions = _versions(self.entry)
         changed = [i for i, tensor in enumerate(given) if tensor._version != self.held[i].version]
         if changed:
@@ -775,14 +778,14 @@ class Part:
             replay.lent.clear()
 
     def moved(self, before):
-        """The name of the first buffer that is the one before and has another version; None where there is none."""
+        """The name of the first buffer or frozen parameter that is the one before and has another version, if any."""
         found = zip(self.entry.buffers, before, _versions(self.entry), strict=True)
         return next((name for (_, name), seen, now in found if seen[0] is now[0] and seen[1] != now[1]), None)
 
     def clones(self, others):
         """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not those there now."""
         if name := self.moved(self.versions):
-            raise self.error(f"cannot run again: the buffer {name} was changed in place: do it after backward()")
+            raise self.error(f"cannot run again: {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
         return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
 
@@ -1037,10 +1040,14 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
+    def may_move(self, tensor):
+        """Whether it is for parts to look whether that changes."""
+        return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
+
     def compare_versions(self, when):
-        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
+        """Refuses what was changed in place, but for buffers and frozen parameters where these may move: parts look at them."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
+            if tensor._version != version and not self.may_move(tensor):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")
@@ -1067,6 +1074,10 @@ def _exchange(things):
     for held, name, value in things:
         held.pop(name, None) if value is ... else held.update({name: value})  # ...: it was not there
     return before
+
+
+def _is_frozen(parameter):
+    return parameter is not None and not parameter.requires_grad
 
 
 def _versions(entry):

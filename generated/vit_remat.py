@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"3fefbf2676aba40321909bbc44d89e671aa57f8f9210895c93a58d44d8a0f95a","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0769,"bound":0.0746,"device":"cpu","order":"118|2*(64:52)+4-4;
-#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"56e61e9adad745f8"}
+#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"b6c9626bc176ce5d"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations.
 
@@ -552,7 +552,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.assigned = self.states = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = None
         self.held = but
 
     def first(self, run, inputs):
@@ -984,7 +984,7 @@ class Step:
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
     def compare_versions(self, when):
-        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
+        """Refuses what was changed in place, but for buffers and frozen parameters where these may move: parts look at them."""
         for held, name, tensor, version in self.seen:
             if tensor._version != version:
                 named = self.model().named_modules() if self.model() else ()

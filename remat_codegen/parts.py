@@ -43,6 +43,7 @@ COUNTERS = True  # it changes small ones in place, as a mixture of experts that 
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
 FUNCTIONS = True  # some are in functions that methods call
+SHARES = True  # methods with marks ask for classes of the file that are no modules, or for what can be changed in it
 DEFAULTED = True  # it is trained with arguments that need not be given, such as use_cache=False
 LIBRARY = True  # some are in methods of classes that are in other files
 NESTED = True  # the table has parts within parts
@@ -69,6 +70,8 @@ LARGEST: list = []  # numbers in the largest input, the peak, its dtype, and the
 HELD: list = []  # bytes between forward and backward, as planned, where values decide what that is
 SHAPES: list = []  # of the inputs, where others are refused
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
+SHARED: list = []  # those classes and things: methods of an original ask for its own
+NAMES: dict = {}  # by the dict of an original's file: that, and what methods of its modules see
 COUNTED: list = []  # what small buffers are called that forward changes in place: parts have copies
 SMALL = 4096  # bytes of those
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
@@ -361,6 +364,8 @@ class InstanceMethod:
             method = vars(self.kind)[self.name]
             if LIBRARY and self.kind in WRITTEN.values():
                 method = _alike(getattr(type(module), self.name), method)  # which may raise, each time
+            if SHARES and (not LIBRARY or self.kind not in WRITTEN.values()):
+                method = _among(method, inspect.unwrap(getattr(type(module), self.name)).__globals__)
             self.method = method
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
@@ -393,6 +398,24 @@ def _alike(theirs, ours):
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)
     return _wrapped_alike(theirs, inner, made)
+
+
+def _among(function, theirs):
+    """A function of this file among the classes and things of the one that has `theirs`: those here are equal, but others."""
+    if id(theirs) not in NAMES:
+        names, made = {**globals(), **{n: theirs[n] for n in SHARED if n in theirs}}, MADE_FROM.get("", "")
+        NAMES[id(theirs)] = theirs, names
+        for name in {word.partition(":")[0] for word in made.split()} & {*names}:
+            if isinstance(names[name], types.FunctionType):
+                names[name] = _with_names(names[name], names)
+    return _with_names(function, NAMES[id(theirs)][1])
+
+
+def _with_names(function, names):
+    made = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    return made
 
 
 def _at_home(code, names):

@@ -30,6 +30,7 @@ class Features:
     in_place: bool = True
     marks: bool = True
     functions: bool = True
+    shares: bool = True
     nested: bool = True
     twice: bool = True
     numbered: bool = True

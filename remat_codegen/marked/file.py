@@ -33,7 +33,7 @@ from remat_codegen.marked.table import COLUMNS, Entry, table
 
 _CALLED = (
     *("training_step", "adopt", "fitting", "of_batch"),
-    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES", "COUNTED"),
+    *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES", "COUNTED", "SHARED"),
 )
 _BLANK = re.compile(r"\n{4,}")
 FORMAT = "# fmt: off\n"
@@ -57,7 +57,8 @@ class Given:
     their type, and how many modules of its own the model has; `numbers` the first, and the peak, for each of several batch
     sizes; `shapes` those of the inputs, where others are refused. `held_bytes` are planned to lie between forward and backward,
     where values decide how much does. `features` are what helpers have to know, `made_from` what methods with marks were made
-    from, by module (`origins`). `counted` are the names of small buffers that forward changes in place.
+    from, by module (`origins`). `counted` are the names of small buffers that forward changes in place,
+    `shared` those of classes and things of the user's file that methods with marks ask for.
     """
 
     target: str
@@ -77,6 +78,7 @@ class Given:
     numbers: tuple[tuple[int, int], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     counted: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class _File(View):
     shapes: str
     held: int
     counted: Sequence[str]
+    shared: Sequence[str]
     batches: Mapping[int | None, tuple[int, int]]
     made_from: Mapping[str, Sequence[str]]
     defaults: Mapping[str, str]
@@ -156,6 +159,7 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
         shapes=_row_of(given.shapes),
         held=given.held_bytes,
         counted=[*given.counted],
+        shared=[*given.shared],
         batches=dict(zip([p.batch for p in plans], given.numbers, strict=True)) if given.numbers else {},
         made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},
         defaults=given.defaults,

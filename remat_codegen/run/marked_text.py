@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+
+import torch
 
 from remat_codegen.ask.inputs import CACHE
 from remat_codegen.ask.request import Request
@@ -44,6 +48,8 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
     marks = _marks(traced, brought)
     tables = [entries_of(one.found.model.graph, one, marks) for one in brought.all()]
     own, source = next(iter(carried_sources(traced).items()), ("", None))
+    made_from = _made_from(traced, brought.found, marks)
+    shared = _shared(traced, made_from.get("", ())) if own else ()
     given = writing.Given(
         target=portable(request.target),
         class_name=traced.target.class_name,
@@ -54,6 +60,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         source=source,
         shapes=tuple(sorted(tuple(v.shape) for v in _inputs(traced))) if request.static else (),
         counted=tuple(_counted(traced)),
+        shared=shared,
         held_bytes=0 if brought.others or traced.model.trace.run is None else _held_bytes(traced.graph, brought),
         marked=marks.texts.get(own),
         parts=marks.parts if marks.names else "",
@@ -64,8 +71,9 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
             features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
             home=any(not owner.module for owner in _methods(traced, brought.found, marks).owners),
             static=request.static,
+            shares=bool(shared),
         ),
-        made_from=_made_from(traced, brought.found, marks),
+        made_from=made_from,
     )
     return seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
@@ -199,6 +207,22 @@ def _made_from(traced: Traced, found: Found, marks: Marks) -> dict[str, tuple[st
         names = [*(f.name.partition(".<locals>")[0] for f in methods), *marks.callers.get(file, ())]
         made |= {"": origins(source, names, with_names=True)} if names else {}
     return dict(sorted(made.items()))
+
+
+def _shared(traced: Traced, words: Iterable[str]) -> tuple[str, ...]:
+    """Of what methods with marks were made from: classes that are no modules, and things that can be changed, or told from
+    equal ones. Other than functions and numbers, those of a file that is written are not those of the user's."""
+    home = type(traced.target.module).__module__
+    known = vars(sys.modules[home]) if home in sys.modules else {}
+    names = (word.partition(":")[0] for word in words)
+    return tuple(sorted(name for name in names if name in known and _is_own(known[name], home)))
+
+
+def _is_own(thing: object, home: str) -> bool:
+    """Whether something that a file has is equal to what another file with that text has, and yet not the same."""
+    if isinstance(thing, type):
+        return thing.__module__ == home and not issubclass(thing, torch.nn.Module)
+    return isinstance(thing, (list, dict, set)) or type(thing) is object or type(thing).__module__ == home
 
 
 def entries_of(graph: Graph, brought: Brought, marks: Marks) -> list[Entry]:

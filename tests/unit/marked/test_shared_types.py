@@ -1,0 +1,199 @@
+"""Methods with marks of an original model ask for the same classes as its own file does, and see the same tables."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import random
+import sys
+
+import pytest
+import torch
+from emitted import load
+from second_edition import found_in, random_rows, text_of, traced_module, trained
+
+SOURCE = """
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class State(NamedTuple):
+    hidden: torch.Tensor
+    skip: object = None
+
+
+@dataclass
+class Given:
+    scale: float
+
+
+class Way(Enum):
+    PLAIN = 1
+    SQUARED = 2
+
+
+NOTHING = object()
+SEEN = []
+ACTS = {"sin": torch.sin}
+
+
+class Start(nn.Module):
+    def forward(self, x):
+        return State(x, NOTHING), Given(2.0)
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, state, given, way):
+        match state:
+            case State(hidden=h, skip=s) if s is NOTHING:
+                base = h
+            case State(hidden=h, skip=s):
+                base = h + 0.1 * s
+        scale = given.scale if isinstance(given, Given) else 1.0
+        y = ACTS["sin"](self.up(base) * scale)
+        y = y * torch.sigmoid(y)
+        SEEN.append(1)
+        if way is Way.SQUARED:
+            y = torch.exp(-y * y) + torch.tanh(y) * y
+        return State(base + self.down(y), h)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.way = Start(), Way.SQUARED
+        self.stages = nn.ModuleList(Stage() for _ in range(3))
+
+    def forward(self, x):
+        state, given = self.start(x)
+        for stage in self.stages:
+            state = stage(state, given, self.way)
+        return torch.cos(state.hidden) * torch.exp(-state.hidden)
+"""
+
+
+def module_of(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shared") / "sharing.py"
+    path.write_text(SOURCE)
+    torch.manual_seed(0)
+    return traced_module(module_of(path).Net().train(), (torch.randn(6, 8),), {}, path)
+
+
+@pytest.fixture(scope="module")
+def text(traced):
+    found = found_in(traced)
+    rows = random_rows(found, random.Random(0), 0.8)
+    assert any(row.candidate.marks for row in rows)
+    return text_of(traced, found, rows)
+
+
+def test_originals_are_trained_exactly(traced, text, tmp_path):
+    result = trained(traced, text, tmp_path)
+    assert result.identical, result.differences
+    assert "SHARED[:] = ['ACTS', 'Given', 'NOTHING', 'SEEN', 'State', 'Way']" in text
+
+
+def test_what_methods_leave_in_a_list_is_in_the_list_of_the_users_file(traced, text, tmp_path):
+    home = sys.modules["sharing"]
+    model = load(text, tmp_path).rematerialize(copy.deepcopy(traced.target.module))
+    before = len(home.SEEN)
+    with torch.no_grad():
+        model.eval()(*traced.target.args)
+    assert len(home.SEEN) == before + 3
+
+
+def test_models_of_the_file_itself_have_its_own(text, tmp_path):
+    file = load(text, tmp_path)
+    model = file.rematerialize(file.Net().train())
+    model(torch.randn(6, 8)).sum().backward()
+    assert len(file.SEEN) == 3
+
+
+def test_originals_of_two_modules_each_have_theirs(traced, text, tmp_path):
+    path = tmp_path / "other.py"
+    path.write_text(SOURCE)
+    other, file = module_of(path), load(text, tmp_path)
+    home = sys.modules["sharing"]
+    models = [file.rematerialize(net) for net in (copy.deepcopy(traced.target.module), other.Net().train())]
+    before = len(home.SEEN)
+    for model in (*models, *models):
+        model(*traced.target.args).sum().backward()
+    parts = sum(p.grad is not None for p in models[1].parameters())
+    assert parts == len([*models[1].parameters()])
+    assert len(other.SEEN) == 6
+    assert len(home.SEEN) == before + 6
+
+
+def test_functions_ask_for_the_same_classes(tmp_path):
+    path = tmp_path / "by_functions.py"
+    path.write_text(BY_FUNCTIONS)
+    torch.manual_seed(0)
+    traced = traced_module(module_of(path).Net().train(), (torch.randn(6, 8),), {}, path)
+    found = found_in(traced)
+    for seed in range(3):
+        result = trained(traced, text_of(traced, found, random_rows(found, random.Random(seed), 0.9)), tmp_path)
+        assert result.identical, result.differences
+
+
+BY_FUNCTIONS = """
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class State(NamedTuple):
+    hidden: torch.Tensor
+
+
+def opened(state):
+    return torch.sin(state.hidden) if isinstance(state, State) else torch.cos(state)
+
+
+def twice(state, factor=2.0, *, shift=1.0):
+    return torch.exp(-opened(state)) * factor + shift
+
+
+class Start(nn.Module):
+    def forward(self, x):
+        return State(x)
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, state):
+        y = torch.tanh(self.up(twice(state)))
+        return State(self.down(y * torch.sigmoid(y)) + opened(state))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.stages = Start(), nn.ModuleList(Stage() for _ in range(3))
+
+    def forward(self, x):
+        state = self.start(x)
+        for stage in self.stages:
+            state = stage(state)
+        return torch.cos(state.hidden)
+"""
