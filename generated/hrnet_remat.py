@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"1dd7a1a1ae44d404"}
+#: "notes":["from\u0020dtr"],"seal":"2b72eb8167ea4f22"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -1045,7 +1045,7 @@ class Step:
         return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
 
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where these may move: parts look at them."""
+        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
         for held, name, tensor, version in self.seen:
             if tensor._version != version and not self.may_move(tensor):
                 named = self.model().named_modules() if self.model() else ()

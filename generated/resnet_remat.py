@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"f2297f0852be95c4"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"0c9e9a0592b12a7a"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -1012,7 +1012,7 @@ class Step:
         return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
 
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where these may move: parts look at them."""
+        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
         for held, name, tensor, version in self.seen:
             if tensor._version != version and not self.may_move(tensor):
                 named = self.model().named_modules() if self.model() else ()

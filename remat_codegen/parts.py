@@ -401,7 +401,7 @@ def _alike(theirs, ours):
 
 
 def _among(function, theirs):
-    """A function of this file among the classes and things of the one that has `theirs`: those here are equal, but others."""
+    """A function of this file among the classes and things of `theirs`, an original's: those here are others."""
     if id(theirs) not in NAMES:
         names, made = {**globals(), **{n: theirs[n] for n in SHARED if n in theirs}}, MADE_FROM.get("", "")
         NAMES[id(theirs)] = theirs, names
@@ -1365,7 +1365,7 @@ class Step:
         return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
 
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where these may move: parts look at them."""
+        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
         for held, name, tensor, version in self.seen:
             if tensor._version != version and not (BUFFERS and self.may_move(tensor)):
                 named = self.model().named_modules() if self.model() else ()

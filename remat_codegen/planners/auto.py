@@ -36,7 +36,7 @@ from remat_codegen.planners import dtr, none_and_all, rockmate, rotor
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, TimeUp, offer, stoppable
 from remat_codegen.planners.base.judge import Candidate, is_chain, judge
 from remat_codegen.planners.base.keeping import candidate, chosen, fastest
-from remat_codegen.planners.base.result import Plan, Status
+from remat_codegen.planners.base.result import Plan, Status, begun
 from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.chain.rk_rotor import Table
@@ -99,7 +99,7 @@ def plan(
     if not found.order:
         return _below(graph, profile, budget_bytes, known, effort)
     judged = candidate(graph, profile, found.order)
-    return chosen("auto", [judged], profile, budget_bytes, (f"from {found.start}",))
+    return chosen("auto", [judged], profile, budget_bytes, (begun(found.start),))
 
 
 def _below(graph: Graph, profile: Profile, budget_bytes: int, known: Frontier, effort: Effort) -> Plan:

@@ -21,7 +21,7 @@ from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import auto, checkmate, chen, dtr, knapsack, mincut, none_and_all, rockmate, rotor
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, TimeUp
 from remat_codegen.planners.base.keeping import candidate
-from remat_codegen.planners.base.result import Plan, Status, smallest_of
+from remat_codegen.planners.base.result import Plan, Status, begun, smallest_of
 from remat_codegen.planners.search import hierarchy
 from remat_codegen.planners.search.improve import improve
 from remat_codegen.profile.costs import Profile
@@ -87,7 +87,7 @@ def _searched(graph: Graph, profile: Profile, budget_bytes: int, found: Plan, de
 def _named(found: Plan, name: str, notes: tuple[str, ...], plans: list[Plan]) -> Plan:
     bounds = [p.bound_ns for p in plans if p.bound_ns is not None]
     status = Status.OPTIMAL if bounds and found.time_ns <= max(bounds) else found.status
-    notes = (f"from {name}", *notes, *found.notes)
+    notes = (begun(name), *notes, *found.notes)
     return replace(found, planner="best", status=status, bound_ns=max(bounds, default=None), notes=notes)
 
 

@@ -18,7 +18,7 @@ from remat_codegen.planners import chen, dtr, rockmate
 from remat_codegen.planners.base.deadline import Effort, Order, Progress, TimeUp, Watch, within
 from remat_codegen.planners.base.judge import judge
 from remat_codegen.planners.base.registry import PLANNERS
-from remat_codegen.planners.base.result import Plan, Status, smallest_of
+from remat_codegen.planners.base.result import Plan, Status, begun, smallest_of
 from remat_codegen.planners.best import NO_TIME_FOR
 from remat_codegen.planners.checkmate import NO_SCHEDULE_IN_TIME
 from remat_codegen.profile.costs import Profile
@@ -81,7 +81,7 @@ def _best(
     name: str, offered: Order | None, graph: Graph, profile: Profile, budget_bytes: int, quick: list[Plan], seconds: float
 ) -> Plan:
     """The fastest of what was offered and what quick planners found."""
-    found = [replace(p, notes=(f"from {p.planner}",)) for p in quick if p.schedule is not None]
+    found = [replace(p, notes=(begun(p.planner),)) for p in quick if p.schedule is not None]
     known = [*quick]
     if offered is not None:
         own = judge(graph, profile, with_forgets(graph, offered))

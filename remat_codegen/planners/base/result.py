@@ -47,3 +47,9 @@ class Plan:
 def smallest_of(plans: Iterable[Plan]) -> tuple[int | None, Schedule | None]:
     """The least budget that infeasible plans know to work, and its schedule."""
     return min((p.least for p in plans if p.least is not None), key=lambda found: found[0], default=(None, None))
+
+
+def begun(start: str) -> str:
+    """What a search began with, as a note: `start` is a planner, or "nothing", or "segments"."""
+    known = {"nothing": "the step without recomputation", "segments": "recomputation by segments"}
+    return f"the search began with {known.get(start, f'the plan of {start}')}"
