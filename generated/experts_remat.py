@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"d079fe7fbb14b5d3"}
+#: "notes":["from\u0020dtr"],"seal":"e5bfe9261809e9a7"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -1017,7 +1017,7 @@ class Step:
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
+        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
             if tensor._version != version:
                 named = self.model().named_modules() if self.model() else ()

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"e98a21af3f9fb0ba"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"12ebaf573ff3b86a"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -1028,7 +1028,7 @@ class Step:
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
+        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
             if tensor._version != version:
                 named = self.model().named_modules() if self.model() else ()

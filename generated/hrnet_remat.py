@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"2b72eb8167ea4f22"}
+#: "notes":["from\u0020dtr"],"seal":"60b52513f75f62a5"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -375,7 +375,6 @@ class Table:
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
-        self.frozen = {id(p) for m in modules for p in m._parameters.values() if _is_frozen(p)}
         named = dict(model.named_modules(remove_duplicate=False))
         for row, entries in plan.items():
             for text in entries.split() if row in named else [""]:
@@ -912,6 +911,7 @@ class Step:
         drawn = _chance() != self.chance
         if drawn or vars(self).pop("before") != self.generators():
             raise RuntimeError(f"random numbers were drawn in forward, by the model or another thread, {OTHER}")
+        self.seen = [(d, n, t, t._version if _is_frozen(t) else v) for d, n, t, v in self.seen]
         return result
 
     def assigned(self):
@@ -1040,14 +1040,10 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
-    def may_move(self, tensor):
-        """Whether it is for parts to look whether that changes."""
-        return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
-
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
+        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and not self.may_move(tensor):
+            if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")

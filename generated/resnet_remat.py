@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"0c9e9a0592b12a7a"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"7712f36bd5b6ad75"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -322,7 +322,6 @@ class Table:
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
-        self.frozen = {id(p) for m in modules for p in m._parameters.values() if _is_frozen(p)}
         named = dict(model.named_modules(remove_duplicate=False))
         for row, entries in plan.items():
             for text in entries.split() if row in named else [""]:
@@ -879,6 +878,7 @@ class Step:
         drawn = _chance() != self.chance
         if drawn or vars(self).pop("before") != self.generators():
             raise RuntimeError(f"random numbers were drawn in forward, by the model or another thread, {OTHER}")
+        self.seen = [(d, n, t, t._version if _is_frozen(t) else v) for d, n, t, v in self.seen]
         return result
 
     def assigned(self):
@@ -1007,14 +1007,10 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
-    def may_move(self, tensor):
-        """Whether it is for parts to look whether that changes."""
-        return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
-
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
+        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and not self.may_move(tensor):
+            if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")

@@ -365,8 +365,11 @@ class InstanceMethod:
             if LIBRARY and self.kind in WRITTEN.values():
                 method = _alike(getattr(type(module), self.name), method)  # which may raise, each time
             if SHARES and (not LIBRARY or self.kind not in WRITTEN.values()):
-                method = _among(method, inspect.unwrap(getattr(type(module), self.name)).__globals__)
+                method = _among(method, inspect.unwrap(getattr(type(module), self.name)))
             self.method = method
+        if SHARES:
+            for theirs, names in NAMES.values():  # there may be others by now
+                names.update((name, theirs[name]) for name in SHARED if name in theirs)
         return self.before or types.MethodType(self.method or getattr(type(module), self.name), module)
 
     def __getattr__(self, name):
@@ -401,19 +404,22 @@ def _alike(theirs, ours):
 
 
 def _among(function, theirs):
-    """A function of this file among the classes and things of `theirs`, an original's: those here are others."""
-    if id(theirs) not in NAMES:
-        names, made = {**globals(), **{n: theirs[n] for n in SHARED if n in theirs}}, MADE_FROM.get("", "")
-        NAMES[id(theirs)] = theirs, names
-        for name in {word.partition(":")[0] for word in made.split()} & {*names}:
-            if isinstance(names[name], types.FunctionType):
-                names[name] = _with_names(names[name], names)
-    return _with_names(function, NAMES[id(theirs)][1])
+    """A function of this file among the classes and things that an original's function sees: those here are others."""
+    home = theirs.__globals__
+    if id(home) not in NAMES:
+        names = {**globals(), **{name: home[name] for name in SHARED if name in home}}
+        NAMES[id(home)] = home, names
+        for name in {word.partition(":")[0] for word in MADE_FROM.get("", "").split()} & {*names} & {*home}:
+            if isinstance(names[name], types.FunctionType) and isinstance(home[name], types.FunctionType):
+                names[name] = _with_names(names[name], names, home[name])
+    return _with_names(function, NAMES[id(home)][1], theirs)
 
 
-def _with_names(function, names):
-    made = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
+def _with_names(function, names, theirs):
+    if function.__closure__ or theirs.__closure__:  # it was decorated, and sees what it sees
+        return function if any("part" in code.co_names for code in _codes([function])) else theirs
+    made = types.FunctionType(function.__code__, names, function.__name__, theirs.__defaults__)
+    made.__kwdefaults__ = theirs.__kwdefaults__
     made.__dict__.update(function.__dict__)
     return made
 
@@ -529,8 +535,6 @@ class Table:
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
-        if BUFFERS:  # parts look at these, from now on
-            self.frozen = {id(p) for m in modules for p in m._parameters.values() if _is_frozen(p)}
         named = dict(model.named_modules(remove_duplicate=False))
         if FUNCTIONS:  # they ask which of the modules is being called whose methods may call them
             kinds = {name.rpartition(".")[0] for made in MADE_FROM for name in _made_from(made)} - {""}
@@ -1180,6 +1184,8 @@ class Step:
             raise RuntimeError(f"random numbers were drawn in forward, by the model or another thread, {OTHER}")
         if not BUFFERS:
             self.compare_versions(f"by the model, {OTHER}")
+        if BUFFERS:  # in forward, frozen parameters may follow others
+            self.seen = [(d, n, t, t._version if _is_frozen(t) else v) for d, n, t, v in self.seen]
         if RECORDED:
             self.compare_held(sum(holds.values()))
         return result
@@ -1360,14 +1366,10 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
-    def may_move(self, tensor):
-        """Whether it is for parts to look whether that changes."""
-        return not isinstance(tensor, torch.nn.Parameter) or (_is_frozen(tensor) and id(tensor) in self.table.frozen)
-
     def compare_versions(self, when):
-        """Refuses what was changed in place, but for buffers and frozen parameters where parts look at them."""
+        """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and not (BUFFERS and self.may_move(tensor)):
+            if tensor._version != version and (not BUFFERS or isinstance(tensor, torch.nn.Parameter)):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")

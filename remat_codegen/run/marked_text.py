@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from types import FunctionType, ModuleType
 
 import torch
 
@@ -214,15 +216,18 @@ def _shared(traced: Traced, words: Iterable[str]) -> tuple[str, ...]:
     equal ones. Other than functions and numbers, those of a file that is written are not those of the user's."""
     home = type(traced.target.module).__module__
     known = vars(sys.modules[home]) if home in sys.modules else {}
-    names = (word.partition(":")[0] for word in words)
-    return tuple(sorted(name for name in names if name in known and _is_own(known[name], home)))
+    imports = (node for node in ast.walk(ast.parse(traced.target.source)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    imported = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+    names = {word.partition(":")[0] for word in words} & {*known} - imported
+    return tuple(sorted(name for name in names if _is_own(known[name], home)))
 
 
 def _is_own(thing: object, home: str) -> bool:
-    """Whether something that a file has is equal to what another file with that text has, and yet not the same."""
+    """Whether something that a file has is equal to what another file with that text has, and may yet not be the same."""
     if isinstance(thing, type):
-        return thing.__module__ == home and not issubclass(thing, torch.nn.Module)
-    return isinstance(thing, (list, dict, set)) or type(thing) is object or type(thing).__module__ == home
+        return thing.__module__ == home
+    plain = isinstance(thing, (int, float, complex, str, bytes, FunctionType, ModuleType, torch.dtype, torch.device))
+    return thing is not None and not plain and type(thing).__module__ != "typing"
 
 
 def entries_of(graph: Graph, brought: Brought, marks: Marks) -> list[Entry]:

@@ -13,6 +13,7 @@ from emitted import load
 from second_edition import found_in, random_rows, text_of, traced_module, trained
 
 SOURCE = """
+import functools
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -39,6 +40,25 @@ class Way(Enum):
 NOTHING = object()
 SEEN = []
 ACTS = {"sin": torch.sin}
+WAYS = (Way.SQUARED, "x")
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+@decorated
+def is_state(thing):
+    return isinstance(thing, State)
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return 1.5 * x
 
 
 class Start(nn.Module):
@@ -49,9 +69,9 @@ class Start(nn.Module):
 class Stage(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.up, self.down, self.scaled = nn.Linear(8, 32), nn.Linear(32, 8), Scaled()
 
-    def forward(self, state, given, way):
+    def forward(self, state, given, way, kind=State):
         match state:
             case State(hidden=h, skip=s) if s is NOTHING:
                 base = h
@@ -61,6 +81,10 @@ class Stage(nn.Module):
         y = ACTS["sin"](self.up(base) * scale)
         y = y * torch.sigmoid(y)
         SEEN.append(1)
+        if isinstance(self.scaled, Scaled) and isinstance(state, kind) and is_state(state):
+            y = self.scaled(torch.sin(y))
+        if not self.training and way in WAYS:
+            y = 2 * torch.cos(y)
         if way is Way.SQUARED:
             y = torch.exp(-y * y) + torch.tanh(y) * y
         return State(base + self.down(y), h)
@@ -107,7 +131,7 @@ def text(traced):
 def test_originals_are_trained_exactly(traced, text, tmp_path):
     result = trained(traced, text, tmp_path)
     assert result.identical, result.differences
-    assert "SHARED[:] = ['ACTS', 'Given', 'NOTHING', 'SEEN', 'State', 'Way']" in text
+    assert "SHARED[:] = ['ACTS', 'Given', 'NOTHING', 'SEEN', 'Scaled', 'State', 'WAYS', 'Way']" in text
 
 
 def test_what_methods_leave_in_a_list_is_in_the_list_of_the_users_file(traced, text, tmp_path):
@@ -139,6 +163,30 @@ def test_originals_of_two_modules_each_have_theirs(traced, text, tmp_path):
     assert parts == len([*models[1].parameters()])
     assert len(other.SEEN) == 6
     assert len(home.SEEN) == before + 6
+
+
+def both(home, file, x):
+    """An original, and a copy of it as the file has it, each with its step and its evaluation."""
+    torch.manual_seed(0)
+    theirs = home.Net()
+    ours = file.rematerialize(copy.deepcopy(theirs))
+    found = []
+    for model in (theirs, ours):
+        out = model.train()(x)
+        out.sum().backward()
+        found.append([out, model.eval()(x), *(p.grad for p in model.parameters())])
+    return all(map(torch.equal, *found))
+
+
+def test_what_the_users_file_is_given_later_is_seen(traced, text, tmp_path):
+    path = tmp_path / "changing.py"
+    path.write_text(SOURCE)
+    home, file, (x,) = module_of(path), load(text, tmp_path), traced.target.args
+    assert both(home, file, x)
+    home.ACTS = {"sin": torch.cos}
+    assert both(home, file, x)
+    home.__spec__.loader.exec_module(home)  # as importlib.reload does: the same dict, with other classes
+    assert both(home, file, x)
 
 
 def test_functions_ask_for_the_same_classes(tmp_path):
