@@ -26,11 +26,9 @@ class Features:
     random: bool = True
     numpy: bool = True
     buffers: bool = True
-    counters: bool = True
     in_place: bool = True
     marks: bool = True
     functions: bool = True
-    shares: bool = True
     nested: bool = True
     twice: bool = True
     numbered: bool = True
@@ -43,6 +41,8 @@ class Features:
     on_gpu: bool = False
     static: bool = False
     home: bool = False
+    counters: bool = True
+    shares: bool = True
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""
