@@ -43,7 +43,7 @@ COUNTERS = True  # it changes small ones in place, as a mixture of experts that 
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
 FUNCTIONS = True  # some are in functions that methods call
-SHARES = True  # methods with marks ask for classes of the file that are no modules, or for what can be changed in it
+SHARES = True  # methods with marks ask for classes of the file, or for things in it that are no functions or numbers
 DEFAULTED = True  # it is trained with arguments that need not be given, such as use_cache=False
 LIBRARY = True  # some are in methods of classes that are in other files
 NESTED = True  # the table has parts within parts

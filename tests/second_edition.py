@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,6 +42,16 @@ def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     name = type(module).__name__
     target = Target(f"{path.name}:{name}", path, path.read_text(), name, TargetKind.CLASS, module, args, kwargs)
     return Traced(target, model)
+
+
+def imported_file(path: Path) -> ModuleType:
+    """A user's file as a module, as a script beside it has it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

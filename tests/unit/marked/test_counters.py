@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import random
-import sys
 
 import pytest
 import torch
 from emitted import load
-from second_edition import carry_nothing, found_in, planned_peak, random_rows, text_of, traced_module, trained
+from second_edition import carry_nothing, found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.marked import replays
 from remat_codegen.marked.candidates import Row
@@ -68,10 +66,7 @@ COUNTED_BYTES = 3 * 3 * 4  # of all three blocks: a part has copies of some
 def traced_net(folder, size):
     path = folder / f"counting_{size}.py"
     path.write_text(SOURCE)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    module = imported_file(path)
     torch.manual_seed(0)
     return traced_module(module.Net(size).train(), (torch.randn(6, 8),), {}, path)
 
@@ -187,10 +182,7 @@ class Net(nn.Module):
 def followed(folder, late):
     path = folder / f"followed_{late}.py"
     path.write_text(FOLLOWED)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    module = imported_file(path)
     torch.manual_seed(0)
     return traced_module(module.Net(late).train(), (torch.randn(6, 8, requires_grad=True),), {}, path)
 
@@ -266,10 +258,7 @@ class Net(nn.Module):
 def test_a_frozen_parameter_of_another_module_is_not_changed_before_backward(tmp_path):
     path = tmp_path / "elsewhere.py"
     path.write_text(ELSEWHERE)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    module = imported_file(path)
     traced = traced_module(module.Net().train(), (torch.randn(6, 8),), {}, path)
     found = found_in(traced)
     whole = next(c for c in found.candidates.all if c.vertices[0].called == ("parts.0", 0))

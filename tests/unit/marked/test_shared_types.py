@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import random
 import sys
 
 import pytest
 import torch
 from emitted import load
-from second_edition import found_in, random_rows, text_of, traced_module, trained
+from second_edition import found_in, imported_file, random_rows, text_of, traced_module, trained
 
 SOURCE = """
 import functools
@@ -104,20 +103,12 @@ class Net(nn.Module):
 """
 
 
-def module_of(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     path = tmp_path_factory.mktemp("shared") / "sharing.py"
     path.write_text(SOURCE)
     torch.manual_seed(0)
-    return traced_module(module_of(path).Net().train(), (torch.randn(6, 8),), {}, path)
+    return traced_module(imported_file(path).Net().train(), (torch.randn(6, 8),), {}, path)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +144,7 @@ def test_models_of_the_file_itself_have_its_own(text, tmp_path):
 def test_originals_of_two_modules_each_have_theirs(traced, text, tmp_path):
     path = tmp_path / "other.py"
     path.write_text(SOURCE)
-    other, file = module_of(path), load(text, tmp_path)
+    other, file = imported_file(path), load(text, tmp_path)
     home = sys.modules["sharing"]
     models = [file.rematerialize(net) for net in (copy.deepcopy(traced.target.module), other.Net().train())]
     before = len(home.SEEN)
@@ -181,7 +172,7 @@ def both(home, file, x):
 def test_what_the_users_file_is_given_later_is_seen(traced, text, tmp_path):
     path = tmp_path / "changing.py"
     path.write_text(SOURCE)
-    home, file, (x,) = module_of(path), load(text, tmp_path), traced.target.args
+    home, file, (x,) = imported_file(path), load(text, tmp_path), traced.target.args
     assert both(home, file, x)
     home.ACTS = {"sin": torch.cos}
     assert both(home, file, x)
@@ -193,7 +184,7 @@ def test_functions_ask_for_the_same_classes(tmp_path):
     path = tmp_path / "by_functions.py"
     path.write_text(BY_FUNCTIONS)
     torch.manual_seed(0)
-    traced = traced_module(module_of(path).Net().train(), (torch.randn(6, 8),), {}, path)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(6, 8),), {}, path)
     found = found_in(traced)
     for seed in range(3):
         result = trained(traced, text_of(traced, found, random_rows(found, random.Random(seed), 0.9)), tmp_path)
