@@ -416,9 +416,10 @@ def _among(function, theirs):
 
 
 def _with_names(function, names, theirs):
-    if function.__closure__ or theirs.__closure__:  # it was decorated, and sees what it sees
+    calls_super = function.__code__.co_freevars == theirs.__code__.co_freevars == ("__class__",)  # which is the original's
+    if (function.__closure__ or theirs.__closure__) and not calls_super:  # it was decorated, and sees what it sees
         return function if any("part" in code.co_names for code in _codes([function])) else theirs
-    made = types.FunctionType(function.__code__, names, function.__name__, theirs.__defaults__)
+    made = types.FunctionType(function.__code__, names, function.__name__, theirs.__defaults__, theirs.__closure__)
     made.__kwdefaults__ = theirs.__kwdefaults__
     made.__dict__.update(function.__dict__)
     return made

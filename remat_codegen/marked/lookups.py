@@ -95,6 +95,8 @@ class Lookups:
     def _way(self, calls: tuple[Call, ...]) -> Way:
         """How the method was found that the last of these frames runs."""
         method, name, path = calls[-1], calls[-1].function.name.rpartition(".")[2], calls[-1].module or ""
+        if name.startswith("__") and name.endswith("__"):
+            return Way.OTHER  # as `module(x)` finds __call__: Python asks the class
         around = self._decorators(method, name)
         while len(calls) > 1 and calls[-2].function in around and not calls[-1].enters:
             calls = calls[:-1]

@@ -23,7 +23,7 @@ def markable(source: str, span: Span) -> str:
     node = syntax.find(span)
     if node is None:
         return "no expression stands there"
-    return _place(syntax, node) or _content(node) or _beside(syntax, node)
+    return _place(syntax, node) or _content(syntax, node) or _beside(syntax, node)
 
 
 def method_of(syntax: Syntax, node: ast.AST) -> ast.FunctionDef | None:
@@ -101,13 +101,13 @@ def _in_function(function: ast.AST, inner: ast.AST, within: list[ast.AST]) -> st
     return ""
 
 
-def _content(node: ast.AST) -> str:
+def _content(syntax: Syntax, node: ast.AST) -> str:
     """What in an expression cannot be moved into a function of its own."""
     for inner in ast.walk(node):
         if isinstance(inner, (ast.Await, ast.Yield, ast.YieldFrom)):
             return "it waits or yields"
-        if isinstance(inner, ast.NamedExpr):
-            return "it assigns a name (:=)"
+        if isinstance(inner, ast.NamedExpr) and not _is_only_in(syntax, node, inner.target.id):
+            return "it assigns a name (:=) that is not only read in it"
         if any(getattr(c, "is_async", 0) for c in getattr(inner, "generators", ())):
             return "it waits or yields"
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
@@ -120,12 +120,33 @@ def _content(node: ast.AST) -> str:
     return ""
 
 
+def _is_only_in(syntax: Syntax, node: ast.AST, name: str) -> bool:
+    """Whether the function that an expression stands in mentions a name nowhere else."""
+    home = home_of(syntax, node)
+    within = set(ast.walk(node))
+    return home is not None and not any(_mentions(n, name) for n in ast.walk(home) if n not in within)
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    """Whether a node itself, not what is in it, reads or binds a name."""
+    return name in (getattr(node, "id", None), getattr(node, "arg", None), getattr(node, "name", None), *_declared(node))
+
+
+def _declared(node: ast.AST) -> list[str]:
+    return node.names if isinstance(node, (ast.Global, ast.Nonlocal)) else []
+
+
 def _beside(syntax: Syntax, node: ast.AST) -> str:
     """What in the method that an expression stands in works in modules of its own class only, which those are not that take it
-    over."""
+    over: what decorates a method may hold the one of that class."""
     method = method_of(syntax, node)
-    names = _names(method) if method is not None else set()
-    return "its method looks at its class, by super() or __class__" if names & {"super", "__class__"} else ""
+    held = method is not None and bool(method.decorator_list) and looks_at_class(method)
+    return "its method is decorated, and looks at its class, by super() or __class__" if held else ""
+
+
+def looks_at_class(method: ast.FunctionDef) -> bool:
+    """Whether a method may ask for the class that it was written in."""
+    return bool(_names(method) & {"super", "__class__"})
 
 
 def _yields(function: ast.FunctionDef) -> bool:

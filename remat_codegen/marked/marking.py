@@ -21,7 +21,7 @@ from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.edits import Edit, applied, first_lines, laid_out
 from remat_codegen.marked.markable import IN_PLACE, home_of, markable, method_of
 from remat_codegen.marked.names import free_names, local_names, said, unused
-from remat_codegen.marked.outside import Outside, outside_of
+from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import Syntax, is_dotted, span_of, syntax_of
 from remat_codegen.trace.places import Span
 
@@ -63,10 +63,10 @@ def refusal_of(source: str, mark: Mark) -> str:
         return "what is added is made in it" if inside and span_of(node.value) not in mark.outside else ""
     assert isinstance(node, ast.expr)
     found = outside_of(syntax, node, mark.outside, mark.made)
-    return found.refused or _named_elsewhere(syntax, node, found)
+    return found.refused or _named_elsewhere(syntax, node)
 
 
-def _named_elsewhere(syntax: Syntax, node: ast.expr, found: Outside) -> str:
+def _named_elsewhere(syntax: Syntax, node: ast.expr) -> str:
     declared = {n for d in ast.walk(home_of(syntax, node) or node) if isinstance(d, ast.Nonlocal) for n in d.names}
     return "it reads a name that an inner function assigns" if declared & set(free_names(node)) else ""
 
@@ -199,6 +199,9 @@ class _Writer:
         taken |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {self.kept, self.parts}
         names: list[str] = []
         for n in outside:
+            if isinstance(n, ast.NamedExpr):
+                names.append(n.target.id)
+                continue
             wanted = _held_in(n) or said(n) or "value"
             fits = wanted.isidentifier() and wanted not in vars(builtins)
             names.append(unused([wanted if fits else "value"], {*taken, *names}))

@@ -14,7 +14,12 @@ DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 def free_names(node: ast.AST, without: Collection[ast.AST] = ()) -> tuple[str, ...]:
     """The names that an expression reads and does not bind itself, in order; not those in the expressions `without`."""
-    return tuple(dict.fromkeys(n.id for n in _free(node, frozenset(), without)))
+    return tuple(dict.fromkeys(n.id for n in _free(node, named_in(node), without)))
+
+
+def named_in(node: ast.AST) -> frozenset[str]:
+    """The names that an expression binds by `:=`."""
+    return frozenset(n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
 
 
 def _free(node: ast.AST, bound: frozenset[str], without: Collection[ast.AST]) -> Iterator[ast.Name]:

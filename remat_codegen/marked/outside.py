@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from remat_codegen.marked.names import free_names
-from remat_codegen.marked.syntax import COMPREHENSIONS, Syntax, in_order, is_dotted, span_of
+from remat_codegen.marked.syntax import COMPREHENSIONS, Syntax, in_order, is_dotted, span_of, value_of
 from remat_codegen.trace.places import Span
 
 CHANGING = frozenset(
@@ -50,14 +50,14 @@ def outside_of(syntax: Syntax, node: ast.expr, asked: Collection[Span], made: Co
     None where that is not known: then only what is known to change something is."""
     found: list[ast.expr] = []
     refused = _collect(node, node, frozenset(asked), made, False, found)
-    wanted = frozenset(asked) - {span_of(n) for n in found}
+    wanted = frozenset(asked) - {span_of(n) for o in found for n in (o, value_of(o))}
     if wanted and not refused:
         refused = "what should be outside is not in it"
     if any(n is not node and n not in syntax.parents for n in found):
         refused = refused or "something in a formatted string may not happen twice"
     if any(_is_used_up(syntax, n) for n in found if span_of(n) not in asked):
         refused = refused or "what is handed in may be a generator, which runs once"
-    refused = refused or _order(syntax, node, found, frozenset(asked))
+    refused = refused or _order(syntax, node, found, frozenset(asked)) or _naming(syntax, node, found)
     return Outside(tuple(found), refused)
 
 
@@ -78,7 +78,7 @@ def _collect(
 ) -> str:
     """Adds what is outside to `found`."""
     if node is not whole and isinstance(node, ast.expr):
-        is_asked = not isinstance(node, (ast.Starred, ast.Slice)) and span_of(node) in asked
+        is_asked = not isinstance(node, (ast.Starred, ast.Slice)) and bool({span_of(node), span_of(value_of(node))} & asked)
         if is_asked or (isinstance(node, ast.Call) and _matters(node, made)):
             if sometimes:
                 return "something in it may not happen twice, and does not always happen"
@@ -174,6 +174,21 @@ def _order(syntax: Syntax, node: ast.expr, found: list[ast.expr], asked: frozens
             return "what is evaluated before a part would change its order with something in it"
     longest = [n for n in dict.fromkeys(read) if syntax.parents.get(n) not in read]
     found[:] = sorted([*found, *longest], key=syntax.order.__getitem__)
+    return ""
+
+
+def _naming(syntax: Syntax, node: ast.expr, found: Collection[ast.expr]) -> str:
+    """Why what `:=` names would be something else; empty where it is read later only, and where it is named: in the part, or,
+    where that is handed in as it stands, in both."""
+    for walrus in (n for n in ast.walk(node) if isinstance(n, ast.NamedExpr)):
+        around = next((outer for outer in found if walrus in ast.walk(outer)), None)
+        own = set(ast.walk(around or walrus))
+        mentions = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == walrus.target.id and n not in own]
+        if any(syntax.order[n] < syntax.order[walrus] for n in mentions):
+            return "it reads a name before it assigns it (:=)"
+        handed = {n for outer in found for n in ast.walk(outer)}
+        if (around is None and handed.intersection(mentions)) or (around not in (None, walrus) and mentions):
+            return "a name that it assigns (:=) is read both in the part and outside"
     return ""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.markable import IN_PLACE
-from remat_codegen.marked.syntax import functions_in, span_of
+from remat_codegen.marked.syntax import functions_in, span_of, value_of
 from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
 
@@ -237,8 +237,13 @@ class _Walk:
         """Compares two trees; `names` are what lambdas of marks call what they are given."""
         if isinstance(ours, ast.Name) and ours.id in names:
             given, around, outside = names[ours.id]
+            if isinstance(given, ast.NamedExpr):  # handed in under the name that it gets, by which it may be read again
+                if ours.id != given.target.id:
+                    return self.not_the_same(theirs, ours)
+                if getattr(theirs, "id", None) == ours.id:
+                    return None
             if isinstance(theirs, ast.expr) and not isinstance(theirs, ast.Name):
-                outside.append(span_of(theirs))
+                outside.append(span_of(value_of(theirs)))
             return self.walk(theirs, given, around)
         if isinstance(ours, ast.Name) and isinstance(theirs, ast.Name) and theirs.id in self.alike.get(ours.id, ()):
             return None
@@ -295,7 +300,7 @@ class _Walk:
         else:
             call = ast.Call(func=run, args=given, keywords=[])
             self.walk(theirs, ast.copy_location(call, ours), names)
-            outside += [span_of(a) for a in getattr(theirs, "args", ()) if not isinstance(a, ast.Name)]
+            outside += [span_of(value_of(a)) for a in getattr(theirs, "args", ()) if not isinstance(a, ast.Name)]
         self.found.marks.append(Mark(self.file, self.function, word, span_of(theirs), ours.lineno, tuple(outside)))
 
 

@@ -115,6 +115,11 @@ def in_order(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.iter_child_nodes(node)
 
 
+def value_of(node: ast.expr) -> ast.expr:
+    """What an expression gives that may name it, `y := f(x)`."""
+    return node.value if isinstance(node, ast.NamedExpr) else node
+
+
 def is_dotted(node: ast.AST) -> bool:
     """Whether an expression is a plain name, or an attribute of one."""
     while isinstance(node, ast.Attribute):

@@ -26,6 +26,8 @@ from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
+from remat_codegen.marked.library import method_in
+from remat_codegen.marked.markable import looks_at_class
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.origins import origins
 from remat_codegen.marked.reading import read
@@ -73,7 +75,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
             features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
             home=any(not owner.module for owner in _methods(traced, brought.found, marks).owners),
             static=request.static,
-            shares=bool(shared),
+            shares=bool(shared) or any(_looks_at_class(source or "", name) for name in _names(made_from.get("", ()))),
         ),
         made_from=made_from,
     )
@@ -218,8 +220,19 @@ def _shared(traced: Traced, words: Iterable[str]) -> tuple[str, ...]:
     known = vars(sys.modules[home]) if home in sys.modules else {}
     imports = (node for node in ast.walk(ast.parse(traced.target.source)) if isinstance(node, (ast.Import, ast.ImportFrom)))
     imported = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
-    names = {word.partition(":")[0] for word in words} & {*known} - imported
-    return tuple(sorted(name for name in names if _is_own(known[name], home)))
+    return tuple(sorted(name for name in _names(words) & {*known} - imported if _is_own(known[name], home)))
+
+
+def _names(words: Iterable[str]) -> set[str]:
+    """The names of what a file was made from, which stand before digests."""
+    return {word.partition(":")[0] for word in words}
+
+
+def _looks_at_class(source: str, name: str) -> bool:
+    """Whether a method of the user's file asks for its class, which is the original's where it has been taken over."""
+    kind, _, method = name.rpartition(".")
+    found = method_in(source, kind, method) if kind else None
+    return found is not None and looks_at_class(found)
 
 
 def _is_own(thing: object, home: str) -> bool:

@@ -128,6 +128,18 @@ def test_what_is_no_part_is_handed_in():
     )
 
 
+def test_names_are_bound_in_a_part_or_where_that_is_handed_in():
+    assert one("z = (w := x.exp()) + w", "(w := x.exp()) + w") == ('z = parts(self).part("p", lambda x: (w := x.exp()) + w, x)')
+    assert one("z = x + (w := self.f(x)) * w.tanh()", "x + (w := self.f(x)) * w.tanh()", outside=["self.f(x)"]) == (
+        'z = parts(self).part("p", lambda x, w: x + w * w.tanh(), x, w := self.f(x))'
+    )
+    both = one("z = (w := self.f(x)) * w.tanh()", "(w := self.f(x)) * w.tanh()", outside=["self.f(x)", "w.tanh()"])
+    assert both == 'z = parts(self).part("p", lambda w, tanh: w * tanh, w := self.f(x), w.tanh())'
+    assert one("z = F.silu(w := self.f(x))", "F.silu(w := self.f(x))", outside=["self.f(x)"]) == (
+        'z = parts(self).part("p", F.silu, w := self.f(x))'
+    )
+
+
 def test_calls_that_make_no_operation_are_evaluated_before_where_that_is_known():
     line = "z = torch.cat([x, self.take(y)])"
     expected = 'z = parts(self).part("p", lambda x, take: torch.cat([x, take]), x, self.take(y))'
@@ -139,7 +151,8 @@ def test_calls_that_make_no_operation_are_evaluated_before_where_that_is_known()
 
 
 REFUSED = [
-    ("z = (w := x.exp()) + 1", "(w := x.exp()) + 1", "assigns a name"),
+    ("z = (w := x.exp()) + 1; v = w", "(w := x.exp()) + 1", "not only read in it"),
+    ("z = w * (w := x.exp())", "w * (w := x.exp())", "before it assigns it"),
     ("z = super().forward(x)", "super().forward(x)", "super()"),
     ("z = f(locals(), x)", "f(locals(), x)", "locals()"),
     ("z = (v.exp() for v in x)", "(v.exp() for v in x)", "runs later"),
