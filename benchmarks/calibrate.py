@@ -135,9 +135,9 @@ class Both(Clock):
         """As the measuring clock."""
         return self.real.noting(*stages)
 
-    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
+    def least_times_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The measured times."""
-        found, value = self.real.medians_ns(*stages, warm=warm, noted=noted), None
+        found, value = self.real.least_times_ns(*stages, warm=warm, noted=noted), None
         for number, (stage, time_ns) in enumerate(zip(stages, found, strict=True)):
             prepares = len(stages) > 1 and number % 2 == 0  # of a node: inputs, its work, gradients, its way back
             with Seen(self.gpu, self.device) as seen:
@@ -168,7 +168,7 @@ class Told(Clock):
         super().__init__(device)
         self.times = iter(times)
 
-    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
+    def least_times_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The next times."""
         return [next(self.times) for _ in stages]
 

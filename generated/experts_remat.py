@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"e5bfe9261809e9a7"}
+#: "notes":["from\u0020dtr"],"seal":"c4aaed763499b110"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -173,6 +173,8 @@ SETTINGS = [  # of the process, which change what operations do: how they are re
 ]
 READS = [read for read, _ in SETTINGS]
 HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"]
+INTERNAL = {*vars(torch.nn.Module())} - {"training"}
+SCALARS = {bool, int, float, complex, str, type(None), torch.dtype, torch.Size}
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
@@ -354,6 +356,7 @@ class Table:
 
     def __init__(self, model, plan, modules):
         self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
+        self.scalars, self.size = (), -1
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
@@ -375,6 +378,15 @@ class Table:
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
         found[mark, number] = Entry(path, options.split("/"), module)
+
+    def values(self, own):
+        """What modules, whose attributes are `own`, and their configurations have of modes, numbers and words: (dict, name, value).
+        It has their names only, for it lives as long as the model: until there are others."""
+        if self.size != (size := sum(map(len, own))):
+            self.size, self.scalars = size, _scalars(own)
+        holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)
+        found = [(held, name, held[name]) for held, names in holders for name in names if name in held]
+        return [value for value in found if type(value[2]) in SCALARS or _is_scalar(value[2])]
 
 
 OPTIONS = ["", "inside", "result"]
@@ -864,7 +876,7 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
-        self.modes, self.chance = [m.training for m in modules], _chance()
+        self.own, self.values, self.chance = [*map(vars, modules)], (), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
@@ -888,6 +900,7 @@ class Step:
         drawn = _chance() != self.chance
         self.by_chance = drawn
         self.compare_versions(f"by the model, {OTHER}")
+        self.values = self.table.values(self.own)
         return result
 
     def assigned(self):
@@ -1008,8 +1021,7 @@ class Step:
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
         self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
-        modes = zip(modules, self.modes, strict=False)
-        self.exchanged = [(vars(m), "training", mode) for m, mode in modes if m.training != mode]
+        self.exchanged = [(held, name, v) for held, name, v in self.values if held.get(name, ...) is not v]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
         for m in modules:
             if (had := self.hooks.get(id(m))) or m._forward_pre_hooks or m._forward_hooks:
@@ -1032,6 +1044,32 @@ def _walk(model):
         if module._modules:
             found += [child for child in module._modules.values() if child is not None]
     return found
+
+
+def _scalars(own):
+    """Where modes, numbers and words are: (number of a module, its attribute or None for the module itself, their names)."""
+    found, known = [], set()
+    for i, held in enumerate(own):
+        owners = [(name, _attributes(v)) for name, v in held.items() if name not in INTERNAL and type(v) not in SCALARS]
+        for name, values in [(None, held), *owners]:
+            if type(values) is dict and id(values) not in known:
+                known.add(id(values))
+                found.append((i, name, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
+    return found
+
+
+def _attributes(thing):
+    """The attributes of an object, such as a configuration; a dict has its items."""
+    if isinstance(thing, (dict, torch.Tensor, torch.nn.Module)):
+        return thing
+    try:
+        return object.__getattribute__(thing, "__dict__")  # past what its class does
+    except (AttributeError, TypeError):
+        return None
+
+
+def _is_scalar(thing):
+    return type(thing) in SCALARS or (type(thing) is tuple and all(map(_is_scalar, thing)))
 
 
 def own_modules(model, modules):

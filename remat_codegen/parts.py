@@ -568,8 +568,8 @@ class Table:
         found[mark, number] = Entry(path, options.split("/"), module)
 
     def values(self, own):
-        """What modules, whose attributes are `own`, and their configurations have of modes, numbers and words: (dict, name, value).
-        It has their names only, for it lives as long as the model: until there are others."""
+        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
+        names are remembered, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
         holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)

@@ -184,11 +184,11 @@ class Bench:
         forward_peak = peak_bytes(lambda: held.append(_through(recorded)), self.device)
         held.clear()
         if not self.goes_back:
-            _, forward_ns = self.clock.medians_ns(*forth, warm=True, noted=noted)
+            _, forward_ns = self.clock.least_times_ns(*forth, warm=True, noted=noted)
             return [forward_ns, forward_peak, 0, 0]
         (*recorded, back), noted = self.clock.noting(*self._stages(), _go_back)
         backward_peak = peak_bytes_after(lambda: _through(recorded), back, self.device)
-        _, forward_ns, _, backward_ns = self.clock.medians_ns(*self._stages(), _go_back, warm=True, noted=noted)
+        _, forward_ns, _, backward_ns = self.clock.least_times_ns(*self._stages(), _go_back, warm=True, noted=noted)
         return [forward_ns, forward_peak, backward_ns, backward_peak]
 
     def _stages(self) -> tuple[Stage, Stage, Stage]:

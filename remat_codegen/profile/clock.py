@@ -6,7 +6,8 @@ is queued before the device comes to the first event: a large buffer is written 
 that long. This also flushes the L2 cache, in which a step's values rarely are. What events measure with nothing between them is
 subtracted. The profiler would give the same durations, but needs CUPTI, which not every machine lets everybody use.
 
-Several runs say how sure their median is: it is rounded to that, so that what is measured again costs the same more often.
+Of several runs the shortest counts: whoever else uses the machine only makes them longer, small operations of several threads
+forty times as long. It is rounded to what it is sure to, so that what is measured again costs the same more often.
 
 Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on. Long work on
 the CPU is not run for its time at all, if its memory was recorded: that run took as long.
@@ -55,9 +56,9 @@ class Clock:
         """Whether work is run once from now on."""
         return time.monotonic() > self.hurry_at
 
-    def median_ns(self, work: Callable[[], Any]) -> int:
-        """The median time of several runs of `work`, after some to warm up, in nanoseconds."""
-        return self.medians_ns(lambda _: work())[0]
+    def least_ns(self, work: Callable[[], Any]) -> int:
+        """The least time of several runs of `work`, after some to warm up, in nanoseconds."""
+        return self.least_times_ns(lambda _: work())[0]
 
     def noting(self, *stages: Stage) -> tuple[list[Stage], list[int]]:
         """Pieces of work, and a list that gets what each takes when it runs; or nothing, where that is not what it costs."""
@@ -70,7 +71,7 @@ class Clock:
         times.append(time.perf_counter_ns() - begin)
         return made
 
-    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
+    def least_times_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The same of pieces of work that follow each other, one time for each. Each is given what the one before has made,
         which is there until it is over. `warm` says that all have run before, `noted` what they took then: where that was long,
         it is the answer. Of several, the first, the third and so on prepare the next: how long these take does not matter.
@@ -161,12 +162,11 @@ class CudaClock(Clock):
 
 
 def rounded_ns(times: Sequence[int]) -> int:
-    """The median of some times, rounded to multiples of a power of two, by at most half of what they are apart; of four and
-    more, of what those are apart that are neither in the first nor in the last quarter."""
-    ordered, middle = sorted(times), int(statistics.median(times))
-    apart = ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]
-    step = 1 << max(0, int(min(apart, COARSEST * middle)).bit_length() - 1)
-    return (middle + step // 2) // step * step
+    """The least of some times, rounded to multiples of a power of two, by at most half of what the shorter half is apart."""
+    ordered = sorted(times)
+    least, apart = ordered[0], ordered[len(ordered) // 2] - ordered[0]
+    step = 1 << max(0, int(min(apart, COARSEST * least)).bit_length() - 1)
+    return (least + step // 2) // step * step
 
 
 def _enough(runs: Sequence[Sequence[int]]) -> bool:

@@ -64,7 +64,7 @@ class EstimatedClock(Clock):
         """No times: what work takes here is not what it takes there."""
         return [*stages], []
 
-    def medians_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
+    def least_times_ns(self, *stages: Stage, warm: bool = False, noted: Sequence[int] = ()) -> list[int]:
         """The times of the kernels that each piece of work starts."""
         value, times = None, list[int]()
         for stage in stages:

@@ -140,6 +140,9 @@ class _Stored:
         return self.pace is not None and self.pace.is_slow(taken_ns)
 
 
+CHANGED = "modified by an inplace operation"  # says PyTorch
+
+
 def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot run it on any of our numbers."""
     if node.phase is Phase.LOSS:
@@ -157,6 +160,9 @@ def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
     where = next((location(s) for s in sources if s is not None), None)
     said = next(iter(str(refused[0]).splitlines()), "").split(". ")[0]
+    if any(CHANGED in str(error) for error in refused):
+        what = f"the model cannot be trained as it is: backward needs what {node.name} changes in place, and PyTorch refuses it"
+        raise TraceError(what, where=where, hint="give a new tensor there, x * y for x.mul_(y)") from refused[0]
     what = f"{node.name} cannot be measured, forward and backward, on numbers that are drawn for it: {said}"
     hint = "compute it before the model and pass in the result, or keep what it takes in range (clamp)"
     raise TraceError(what, where=where, hint=hint) from refused[0]
@@ -174,7 +180,7 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
 
     [recorded], noted = clock.noting(work)
     peak = peak_bytes(lambda: recorded(None), clock.device)
-    return [*clock.medians_ns(work, warm=True, noted=noted), peak]
+    return [*clock.least_times_ns(work, warm=True, noted=noted), peak]
 
 
 def _differentiable_outputs(model: Model) -> list[Variable]:

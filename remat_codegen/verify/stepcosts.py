@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +36,20 @@ def step_costs(made: Callable[[], Run], rematerialized: Callable[[], Run], devic
     except (MemoryError, torch.OutOfMemoryError):
         return StepCosts(None, None)
     try:
-        return StepCosts(peak, statistics.median(_ratios(original, rematerialized(), device)))
+        return StepCosts(peak, _ratio(original, rematerialized(), device))
     except (MemoryError, torch.OutOfMemoryError):  # one of them fits, both do not
         return StepCosts(peak, None)
 
 
-def _ratios(original: Run, generated: Run, device: str) -> Iterator[float]:
-    """Steps by turns, so that both see the same machine; the first one of the file warms it up."""
+def _ratio(original: Run, generated: Run, device: str) -> float:
+    """The file's time over the original's: of steps by turns, so that both see the same machine, the shortest of each, which
+    nobody else has made longer. The first one of the file warms it up."""
     generated.step()
-    begin = time.perf_counter()
-    for _ in range(PAIRS):
-        usual = _seconds(original.step, device)
-        yield _seconds(generated.step, device) / usual
-        if time.perf_counter() - begin > ENOUGH_S:
-            return
+    begin, pairs = time.perf_counter(), list[tuple[float, float]]()
+    while len(pairs) < PAIRS and (not pairs or time.perf_counter() - begin <= ENOUGH_S):
+        pairs.append((_seconds(original.step, device), _seconds(generated.step, device)))
+    usual, own = map(min, zip(*pairs, strict=True))
+    return own / usual
 
 
 def _seconds(work: Callable[[], Any], device: str) -> float:

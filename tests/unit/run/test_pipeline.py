@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remat_codegen.ask.request import Request
-from remat_codegen.errors import PlanFileError, VerifyError
+from remat_codegen.errors import PlanFileError, RematError, VerifyError
 from remat_codegen.header.seal import seal
 from remat_codegen.run import pipeline
 from remat_codegen.show.results import Progress
@@ -392,6 +392,15 @@ def test_verify_says_where_the_original_itself_fails(write_file, tmp_path, monke
     request = Request(f"{file}:Net", "100%", tmp_path / "net.py", init="4, 4", inputs="float32[2,4]", verify=True)
     with pytest.raises(VerifyError, match="the original itself fails in step 1: ValueError: Expected parameter scale"):
         pipeline.generate(request, Progress(None))
+
+
+def test_a_model_whose_own_backward_fails_is_told_so(write_file, tmp_path):
+    text = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n"
+    file = write_file(text + "        y = super().forward(x)\n        return y.sigmoid().mul_(y)\n")
+    request = Request(f"{file}:Net", "50%", tmp_path / "net.py", init="4, 4", inputs="float32[2,4]")
+    with pytest.raises(RematError, match="cannot be trained as it is: backward needs what mul_ changes") as error:
+        pipeline.generate(request, Progress(None))
+    assert ":7" in str(error.value)
 
 
 def test_verify_refuses_what_it_did_not_write(tmp_path):

@@ -187,7 +187,7 @@ def test_no_room_for_both_models_at_once_is_said(write_file, tmp_path, monkeypat
     def no_room(*given):
         raise torch.OutOfMemoryError("there is no more")
 
-    monkeypatch.setattr(stepcosts, "_ratios", no_room)
+    monkeypatch.setattr(stepcosts, "_ratio", no_room)
     found = verify(file, target)
     assert found.ok and found.original_peak_bytes > 0 and found.time_ratio is None
     assert found.notes[-1].startswith("no measured time")
