@@ -552,10 +552,11 @@ class Table:
                 self.add(named, f"{row}.{text}".strip("."))
 
     def add(self, named, text):
-        (path, _, options), number = text.partition("/"), None
+        (path, _, options), numbers = text.partition("/"), [None]
         if NUMBERED and "#" in path:
             path, _, digits = path.partition("#")
-            number = int(digits)
+            first, _, last = digits.partition("..")
+            numbers = range(int(first), int(last or first) + 1)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
         module = named.get(owner) if path and options in OPTIONS else None
         if LIBRARY and mark:
@@ -565,7 +566,7 @@ class Table:
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if MARKS and mark else self.calls).setdefault(id(module), {})
-        found[mark, number] = Entry(path, options.split("/"), module)
+        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
         """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only

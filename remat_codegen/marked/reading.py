@@ -21,7 +21,7 @@ from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
 
 PART = "part"
-_ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+))?(?P<options>(/\w+)*)")
+_ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+)(\.\.(?P<last>\d+))?)?(?P<options>(/\w+)*)")
 _LAYERS = re.compile(
     r"\{f'(?P<path>(\w+\.)*)\{(?P<i>\w+)\}': .* for (?P=i) in range\(((?P<first>\d+), )?(?P<end>\d+)\)\}", re.DOTALL
 )
@@ -152,9 +152,13 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
             found.wrong(row, f"{word} is no entry of a plan")
             continue
         name = f"{key.value}.{entry['name']}".strip(".")
-        number = None if entry["number"] is None else int(entry["number"])
+        first = None if entry["number"] is None else int(entry["number"])
+        numbers = [first] if first is None else range(first, int(entry["last"] or first) + 1)
+        if not numbers:
+            found.wrong(row, f"{word} ends before it begins")
         kept = Keeps(keeps[0]) if keeps else Keeps.NOTHING
-        yield Said(name, number, kept, Again(again[0]) if again else Again.ONCE, "late" in options, row.lineno)
+        once_more = Again(again[0]) if again else Again.ONCE
+        yield from (Said(name, number, kept, once_more, "late" in options, row.lineno) for number in numbers)
 
 
 # ---------------------------------------------------------------------------------------------- the marks

@@ -6,7 +6,8 @@
     }
 
 A key is a module's path up to the first number in it, so that a layer is a row; what is rebuilt is named from there. `h.0` with
-`attn.probs` is the mark `probs` in the forward of `h.0.attn`; with `ln_1`, every call of that module.
+`attn.probs` is the mark `probs` in the forward of `h.0.attn`; with `ln_1`, every call of that module; with `probs#2`, the third
+evaluation in a step, and with `probs#2..9`, those from the third to the tenth.
 """
 
 from __future__ import annotations
@@ -59,9 +60,12 @@ class Entry:
     @property
     def options(self) -> str:
         """What stands behind its name."""
-        number = "" if self.number is None else f"#{self.number}"
-        words = [self.keeps, self.again, "late" if self.late else ""]
-        return "/".join([number, *filter(None, words)])
+        return f"{'' if self.number is None else f'#{self.number}'}{self.manner}"
+
+    @property
+    def manner(self) -> str:
+        """What stands behind that, and which evaluation it is."""
+        return "".join(f"/{word}" for word in (self.keeps, self.again, "late" if self.late else "") if word)
 
 
 def united(entries: Iterable[Entry]) -> list[Entry]:
@@ -92,8 +96,30 @@ def table(entries: Sequence[Entry], columns: int = COLUMNS) -> list[str]:
     rows: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         rows[entry.key].append(entry)
-    written = [(key, tuple(e.said for e in row), sum(e.freed_bytes for e in row)) for key, row in rows.items()]
+    written = [(key, tuple(_words(row)), sum(e.freed_bytes for e in row)) for key, row in rows.items()]
     return [line for run in _runs(written) for line in (_layers(run, columns) if len(run) >= FEWEST else _each(run, columns))]
+
+
+def _words(row: Sequence[Entry]) -> Iterator[str]:
+    """What stands in a row: evaluations of one mark that follow each other, of which the same is said, at once."""
+    alike: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in row:
+        alike[entry.name, entry.manner].append(entry)
+    spans = {span[0]: span for group in alike.values() for span in _spans(group)}
+    for entry, span in ((e, spans[e]) for e in row if e in spans):
+        last = f"..{span[-1].number}" if len(span) > 1 else ""
+        yield f"{entry.said.removesuffix(entry.manner)}{last}{entry.manner}"
+
+
+def _spans(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Entries, those together whose numbers follow each other, if they are at least `FEWEST`."""
+    span: list[Entry] = []
+    for entry in sorted(entries, key=lambda e: e.number or 0):
+        if span and (span[-1].number is None or entry.number != span[-1].number + 1):
+            yield from [span] if len(span) >= FEWEST else [[e] for e in span]
+            span = []
+        span.append(entry)
+    yield from [span] if len(span) >= FEWEST else [[e] for e in span]
 
 
 def _runs(rows: Iterable[_Written]) -> Iterator[list[_Written]]:

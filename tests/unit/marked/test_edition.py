@@ -172,6 +172,15 @@ def test_equal_rows_of_layers_are_written_once():
     assert not found.problems and [s.name for s in found.said] == [f"{key}.{word}" for key, word in plan.items()]
 
 
+def test_evaluations_that_follow_each_other_are_written_at_once():
+    numbers = [(0, "h"), (1, "h"), (1, "m"), (2, "h"), (3, "h"), (2, "m"), (7, "h"), (8, "h")]
+    entries = [replace(entry("scan", mark, order), number=n, times=9) for order, (n, mark) in enumerate(numbers)]
+    entries.append(replace(entry("scan", "h", 9, keeps=Keeps.RESULT), number=4, times=9))
+    [line] = table(entries)
+    words = line.split('"')[3].split()
+    assert words == ["scan.h#0..3", "scan.m#1", "scan.m#2", "scan.h#7", "scan.h#8", "scan.h#4/inside"]
+
+
 def test_long_rows_are_folded():
     words = [f"attention.expression_{i}" for i in range(12)]
     few = [f"attention.expression_{i}" for i in range(4)]

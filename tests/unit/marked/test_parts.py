@@ -257,6 +257,8 @@ def test_a_mark_by_number():
     assert exact(Root(), {"twice": "mark#1"}, X) == ["twice.mark"] * 2
     assert exact(Root(), {"twice": "mark"}, X) == ["twice.mark"] * 4
     assert exact(Root(), {"twice": "mark#7"}, X) == []
+    assert exact(Root(), {"twice": "mark#0..1"}, X) == ["twice.mark"] * 4
+    assert exact(Root(), {"twice": "mark#1..5"}, X) == ["twice.mark"] * 2
 
 
 def test_batch_norm_moves_once():
