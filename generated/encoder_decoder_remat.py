@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"28e3b6fd2f63fb4d"}
+#: "notes":["from\u0020dtr"],"seal":"8160f70b4f883680"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -384,10 +384,11 @@ class Table:
                 self.add(named, f"{row}.{text}".strip("."))
 
     def add(self, named, text):
-        (path, _, options), number = text.partition("/"), None
+        (path, _, options), numbers = text.partition("/"), [None]
         if "#" in path:
             path, _, digits = path.partition("#")
-            number = int(digits)
+            first, _, last = digits.partition("..")
+            numbers = range(int(first), int(last or first) + 1)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
         module = named.get(owner) if path and options in OPTIONS else None
         if module is None or (mark and not mark in _strings(module)):
@@ -395,11 +396,11 @@ class Table:
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, number] = Entry(path, options.split("/"), module)
+        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
-        """What modules, whose attributes are `own`, and their configurations have of modes, numbers and words: (dict, name, value).
-        It has their names only, for it lives as long as the model: until there are others."""
+        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
+        names are remembered, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
         holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)

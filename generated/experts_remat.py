@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"c4aaed763499b110"}
+#: "notes":["from\u0020dtr"],"seal":"a84dfc8407755a08"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -366,10 +366,11 @@ class Table:
                 self.add(named, f"{row}.{text}".strip("."))
 
     def add(self, named, text):
-        (path, _, options), number = text.partition("/"), None
+        (path, _, options), numbers = text.partition("/"), [None]
         if "#" in path:
             path, _, digits = path.partition("#")
-            number = int(digits)
+            first, _, last = digits.partition("..")
+            numbers = range(int(first), int(last or first) + 1)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
         module = named.get(owner) if path and options in OPTIONS else None
         if module is None or (mark and not mark in _strings(module)):
@@ -377,11 +378,11 @@ class Table:
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, number] = Entry(path, options.split("/"), module)
+        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
-        """What modules, whose attributes are `own`, and their configurations have of modes, numbers and words: (dict, name, value).
-        It has their names only, for it lives as long as the model: until there are others."""
+        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
+        names are remembered, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
         holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)

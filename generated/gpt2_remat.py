@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"465fd06fb212897a"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"1354aaed79bf4f23"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -377,10 +377,11 @@ class Table:
                 self.add(named, f"{row}.{text}".strip("."))
 
     def add(self, named, text):
-        (path, _, options), number = text.partition("/"), None
+        (path, _, options), numbers = text.partition("/"), [None]
         if "#" in path:
             path, _, digits = path.partition("#")
-            number = int(digits)
+            first, _, last = digits.partition("..")
+            numbers = range(int(first), int(last or first) + 1)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
         module = named.get(owner) if path and options in OPTIONS else None
         if module is None or (mark and not mark in _strings(module)):
@@ -388,11 +389,11 @@ class Table:
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, number] = Entry(path, options.split("/"), module)
+        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
-        """What modules, whose attributes are `own`, and their configurations have of modes, numbers and words: (dict, name, value).
-        It has their names only, for it lives as long as the model: until there are others."""
+        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
+        names are remembered, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
         holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"3ff655505ed5efb9"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"7d6ef334464c68ff"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -83,7 +83,7 @@ class ResNet(nn.Module):
 # A row is a module, as in named_modules(), with what is rebuilt of it: calls of modules in it, and marks in their
 # methods; and the bytes that are not held between the forward and the backward pass, some of them back at the peak.
 #     /twice    rebuilt once more: what it gives, for its first reader alone; then for all
-#     #0, #1    the first and the second time in a step only
+#     #0, #2..5 the first time in a step only; the third to the sixth
 PLAN = {
     "": "stem.0/twice stem.1 stem.2",  # 8.0 MiB
     "blocks.0": "conv1 bn1 relu bn2 out",  # 12.0 MiB
@@ -331,10 +331,11 @@ class Table:
                 self.add(named, f"{row}.{text}".strip("."))
 
     def add(self, named, text):
-        (path, _, options), number = text.partition("/"), None
+        (path, _, options), numbers = text.partition("/"), [None]
         if "#" in path:
             path, _, digits = path.partition("#")
-            number = int(digits)
+            first, _, last = digits.partition("..")
+            numbers = range(int(first), int(last or first) + 1)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
         module = named.get(owner) if path and options in OPTIONS else None
         if module is None or (mark and not mark in _strings(module)):
@@ -342,11 +343,11 @@ class Table:
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found[mark, number] = Entry(path, options.split("/"), module)
+        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
-        """What modules, whose attributes are `own`, and their configurations have of modes, numbers and words: (dict, name, value).
-        It has their names only, for it lives as long as the model: until there are others."""
+        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
+        names are remembered, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
         holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)

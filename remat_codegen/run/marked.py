@@ -15,6 +15,7 @@ from remat_codegen.files import write_atomically
 from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked import replays
+from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.steady import ANEW, Before
@@ -33,6 +34,7 @@ from remat_codegen.show.results import Progress, Report, percent
 from remat_codegen.trace.training import example_loss
 
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
+NAMED = 3  # of what forward changes in place, in a note
 MOST_AVOIDED = 6  # times that a table is looked for once more, without parts that cannot run again
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
 T = TypeVar("T")
@@ -54,6 +56,7 @@ def generate(request: Request, progress: Progress) -> Report:
         plan, brought, text = proven(marked, traced, profile, made, progress)
     except RematError as error:
         first = functions.instead(Functions(request, traced, made, profile), error, progress)
+        _note_overtaken(traced, progress)
         return functions.generate(first.request, progress) if request.dynamic else first.written(progress)
     note_losses(plan, made, brought, profile, progress)
     if request.dynamic:
@@ -62,6 +65,16 @@ def generate(request: Request, progress: Progress) -> Report:
     if request.save_plan is not None:
         write_atomically(request.save_plan, made.dumps())
     return finished(replace(marked, edition=2), plan, traced, progress, profile)
+
+
+def _note_overtaken(traced: Traced, progress: Progress) -> None:
+    """Says what kept parts away from much of a model, if that is what forward changes in place."""
+    changed = changed_buffers(traced.model.trace, traced.model.record)
+    paths = list(dict.fromkeys(c.path for c in changed if not c.is_copied))
+    if paths:
+        named = ", ".join(paths[:NAMED]) + (f" and {len(paths) - NAMED} more" if len(paths) > NAMED else "")
+        why = f"forward changes {named} in place, and what may read them before that cannot be rebuilt by marks"
+        progress.note(f"note: {why}: give the module a new tensor instead, or change them after the step")
 
 
 class Unrepeatable(UnsupportedError):
