@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"5f2da9a6f1896d88"}
+#: "notes":["from\u0020dtr"],"seal":"2b684da84b4304ee"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -399,13 +399,13 @@ class Table:
         found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
-        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
-        names are remembered, for a table lives as long as the model."""
+        """What modules with these attributes have of modes, numbers and words: (the dict that has it, name, value). It
+        remembers names only, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
-        holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)
-        found = [(held, name, held[name]) for held, names in holders for name in names if name in held]
-        return [value for value in found if type(value[2]) in SCALARS or _is_scalar(value[2])]
+        dicts = ((own[i] if at is None else _attributes(own[i].get(at)) or {}, names) for i, at, names in self.scalars)
+        found = [(held, name, held.get(name, own)) for held, names in dicts for name in names]
+        return [value for value in found if _is_scalar(value[2])]
 
 
 OPTIONS = ["", "inside", "result"]
@@ -1072,25 +1072,19 @@ def _walk(model):
 
 
 def _scalars(own):
-    """Where modes, numbers and words are: (number of a module, its attribute or None for the module itself, their names)."""
+    """Where modes, numbers and words are: (number of a module, None or what has its configuration, their names)."""
     found, known = [], set()
     for i, held in enumerate(own):
-        owners = [(name, _attributes(v)) for name, v in held.items() if name not in INTERNAL and type(v) not in SCALARS]
-        for name, values in [(None, held), *owners]:
-            if type(values) is dict and id(values) not in known:
+        for at, thing in [(None, held), *held.items()]:
+            values = _attributes(thing)
+            if at not in INTERNAL and type(values) is dict and id(values) not in known:
                 known.add(id(values))
-                found.append((i, name, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
+                found.append((i, at, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
     return found
 
 
 def _attributes(thing):
-    """The attributes of an object, such as a configuration; a dict has its items."""
-    if isinstance(thing, (dict, torch.Tensor, torch.nn.Module)):
-        return thing
-    try:
-        return object.__getattribute__(thing, "__dict__")  # past what its class does
-    except (AttributeError, TypeError):
-        return None
+    return thing if type(thing) is dict else getattr(thing, "__dict__", None)
 
 
 def _is_scalar(thing):

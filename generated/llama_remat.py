@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"d1565ee3eeef90b5"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"f5c2c2f62b33362b"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -372,13 +372,13 @@ class Table:
         found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
 
     def values(self, own):
-        """What modules, whose attributes are `own`, have of modes, numbers and words: (the dict that has it, name, value). Only
-        names are remembered, for a table lives as long as the model."""
+        """What modules with these attributes have of modes, numbers and words: (the dict that has it, name, value). It
+        remembers names only, for a table lives as long as the model."""
         if self.size != (size := sum(map(len, own))):
             self.size, self.scalars = size, _scalars(own)
-        holders = ((own[i] if name is None else _attributes(own[i].get(name)) or {}, names) for i, name, names in self.scalars)
-        found = [(held, name, held[name]) for held, names in holders for name in names if name in held]
-        return [value for value in found if type(value[2]) in SCALARS or _is_scalar(value[2])]
+        dicts = ((own[i] if at is None else _attributes(own[i].get(at)) or {}, names) for i, at, names in self.scalars)
+        found = [(held, name, held.get(name, own)) for held, names in dicts for name in names]
+        return [value for value in found if _is_scalar(value[2])]
 
 
 OPTIONS = ["", "inside", "result"]
@@ -1039,25 +1039,19 @@ def _walk(model):
 
 
 def _scalars(own):
-    """Where modes, numbers and words are: (number of a module, its attribute or None for the module itself, their names)."""
+    """Where modes, numbers and words are: (number of a module, None or what has its configuration, their names)."""
     found, known = [], set()
     for i, held in enumerate(own):
-        owners = [(name, _attributes(v)) for name, v in held.items() if name not in INTERNAL and type(v) not in SCALARS]
-        for name, values in [(None, held), *owners]:
-            if type(values) is dict and id(values) not in known:
+        for at, thing in [(None, held), *held.items()]:
+            values = _attributes(thing)
+            if at not in INTERNAL and type(values) is dict and id(values) not in known:
                 known.add(id(values))
-                found.append((i, name, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
+                found.append((i, at, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
     return found
 
 
 def _attributes(thing):
-    """The attributes of an object, such as a configuration; a dict has its items."""
-    if isinstance(thing, (dict, torch.Tensor, torch.nn.Module)):
-        return thing
-    try:
-        return object.__getattribute__(thing, "__dict__")  # past what its class does
-    except (AttributeError, TypeError):
-        return None
+    return thing if type(thing) is dict else getattr(thing, "__dict__", None)
 
 
 def _is_scalar(thing):
