@@ -367,7 +367,7 @@ class InstanceMethod:
             if LIBRARY and self.kind in WRITTEN.values():
                 method = _alike(getattr(type(module), self.name), method)  # which may raise, each time
             if SHARES and (not LIBRARY or self.kind not in WRITTEN.values()):
-                method = _among(method, inspect.unwrap(getattr(type(module), self.name)))
+                method = _among_theirs(method, getattr(type(module), self.name))
             self.method = method
         if SHARES:
             for theirs, names in NAMES.values():  # there may be others by now
@@ -403,6 +403,21 @@ def _alike(theirs, ours):
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)
     return _wrapped_alike(theirs, inner, made)
+
+
+def _among_theirs(method, theirs):
+    """A method of this file among what an original's method sees, within what decorates that."""
+    inner, ours = inspect.unwrap(theirs), inspect.unwrap(method)  # the model's forward is a training step here
+    if inner is not theirs and not (_holds(theirs, inner) and ours.__code__.co_freevars == inner.__code__.co_freevars):
+        return method  # whatever decorates it has it in another way
+    return _wrapped_alike(theirs, inner, _among(ours, inner))
+
+
+def _holds(function, inner):
+    """Whether decorators have functions around this one, each in its closure."""
+    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
+    around = [f for f in held if isinstance(f, types.FunctionType) and inspect.unwrap(f) is inner]
+    return any(f is inner or _holds(f, inner) for f in around)
 
 
 def _among(function, theirs):

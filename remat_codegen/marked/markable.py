@@ -129,7 +129,7 @@ def _is_only_in(syntax: Syntax, node: ast.AST, name: str) -> bool:
 
 def _mentions(node: ast.AST, name: str) -> bool:
     """Whether a node itself, not what is in it, reads or binds a name."""
-    return name in (getattr(node, "id", None), getattr(node, "arg", None), getattr(node, "name", None), *_declared(node))
+    return name in {getattr(node, field, None) for field in ("id", "arg", "name", "asname", "rest")} | {*_declared(node)}
 
 
 def _declared(node: ast.AST) -> list[str]:

@@ -11,6 +11,8 @@ import torch
 from emitted import load
 from second_edition import found_in, imported_file, random_rows, text_of, traced_module, trained
 
+from remat_codegen.marked.candidates import Row
+
 SOURCE = """
 import functools
 from dataclasses import dataclass
@@ -236,3 +238,81 @@ class Net(nn.Module):
             state = stage(state)
         return torch.cos(state.hidden)
 """
+
+
+CALLING = """
+import functools
+
+import torch
+from torch import nn
+
+
+class Given:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return 2 * function(*args)
+
+    return inner
+
+
+def warm(given, h):
+    scale = given.scale if isinstance(given, Given) else 7.0
+    return torch.tanh(h * scale) * torch.sigmoid(h)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    @decorated
+    def forward(self, given, x):
+        x = warm(given, self.lin(x))
+        return x if isinstance(given, Given) else torch.cos(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.given = nn.Linear(8, 8), Given(1.5)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = warm(self.given, self.lin(x))
+        for block in self.blocks:
+            x = block(self.given, x)
+        return x if isinstance(self.given, Given) else torch.sin(x)
+"""
+
+
+def runs_again(file, model, given):
+    """How many parts run again in a training step."""
+    again, count = file.Part.again, []
+    file.Part.again = lambda part: (count.append(part.entry.name), again(part))[1]
+    model(*given).sum().backward()
+    file.Part.again = again
+    return sorted(count)
+
+
+def test_methods_that_only_call_functions_with_marks_are_taken_over(tmp_path):
+    """That of the model itself, which is a training step in the file, and one that is decorated."""
+    path = tmp_path / "calling.py"
+    path.write_text(CALLING)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(6, 8),), {}, path)
+    found = found_in(traced)
+    marked = [v for v in found.tree.vertices if found.is_marked(v) and v.text.function.is_at_top]
+    candidates = [c for c in found.ways if len(c.vertices) == 1 and c.vertices[0] in marked]
+    outer = [c for c in candidates if not any(o.holds(c) for o in candidates)]
+    text = text_of(traced, found, tuple(Row(c) for c in outer))
+    result = trained(traced, text, tmp_path)
+    assert result.identical, result.differences
+    file = load(text, tmp_path)
+    original = copy.deepcopy(traced.target.module)
+    names = runs_again(file, file.rematerialize(original), traced.target.args)
+    assert names == runs_again(file, file.rematerialize(file.Net().train()), traced.target.args)
+    assert {name.partition(".")[0] for name in names} == {"blocks", *(n for n in names if "." not in n)} and len(names) >= 3
