@@ -93,7 +93,8 @@ SETTINGS = [  # of the process, which change what operations do: how they are re
 READS = [read for read, _ in SETTINGS]
 HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"]
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
-SCALARS = {bool, int, float, complex, str, type(None), torch.dtype, torch.Size}
+SCALARS = {bool, int, float, complex, str, type(None), torch.dtype, torch.Size, type(...)}
+MANY, DEEP = 256, 3  # values of a dict, beyond which it is no configuration; objects in objects that are looked into
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
@@ -586,11 +587,13 @@ class Table:
     def values(self, own):
         """What modules with these attributes have of modes, numbers and words: (the dict that has it, name, value). It
         remembers names only, for a table lives as long as the model."""
-        if self.size != (size := sum(map(len, own))):
+        if self.size != (size := sum(len(held) for held, _ in own)):
             self.size, self.scalars = size, _scalars(own)
-        dicts = ((own[i] if at is None else _attributes(own[i].get(at)) or {}, names) for i, at, names in self.scalars)
-        found = [(held, name, held.get(name, own)) for held, names in dicts for name in names]
-        return [value for value in found if _is_scalar(value[2])]
+        found = []
+        for i, at, names in self.scalars:
+            held = functools.reduce(_within, at, own[i][0]) if at else own[i][0]
+            found += [(held, n, v) for n in names if type(v := held.get(n, ...)) in SCALARS or _is_scalar(v)]
+        return found
 
 
 OPTIONS = ["", "inside", "result"]
@@ -1171,7 +1174,7 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
-        self.own, self.values, self.chance = [*map(vars, modules)], (), _chance()
+        self.own, self.values, self.chance = [(vars(m), type(m)) for m in modules], (), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
@@ -1417,19 +1420,26 @@ def _walk(model):
 
 
 def _scalars(own):
-    """Where modes, numbers and words are: (number of a module, None or what has its configuration, their names)."""
+    """Where modes, numbers and words are: (number of a module, what leads to an object or dict of it, their names)."""
     found, known = [], set()
-    for i, held in enumerate(own):
-        for at, thing in [(None, held), *held.items()]:
-            values = _attributes(thing)
-            if at not in INTERNAL and type(values) is dict and id(values) not in known:
-                known.add(id(values))
-                found.append((i, at, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
+    ahead = [(i, (), held) for i, (held, _) in enumerate(own)]
+    for i, at, held in ahead:  # which grows
+        if id(held) in known or (at and len(held) > MANY):
+            continue
+        known.add(id(held))
+        kinds = () if at else [kind for kind in own[i][1].__mro__ if not kind.__module__.startswith("torch.")]
+        there = {**{n: v for kind in kinds for n, v in vars(kind).items() if not n.startswith("__")}, **held}
+        found.append((i, at, [n for n, v in there.items() if n not in INTERNAL and _is_scalar(v)]))
+        inner = [(i, (*at, n), _within(held, n)) for n in held if len(at) < DEEP and n not in INTERNAL]
+        ahead += [way for way in inner if way[2]]
     return found
 
 
-def _attributes(thing):
-    return thing if type(thing) is dict else getattr(thing, "__dict__", None)
+def _within(held, name):
+    """The attributes of an object that another one has, or the items of a dict; empty where there are none."""
+    thing = held.get(name)
+    values = thing if type(thing) is dict else getattr(thing, "__dict__", None)
+    return values if type(values) is dict else {}
 
 
 def _is_scalar(thing):

@@ -42,7 +42,8 @@ class Reads:
             value = object.__getattribute__(module, name)
             if name == "training" and not any(module is m for m in self.asked_for_modes) and _decides(sys._getframe(1)):
                 self.asked_for_modes.append(module)
-            if name not in self.read and name in object.__getattribute__(module, "__dict__") and not _is_off(module, value):
+            own = name in object.__getattribute__(module, "__dict__") or _is_of_class(module, name, value)
+            if name not in self.read and own and not _is_off(module, value):
                 self.read[name] = None
             if name in self.read and name not in OTHERWISE_KNOWN:
                 self.objects.meet_in(module, name, value)
@@ -83,6 +84,14 @@ class Reads:
     def of_objects(self, module: nn.Module) -> dict[str, dict[str, str]]:
         """The same of the plain objects that modules hold, by their paths, as `h.0.config`."""
         return self.objects.rows(module, self.read, self.written | OTHERWISE_KNOWN)
+
+
+def _is_of_class(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether a number or text is one that the user's class has, until an object gets its own."""
+    if not isinstance(value, (int, float, str)) or name.startswith("__"):
+        return False
+    kind = next((kind for kind in type(module).__mro__ if name in vars(kind)), nn.Module)
+    return not kind.__module__.startswith("torch.") and vars(kind)[name] is value
 
 
 def _is_torch(frame: types.FrameType) -> bool:

@@ -17,17 +17,26 @@ from torch import nn
 @dataclasses.dataclass
 class Config:
     power: float = 2.0
+    inner: types.SimpleNamespace = dataclasses.field(default_factory=lambda: types.SimpleNamespace(by={"q": 1.0}))
+
+
+class Scaled(nn.LayerNorm):
+    gain = 1.25
+
+    def forward(self, x):
+        return super().forward(x) * self.gain
 
 
 def run(self, kept, x):
     y = kept.part("a", lambda x: self.norm(self.drop(F.silu(x * self.scale))), self.one(x))
     z = kept.part("b", lambda y: y.abs() ** self.config.power + self.options["shift"] * y.sin(), y)
+    z = z + kept.part("d", lambda y: torch.tanh(y) * self.config.inner.by["q"], y)
     z = kept.part("c", lambda z: z.sin() if self.mode == "sin" and self.flag is None else z.cos() * self.sizes[0], z)
     return self.two(z)
 
 
 def net():
-    made = Net(run, one=linear(), two=linear(), drop=nn.Dropout(0.3), norm=nn.LayerNorm(8)).train()
+    made = Net(run, one=linear(), two=linear(), drop=nn.Dropout(0.3), norm=Scaled(8)).train()
     made.scale, made.mode, made.flag, made.sizes = 1.5, "sin", None, (2.0, "x")
     made.config, made.options = Config(), {"shift": 0.5}
     return made
@@ -41,6 +50,8 @@ CHANGES = {
     "flag": lambda m: setattr(m, "flag", 1),
     "sizes": lambda m: (setattr(m, "mode", "cos"), setattr(m, "sizes", (5.0, "x"))),
     "configuration": lambda m: setattr(m.config, "power", 3.0),
+    "configuration within": lambda m: m.config.inner.by.update(q=-1.0),
+    "of the class": lambda m: setattr(m.norm, "gain", 0.2),
     "dict": lambda m: m.options.update(shift=2.0),
     "gone": lambda m: delattr(m, "scale"),
     "eval": lambda m: m.eval(),
@@ -52,7 +63,7 @@ CHANGES = {
 def test_parts_run_again_with_what_there_was(change, twice):
     torch.manual_seed(0)
     plain = net()
-    other = planned(plain, "a b c")
+    other = planned(plain, "a b c d")
     ends = []
     for model in (plain, other):
         for _ in range(2):
@@ -67,6 +78,8 @@ def test_parts_run_again_with_what_there_was(change, twice):
             assert after == [dict(vars(m)) for m in model.modules()]
             vars(model).update(changed)
             model.drop.p, model.norm.eps, model.config.power, model.options["shift"] = 0.3, 1e-5, 2.0, 0.5
+            model.config.inner.by["q"] = 1.0
+            vars(model.norm).pop("gain", None)
             model.train()
         ends.append([p.grad for p in model.parameters()])
     same(*ends)
@@ -87,7 +100,7 @@ def test_what_is_added_later_is_looked_at_from_then_on():
 
 
 def test_models_that_know_themselves_are_not_kept():
-    model = planned(net(), "a b c")
+    model = planned(net(), "a b c d")
     model.trainer = types.SimpleNamespace(steps=1, model=model)
     model(X).sum().backward()
     gone = weakref.ref(model)

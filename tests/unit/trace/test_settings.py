@@ -35,6 +35,8 @@ class Config:
 
 
 class Part(nn.Module):
+    gain = 1.5
+
     def __init__(self, config, heads, act, scale, causal):
         super().__init__()
         self.config, self.heads, self.act, self.scale, self.causal = config, heads, getattr(F, act), scale, causal
@@ -52,7 +54,7 @@ class Part(nn.Module):
         x = x.roll(sum(self.shifts), 0)
         h = self.inner(x).view(x.shape[0], self.heads, -1)
         h = h.flip(1) if self.causal else h
-        return self.drop(self.act(h.flatten(1)) * self.scale) * self.config.slope
+        return self.drop(self.act(h.flatten(1)) * self.scale * self.gain) * self.config.slope
 
 
 class Net(nn.Module):
@@ -98,6 +100,7 @@ def drops_more(net):
         ("heads", changed("heads", 4)),
         ("act", changed("act", torch.nn.functional.relu)),
         ("scale", changed("scale", 2.0)),
+        ("gain", changed("gain", 0.5)),
         ("causal", changed("causal", True)),
         ("mode", changed("mode", None)),
         ("shifts", changed("shifts", [1, 3])),
@@ -110,6 +113,13 @@ def test_a_step_refuses_other_settings(generated, setting, change):
     change(net)
     with pytest.raises(ValueError, match=rf"^[\w.]+ is \w.*\b{setting}=.* was planned for .*: generate it again"):
         net(*torch.randn(1, 64, 8))
+
+
+def test_a_step_refuses_another_number_of_a_class(generated, monkeypatch):
+    net = generated.Net()
+    monkeypatch.setattr(type(net.parts[0]), "gain", 0.5)
+    with pytest.raises(ValueError, match=r"gain=0.5.* was planned for .*gain=1.5"):
+        net(torch.randn(64, 8))
 
 
 @pytest.mark.parametrize("init", [{"heads": 4}, {"act": "relu"}, {"scale": 2.0}, {"causal": True}])
