@@ -93,8 +93,9 @@ SETTINGS = [  # of the process, which change what operations do: how they are re
 READS = [read for read, _ in SETTINGS]
 HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"]
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
-SCALARS = {bool, int, float, complex, str, type(None), torch.dtype, torch.Size, type(...)}
-MANY, DEEP = 256, 3  # values of a dict, beyond which it is no configuration; objects in objects that are looked into
+SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
+MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
+MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
@@ -551,7 +552,7 @@ class Table:
 
     def __init__(self, model, plan, modules):
         self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
-        self.scalars, self.size = (), -1
+        self.places, self.size = (), -1
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
@@ -577,23 +578,22 @@ class Table:
         module = named.get(owner) if path and options in OPTIONS else None
         if LIBRARY and mark:
             _take_over(module, WRITTEN)
-        if module is None or (mark and not (MARKS and mark in _strings(module))):
+        if module is None or not numbers or (mark and not (MARKS and mark in _strings(module))):
             raise ValueError(f"PLAN names {text}, which this model or its helpers do not know: generate the file again")
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if MARKS and mark else self.calls).setdefault(id(module), {})
-        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
+        found.update(dict.fromkeys([(mark, number) for number in numbers], Entry(path, options.split("/"), module)))
 
-    def values(self, own):
-        """What modules with these attributes have of modes, numbers and words: (the dict that has it, name, value). It
-        remembers names only, for a table lives as long as the model."""
-        if self.size != (size := sum(len(held) for held, _ in own)):
-            self.size, self.scalars = size, _scalars(own)
-        found = []
-        for i, at, names in self.scalars:
-            held = functools.reduce(_within, at, own[i][0]) if at else own[i][0]
-            found += [(held, n, v) for n in names if type(v := held.get(n, ...)) in SCALARS or _is_scalar(v)]
-        return found
+    def values(self, modules):
+        """Where modules have modes, numbers and words, and what they are."""
+        found, size = _values(modules, self.places)
+        several = [v for v in found if type(v) is tuple]
+        if size != self.size or {*map(type, found)} - self.types or not all(map(_is_scalar, several)):
+            self.places = _places(modules)
+            found, self.size = _values(modules, self.places)
+            self.types = {*map(type, found)}
+        return self.places, found
 
 
 OPTIONS = ["", "inside", "result"]
@@ -1174,7 +1174,7 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
-        self.own, self.values, self.chance = [(vars(m), type(m)) for m in modules], (), _chance()
+        (self.places, self.values), self.chance = table.values(modules), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
@@ -1220,7 +1220,8 @@ class Step:
             self.seen = [(d, n, t, t._version if _is_frozen(t) else v) for d, n, t, v in self.seen]
         if RECORDED:
             self.compare_held(sum(holds.values()))
-        self.values = self.table.values(self.own)
+        pairs = zip(self.values, _values(_walk(self.model()), self.places)[0], strict=True)
+        self.values = [v if v is w or (_is_scalar(w) and v == w) else MOVED for v, w in pairs]
         return result
 
     def compare_held(self, nbytes):
@@ -1391,7 +1392,9 @@ class Step:
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
         self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
-        self.exchanged = [(held, name, v) for held, name, v in self.values if held.get(name, ...) is not v]
+        held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
+        pairs = zip(held, self.values, strict=False)
+        self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
         for m in modules:
             if (had := self.hooks.get(id(m))) or m._forward_pre_hooks or m._forward_hooks:
@@ -1419,31 +1422,54 @@ def _walk(model):
     return found
 
 
-def _scalars(own):
+def _places(modules):
     """Where modes, numbers and words are: (number of a module, what leads to an object or dict of it, their names)."""
     found, known = [], set()
-    ahead = [(i, (), held) for i, (held, _) in enumerate(own)]
-    for i, at, held in ahead:  # which grows
+    ahead = [(i, ()) for i, m in enumerate(modules) if not type(m).__module__.startswith("torch.distributed")]
+    for i, at in ahead:  # which grows
+        held = _held(modules[i], at)
         if id(held) in known or (at and len(held) > MANY):
             continue
         known.add(id(held))
-        kinds = () if at else [kind for kind in own[i][1].__mro__ if not kind.__module__.startswith("torch.")]
+        kinds = () if at else [kind for kind in type(modules[i]).__mro__ if not kind.__module__.startswith("torch.")]
         there = {**{n: v for kind in kinds for n, v in vars(kind).items() if not n.startswith("__")}, **held}
-        found.append((i, at, [n for n, v in there.items() if n not in INTERNAL and _is_scalar(v)]))
-        inner = [(i, (*at, n), _within(held, n)) for n in held if len(at) < DEEP and n not in INTERNAL]
-        ahead += [way for way in inner if way[2]]
+        few = not at and type(modules[i]).__module__.startswith("torch.")  # where others are what sizes follow
+        fits = (lambda v: isinstance(v, (bool, float))) if few else _is_scalar
+        found.append((i, at, [n for n, v in there.items() if n not in INTERNAL and fits(v)]))
+        inner = [n for n in [*held] if len(at) < DEEP and n not in INTERNAL and not str(n).startswith("_")]
+        ahead += [(i, (*at, n)) for n in inner if _within(held, n)]
     return found
+
+
+def _values(modules, places):
+    """What is there, and how much else there is: more where something was added."""
+    found, size = [], 0
+    for i, at, names in places:
+        held = _held(modules[i], at) if at else modules[i].__dict__
+        found += [held.get(name, ...) for name in names]
+        size += len(held)
+    return found, size
+
+
+def _held(module, at):
+    """The attributes of a module, or of what leads from there to an object or dict."""
+    return functools.reduce(_within, at, vars(module))
 
 
 def _within(held, name):
     """The attributes of an object that another one has, or the items of a dict; empty where there are none."""
     thing = held.get(name)
-    values = thing if type(thing) is dict else getattr(thing, "__dict__", None)
+    try:
+        values = thing if type(thing) is dict else thing.__dict__
+    except Exception:  # it has none, or stands for what is gone
+        return {}
     return values if type(values) is dict else {}
 
 
 def _is_scalar(thing):
-    return type(thing) in SCALARS or (type(thing) is tuple and all(map(_is_scalar, thing)))
+    if type(thing) is tuple:
+        return len(thing) <= MANY and all(map(_is_scalar, thing))
+    return isinstance(thing, SCALARS)
 
 
 def own_modules(model, modules):

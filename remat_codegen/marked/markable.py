@@ -121,10 +121,15 @@ def _content(syntax: Syntax, node: ast.AST) -> str:
 
 
 def _is_only_in(syntax: Syntax, node: ast.AST, name: str) -> bool:
-    """Whether the function that an expression stands in mentions a name nowhere else."""
+    """Whether the function that an expression stands in mentions a name nowhere else, and does not look at all of them."""
     home = home_of(syntax, node)
+    return home is not None and not _names(home) & SCOPES and is_only_in(home, node, name)
+
+
+def is_only_in(function: ast.AST, node: ast.AST, name: str) -> bool:
+    """Whether a function mentions a name only in one expression of it."""
     within = set(ast.walk(node))
-    return home is not None and not any(_mentions(n, name) for n in ast.walk(home) if n not in within)
+    return not any(_mentions(n, name) for n in ast.walk(function) if n not in within)
 
 
 def _mentions(node: ast.AST, name: str) -> bool:

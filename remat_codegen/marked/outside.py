@@ -178,18 +178,32 @@ def _order(syntax: Syntax, node: ast.expr, found: list[ast.expr], asked: frozens
 
 
 def _naming(syntax: Syntax, node: ast.expr, found: Collection[ast.expr]) -> str:
-    """Why what `:=` names would be something else; empty where it is read later only, and where it is named: in the part, or,
-    where that is handed in as it stands, in both."""
+    """Why what `:=` names would be something else; empty where it is read later only, and has a name by then, and where it gets
+    that: in the part, or, where that is handed in as it stands, in both."""
     for walrus in (n for n in ast.walk(node) if isinstance(n, ast.NamedExpr)):
         around = next((outer for outer in found if walrus in ast.walk(outer)), None)
         own = set(ast.walk(around or walrus))
         mentions = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == walrus.target.id and n not in own]
-        if any(syntax.order[n] < syntax.order[walrus] for n in mentions):
-            return "it reads a name before it assigns it (:=)"
+        if any(n not in syntax.order for n in (walrus, *mentions)):
+            return "a name that it assigns (:=) is in a formatted string"
+        if any(syntax.order[n] < syntax.order[walrus] for n in mentions) or not set(mentions) <= _always(syntax, node, walrus):
+            return "it may read a name before it assigns it (:=)"
         handed = {n for outer in found for n in ast.walk(outer)}
         if (around is None and handed.intersection(mentions)) or (around not in (None, walrus) and mentions):
             return "a name that it assigns (:=) is read both in the part and outside"
     return ""
+
+
+def _always(syntax: Syntax, node: ast.expr, walrus: ast.AST) -> set[ast.AST]:
+    """What of an expression is evaluated only where something in it is: all of it, unless that may be left out."""
+    inner: ast.AST = walrus
+    for outer in syntax.ancestors(walrus):
+        if _is_sometimes(outer, inner, [*in_order(outer)].index(inner)):
+            return set(ast.walk(inner))
+        if outer is node:
+            break
+        inner = outer
+    return set(ast.walk(node))
 
 
 def _is_callee(syntax: Syntax, node: ast.AST) -> bool:

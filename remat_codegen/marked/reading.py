@@ -15,7 +15,7 @@ from typing import Any
 
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
-from remat_codegen.marked.markable import IN_PLACE
+from remat_codegen.marked.markable import IN_PLACE, is_only_in
 from remat_codegen.marked.syntax import functions_in, span_of, value_of
 from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
@@ -28,6 +28,7 @@ _LAYERS = re.compile(
 _TABLE = re.compile("WRITTEN_*")
 _WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]*)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
+MOST_TIMES = 100_000  # that a part is evaluated in a step
 _Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
 
 
@@ -154,8 +155,9 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
         name = f"{key.value}.{entry['name']}".strip(".")
         first = None if entry["number"] is None else int(entry["number"])
         numbers = [first] if first is None else range(first, int(entry["last"] or first) + 1)
-        if not numbers:
-            found.wrong(row, f"{word} ends before it begins")
+        if not numbers or len(numbers) > MOST_TIMES:
+            found.wrong(row, f"{word} names {len(numbers)} evaluations")
+            continue
         kept = Keeps(keeps[0]) if keeps else Keeps.NOTHING
         once_more = Again(again[0]) if again else Again.ONCE
         yield from (Said(name, number, kept, once_more, "late" in options, row.lineno) for number in numbers)
@@ -216,10 +218,12 @@ class _Walk:
     def __init__(self, file: str, function: str, found: Reading, alike: Alike) -> None:
         self.file, self.function, self.found, self.alike = file, function, found, alike
         self.holders: set[str] = set()
+        self.met: set[ast.expr] = set()  # what parts are given, and read
+        self.home: ast.AST = ast.Module([], [])
 
     def bodies(self, theirs: Any, ours: Any) -> None:
         """Both functions, less the statement by which ours takes hold of its parts."""
-        body = list(ours.body)
+        body, self.home = list(ours.body), theirs
         begun = next((i for i, s in enumerate(body) if self._holds(s)), None)
         if begun is not None and len(body) == len(theirs.body) + 1:
             self.holders.add(body.pop(begun).targets[0].id)
@@ -242,10 +246,11 @@ class _Walk:
         if isinstance(ours, ast.Name) and ours.id in names:
             given, around, outside = names[ours.id]
             if isinstance(given, ast.NamedExpr):  # handed in under the name that it gets, by which it may be read again
-                if ours.id != given.target.id:
+                if ours.id != given.target.id or not (given in self.met or isinstance(theirs, ast.NamedExpr)):
                     return self.not_the_same(theirs, ours)
-                if getattr(theirs, "id", None) == ours.id:
+                if given in self.met and getattr(theirs, "id", None) == ours.id:
                     return None
+            self.met.add(given)
             if isinstance(theirs, ast.expr) and not isinstance(theirs, ast.Name):
                 outside.append(span_of(value_of(theirs)))
             return self.walk(theirs, given, around)
@@ -301,6 +306,11 @@ class _Walk:
                 return self.found.wrong(ours, f"{word} takes {len(taken)} inputs and is given {len(given)}")
             inner = {taking: (g, names, outside) for taking, g in zip(taken, given, strict=True)}
             self.walk(theirs, run.body, {**names, **inner})
+            if any(g not in self.met for g in given):
+                return self.found.wrong(ours, f"{word} is given what it does not read")
+            bound = {n.target.id for n in ast.walk(run.body) if isinstance(n, ast.NamedExpr)}
+            if any(not is_only_in(self.home, theirs, n) for n in bound):
+                return self.found.wrong(ours, f"{word} keeps to itself a name that {self.function} reads elsewhere")
         else:
             call = ast.Call(func=run, args=given, keywords=[])
             self.walk(theirs, ast.copy_location(call, ours), names)

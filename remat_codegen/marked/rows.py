@@ -26,6 +26,8 @@ def rows_of(reading: Reading, found: Found) -> tuple[Rows, list[Problem]]:
         vertices = _named(entry, reading.marks, found)
         if not vertices:
             problems.append(Problem(entry.line, f"PLAN names {_spelled(entry)}, which this model does not have"))
+        if any(v.id in said for v in vertices):
+            problems.append(Problem(entry.line, f"PLAN names {_spelled(entry)} twice"))
         said |= {v.id: entry for v in vertices}
         named |= {v.id: v for v in vertices}
     rows = _rows(said, named, found, problems)

@@ -153,6 +153,9 @@ def test_calls_that_make_no_operation_are_evaluated_before_where_that_is_known()
 REFUSED = [
     ("z = (w := x.exp()) + 1; v = w", "(w := x.exp()) + 1", "not only read in it"),
     ("z = w * (w := x.exp())", "w * (w := x.exp())", "before it assigns it"),
+    ("z = ((w := x.exp()) if y else x) * w", "((w := x.exp()) if y else x) * w", "before it assigns it"),
+    ("z = x.exp() * d[f'{(w := 1)}'] * d[w]", "x.exp() * d[f'{(w := 1)}'] * d[w]", "formatted string"),
+    ("z = (w := x.exp()) + w; f(locals())", "(w := x.exp()) + w", "not only read in it"),
     ("z = super().forward(x)", "super().forward(x)", "super()"),
     ("z = f(locals(), x)", "f(locals(), x)", "locals()"),
     ("z = (v.exp() for v in x)", "(v.exp() for v in x)", "runs later"),
