@@ -1460,10 +1460,10 @@ def _within(held, name):
     """The attributes of an object that another one has, or the items of a dict; empty where there are none."""
     thing = held.get(name)
     try:
-        values = thing if type(thing) is dict else thing.__dict__
+        values = thing if isinstance(thing, dict) else thing.__dict__
     except Exception:  # it has none, or stands for what is gone
         return {}
-    return values if type(values) is dict else {}
+    return values if isinstance(values, dict) else {}
 
 
 def _is_scalar(thing):

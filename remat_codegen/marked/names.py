@@ -68,6 +68,8 @@ def _bound(body: Iterable[ast.AST]) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.MatchMapping) and node.rest:
             yield node.rest
+        elif isinstance(node, COMPREHENSIONS):
+            yield from named_in(node)
         if not isinstance(node, (*DEFINED, ast.Lambda, *COMPREHENSIONS)):
             ahead += ast.iter_child_nodes(node)
 

@@ -25,6 +25,7 @@ from remat_codegen.marked.proof import NAME
 from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
+from remat_codegen.trace.caches import caches_as_before
 
 OWN = "lose", "read", "keep", "copied"  # methods of places and parts that look at values, and run nothing of the model's
 CONSTANT = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}  # of torch.tensor([0.1, 0.2])
@@ -165,7 +166,8 @@ def difference(
         raise Unseen(str(error)) from error
     try:
         alike = torch.jit.optimized_execution(False)  # a scripted function calls other operations once it was looked at
-        with warnings.catch_warnings(), alike, _watching(file), torch.random.fork_rng(enabled=data):
+        left = contextlib.nullcontext() if data else caches_as_before(module)
+        with warnings.catch_warnings(), alike, left, _watching(file), torch.random.fork_rng(enabled=data):
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
             first = _forward(marked, inputs, autocast)

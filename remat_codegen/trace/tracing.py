@@ -17,6 +17,7 @@ from remat_codegen.errors import RematError, TraceError
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
 from remat_codegen.trace import absent, cudnn_rnn
 from remat_codegen.trace.autograd_functions import functions_as_operations
+from remat_codegen.trace.caches import caches_as_before
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.frames import places_noted
@@ -242,7 +243,7 @@ def _watching(module: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
             *(silent_logs(), contextlib.redirect_stderr(io.StringIO()), unchecked_distributions(), traced_data()),
             *(kernels_as_operations(), no_switching(module), known_outputs(module), autocasting(autocast)),
             *(only_plain_gradients(), functions_as_operations(), checkpoints_noted(), places_noted(module)),
-            no_scripted_gradients(),
+            *(no_scripted_gradients(), caches_as_before(module)),
         ):
             around.enter_context(context)
         yield

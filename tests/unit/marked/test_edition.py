@@ -206,6 +206,9 @@ def test_rows_that_free_other_bytes_are_rows_of_their_own(freed):
         '**{f"h.{i}": f"a{i}" for i in range(3)}',
         '**{f"h.{j}": "a" for i in range(3)}',
         "**OTHER",
+        '"h": "a#3..1"',
+        '"h": "a#1.."',
+        '"h": "a#0..1000000"',
     ],
 )
 def test_other_rows_are_not_read(row):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import random
 
 import pytest
 import torch
 from second_edition import found_in, imported_file, random_rows, text_of, traced_module, trained
+
+from remat_codegen.marked import reading
+from remat_codegen.marked.syntax import functions_in
 
 SOURCE = """
 import torch
@@ -116,3 +120,83 @@ def test_what_can_be_marked(traced):
     assert marked_in(found, "Gate.act", "gates.0")
     assert not marked_in(found, "Gate.act", "gates.1")  # by super(): modules that take methods over find the class's own
     assert not marked_in(found, "Named.__call__")  # which is looked up on the class, too
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.exp(-torch.sin(self.up(x)))
+
+
+class Net(Base):
+    def forward(self, x):
+        y = super().forward(torch.tanh(x) * torch.sin(x))
+        return y * torch.exp(-y)
+"""
+
+
+def test_the_models_own_forward_may_call_super(tmp_path):
+    path = tmp_path / "owning.py"
+    path.write_text(OWN)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(4, 8),), {}, path)
+    found = found_in(traced)
+    text = text_of(traced, found, random_rows(found, random.Random(0), 0.7))
+    result = trained(traced, text, tmp_path)
+    assert result.identical, result.differences
+
+
+HEAD = "class M:\n    def forward(self, x):\n"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        pytest.param(
+            ["y = self.a(x)", "return torch.sin(y) * y"],
+            ["y = self.a(x)", "return parts(self).part('p', lambda y: torch.sin(y), y := self.b(x)) * y"],
+            id="assigned where nothing was",
+        ),
+        pytest.param(
+            ["y = self.a(x)", "return torch.sin(y) * y"],
+            ["y = self.a(x)", "return parts(self).part('p', lambda y, z: torch.sin(y), y, self.b(x)) * y"],
+            id="handed in and not read",
+        ),
+        pytest.param(
+            ["y = x", "z = (y := torch.sin(x)) * y", "return z * y"],
+            ["y = x", "z = parts(self).part('p', lambda x: (y := torch.sin(x)) * y, x)", "return z * y"],
+            id="read afterwards",
+        ),
+        pytest.param(
+            ["y = x", "return torch.cos(y) * (y := self.a(x)) * y"],
+            ["y = x", "return parts(self).part('p', lambda y: torch.cos(y) * y * y, y := self.a(x))"],
+            id="read before",
+        ),
+        pytest.param(
+            ["return torch.cos(y := self.a(x)) * y"],
+            ["return parts(self).part('p', lambda z: torch.cos(z) * y, y := self.a(x))"],
+            id="captured",
+        ),
+    ],
+)
+def test_edits_of_assigned_names_are_noticed(theirs, ours):
+    texts = [HEAD + "".join(f"        {line}\n" for line in lines) for lines in (theirs, ours)]
+    original, edited = (ast.parse(text) for text in texts)
+    found = reading.Reading()
+    reading._read_marks("f", dict(functions_in(edited)), original, found)
+    assert found.problems
+
+
+def test_right_marks_of_assigned_names_are_read():
+    text = HEAD + "        return x + (y := self.a(x)) * torch.tanh(y)\n"
+    edited = HEAD + "        return parts(self).part('p', lambda x, y: x + y * torch.tanh(y), x, y := self.a(x))\n"
+    found = reading.Reading()
+    reading._read_marks("f", dict(functions_in(ast.parse(edited))), ast.parse(text), found)
+    assert not found.problems and found.marks[0].outside == ((3, 25, 3, 34),)
