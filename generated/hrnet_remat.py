@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"2b684da84b4304ee"}
+#: "notes":["from\u0020dtr"],"seal":"1df8a79f03f5198f"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -188,7 +188,9 @@ SETTINGS = [  # of the process, which change what operations do: how they are re
 READS = [read for read, _ in SETTINGS]
 HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"]
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
-SCALARS = {bool, int, float, complex, str, type(None), torch.dtype, torch.Size}
+SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
+MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
+MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
 
@@ -374,7 +376,7 @@ class Table:
 
     def __init__(self, model, plan, modules):
         self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
-        self.scalars, self.size = (), -1
+        self.places, self.size = (), -1
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
@@ -391,21 +393,22 @@ class Table:
             numbers = range(int(first), int(last or first) + 1)
         owner, _, mark = (path, "", "") if path in named else path.rpartition(".")
         module = named.get(owner) if path and options in OPTIONS else None
-        if module is None or (mark and not mark in _strings(module)):
+        if module is None or not numbers or (mark and not mark in _strings(module)):
             raise ValueError(f"PLAN names {text}, which this model or its helpers do not know: generate the file again")
         if not mark and not isinstance(vars(module).get("forward"), InstanceMethod):
             module.forward = InstanceMethod(module, "forward", vars(module).get("forward"))
         found = (self.marks if mark else self.calls).setdefault(id(module), {})
-        found.update({(mark, number): Entry(path, options.split("/"), module) for number in numbers})
+        found.update(dict.fromkeys([(mark, number) for number in numbers], Entry(path, options.split("/"), module)))
 
-    def values(self, own):
-        """What modules with these attributes have of modes, numbers and words: (the dict that has it, name, value). It
-        remembers names only, for a table lives as long as the model."""
-        if self.size != (size := sum(map(len, own))):
-            self.size, self.scalars = size, _scalars(own)
-        dicts = ((own[i] if at is None else _attributes(own[i].get(at)) or {}, names) for i, at, names in self.scalars)
-        found = [(held, name, held.get(name, own)) for held, names in dicts for name in names]
-        return [value for value in found if _is_scalar(value[2])]
+    def values(self, modules):
+        """Where modules have modes, numbers and words, and what they are."""
+        found, size = _values(modules, self.places)
+        several = [v for v in found if type(v) is tuple]
+        if size != self.size or {*map(type, found)} - self.types or not all(map(_is_scalar, several)):
+            self.places = _places(modules)
+            found, self.size = _values(modules, self.places)
+            self.types = {*map(type, found)}
+        return self.places, found
 
 
 OPTIONS = ["", "inside", "result"]
@@ -900,7 +903,7 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
-        self.own, self.values, self.chance = [*map(vars, modules)], (), _chance()
+        (self.places, self.values), self.chance = table.values(modules), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
         self.watched, self.saved = [vars(m)[name] for m in hooked for name in HOOKS[:2]], 0
@@ -925,7 +928,8 @@ class Step:
         if drawn or vars(self).pop("before") != self.generators():
             raise RuntimeError(f"random numbers were drawn in forward, by the model or another thread, {OTHER}")
         self.seen = [(d, n, t, t._version if _is_frozen(t) else v) for d, n, t, v in self.seen]
-        self.values = self.table.values(self.own)
+        pairs = zip(self.values, _values(_walk(self.model()), self.places)[0], strict=True)
+        self.values = [v if v is w or (_is_scalar(w) and v == w) else MOVED for v, w in pairs]
         return result
 
     def assigned(self):
@@ -1046,7 +1050,9 @@ class Step:
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
         self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
-        self.exchanged = [(held, name, v) for held, name, v in self.values if held.get(name, ...) is not v]
+        held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
+        pairs = zip(held, self.values, strict=False)
+        self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]
         self.exchanged += [(held, name, t) for held, name, t, _ in self.seen if held.get(name) is not t]
         for m in modules:
             if (had := self.hooks.get(id(m))) or m._forward_pre_hooks or m._forward_hooks:
@@ -1071,24 +1077,54 @@ def _walk(model):
     return found
 
 
-def _scalars(own):
-    """Where modes, numbers and words are: (number of a module, None or what has its configuration, their names)."""
+def _places(modules):
+    """Where modes, numbers and words are: (number of a module, what leads to an object or dict of it, their names)."""
     found, known = [], set()
-    for i, held in enumerate(own):
-        for at, thing in [(None, held), *held.items()]:
-            values = _attributes(thing)
-            if at not in INTERNAL and type(values) is dict and id(values) not in known:
-                known.add(id(values))
-                found.append((i, at, [n for n, v in values.items() if n not in INTERNAL and _is_scalar(v)]))
+    ahead = [(i, ()) for i, m in enumerate(modules) if not type(m).__module__.startswith("torch.distributed")]
+    for i, at in ahead:  # which grows
+        held = _held(modules[i], at)
+        if id(held) in known or (at and len(held) > MANY):
+            continue
+        known.add(id(held))
+        kinds = () if at else [kind for kind in type(modules[i]).__mro__ if not kind.__module__.startswith("torch.")]
+        there = {**{n: v for kind in kinds for n, v in vars(kind).items() if not n.startswith("__")}, **held}
+        few = not at and type(modules[i]).__module__.startswith("torch.")  # where others are what sizes follow
+        fits = (lambda v: isinstance(v, (bool, float))) if few else _is_scalar
+        found.append((i, at, [n for n, v in there.items() if n not in INTERNAL and fits(v)]))
+        inner = [n for n in [*held] if len(at) < DEEP and n not in INTERNAL and not str(n).startswith("_")]
+        ahead += [(i, (*at, n)) for n in inner if _within(held, n)]
     return found
 
 
-def _attributes(thing):
-    return thing if type(thing) is dict else getattr(thing, "__dict__", None)
+def _values(modules, places):
+    """What is there, and how much else there is: more where something was added."""
+    found, size = [], 0
+    for i, at, names in places:
+        held = _held(modules[i], at) if at else modules[i].__dict__
+        found += [held.get(name, ...) for name in names]
+        size += len(held)
+    return found, size
+
+
+def _held(module, at):
+    """The attributes of a module, or of what leads from there to an object or dict."""
+    return functools.reduce(_within, at, vars(module))
+
+
+def _within(held, name):
+    """The attributes of an object that another one has, or the items of a dict; empty where there are none."""
+    thing = held.get(name)
+    try:
+        values = thing if isinstance(thing, dict) else thing.__dict__
+    except Exception:  # it has none, or stands for what is gone
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _is_scalar(thing):
-    return type(thing) in SCALARS or (type(thing) is tuple and all(map(_is_scalar, thing)))
+    if type(thing) is tuple:
+        return len(thing) <= MANY and all(map(_is_scalar, thing))
+    return isinstance(thing, SCALARS)
 
 
 def own_modules(model, modules):
