@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"7fd9b16968c6c373"}
+#: "notes":["from\u0020dtr"],"seal":"0ecce3f916b7ea7b"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -1110,7 +1110,7 @@ def _within(held, name):
     thing = held.get(name)
     try:
         values = thing if isinstance(thing, dict) else thing.__dict__
-    except Exception:  # it has none, or stands for what is gone
+    except (AttributeError, ReferenceError, RuntimeError):  # it has none, or stands for what is gone
         return {}
     return values if isinstance(values, dict) else {}
 

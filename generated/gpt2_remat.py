@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"9e36c9d215550adc"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"49d2c0f006ac3868"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -1103,7 +1103,7 @@ def _within(held, name):
     thing = held.get(name)
     try:
         values = thing if isinstance(thing, dict) else thing.__dict__
-    except Exception:  # it has none, or stands for what is gone
+    except (AttributeError, ReferenceError, RuntimeError):  # it has none, or stands for what is gone
         return {}
     return values if isinstance(values, dict) else {}
 

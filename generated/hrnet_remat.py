@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"1df8a79f03f5198f"}
+#: "notes":["from\u0020dtr"],"seal":"0fbfd6f6687e4971"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -1116,7 +1116,7 @@ def _within(held, name):
     thing = held.get(name)
     try:
         values = thing if isinstance(thing, dict) else thing.__dict__
-    except Exception:  # it has none, or stands for what is gone
+    except (AttributeError, ReferenceError, RuntimeError):  # it has none, or stands for what is gone
         return {}
     return values if isinstance(values, dict) else {}
 

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"7cc32c9744458be8"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"383ac938fb1405c8"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -1083,7 +1083,7 @@ def _within(held, name):
     thing = held.get(name)
     try:
         values = thing if isinstance(thing, dict) else thing.__dict__
-    except Exception:  # it has none, or stands for what is gone
+    except (AttributeError, ReferenceError, RuntimeError):  # it has none, or stands for what is gone
         return {}
     return values if isinstance(values, dict) else {}
 

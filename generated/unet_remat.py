@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"d0897c94c637cbfa"}
+#: "notes":["from\u0020dtr"],"seal":"e70836de217e7cab"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -1060,7 +1060,7 @@ def _within(held, name):
     thing = held.get(name)
     try:
         values = thing if isinstance(thing, dict) else thing.__dict__
-    except Exception:  # it has none, or stands for what is gone
+    except (AttributeError, ReferenceError, RuntimeError):  # it has none, or stands for what is gone
         return {}
     return values if isinstance(values, dict) else {}
 

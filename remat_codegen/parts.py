@@ -1461,7 +1461,7 @@ def _within(held, name):
     thing = held.get(name)
     try:
         values = thing if isinstance(thing, dict) else thing.__dict__
-    except Exception:  # it has none, or stands for what is gone
+    except (AttributeError, ReferenceError, RuntimeError):  # it has none, or stands for what is gone
         return {}
     return values if isinstance(values, dict) else {}
 
