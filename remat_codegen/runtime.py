@@ -245,7 +245,8 @@ def structure(model, names):
         words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
         words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
         path, *words = (re.sub(r"[\s;:*\0]", "_", word) for word in (path or ".", *words))  # which part names here
-        own = [n for n in sorted(names) if n in vars(part) or isinstance(getattr(type(part), n, None), (int, float, str))]
+        kind, plain = type(part), (int, float, str)
+        own = [n for n in sorted(names) if n in vars(part) or isinstance(getattr(kind, n, None), plain)]
         found[path] = ", ".join(words + [f"{n}={said(getattr(part, n))}" for n in own])
     return found
 

@@ -13,7 +13,7 @@
 #: "unmodified_peak_bytes":116291592,"overhead":0.084,"bound":0.0829,"device":"cpu","order":"211|2*(108:101)+1+1;
 #: 2*(122:90)+1-4;2*(127:82)+1+1;138:71;142:59,62-63;2*(147:64)+10-9;2*(159:52)+2-4;171:37-39;2*(176:34)+2-4;182:25-26;
 #: 2*(183:27)+6-5;191:18;195:13-15,10;203:6","notes":["55\u0020options\u0020from\u002047\u0020integer\u0020programs"],
-#: "seal":"09d32e0b10c3ec0c"}
+#: "seal":"7aac30daba7e72b6"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations."""
 
@@ -794,7 +794,9 @@ def structure(model, names):
         words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
         words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
         path, *words = (re.sub(r"[\s;:*\0]", "_", word) for word in (path or ".", *words))  # which part names here
-        found[path] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+        kind, plain = type(part), (int, float, str)
+        own = [n for n in sorted(names) if n in vars(part) or isinstance(getattr(kind, n, None), plain)]
+        found[path] = ", ".join(words + [f"{n}={said(getattr(part, n))}" for n in own])
     return found
 
 

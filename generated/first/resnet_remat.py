@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"95449a2df338b443"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"305926b1f763879d"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -723,7 +723,9 @@ def structure(model, names):
         words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
         words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
         path, *words = (re.sub(r"[\s;:*\0]", "_", word) for word in (path or ".", *words))  # which part names here
-        found[path] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+        kind, plain = type(part), (int, float, str)
+        own = [n for n in sorted(names) if n in vars(part) or isinstance(getattr(kind, n, None), plain)]
+        found[path] = ", ".join(words + [f"{n}={said(getattr(part, n))}" for n in own])
     return found
 
 

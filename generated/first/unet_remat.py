@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":40208772,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0369,"bound":0.0347,"device":"cpu","order":"155|2*(85:73)+5-5;93:57,
 #: 62-63;2*(100:58)+4-7;105:27-29,37,42-43;106:52;108:46-47;120:38;124:33-34;133:17;134:23-24;139:18;141:8,14-15;
-#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"8a21a558f3fb62f0"}
+#: 2*(144:9)+1+1","notes":["28\u0020options\u0020from\u002015\u0020integer\u0020programs"],"seal":"95e9d87c07c3448f"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations."""
 
@@ -609,7 +609,9 @@ def structure(model, names):
         words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
         words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
         path, *words = (re.sub(r"[\s;:*\0]", "_", word) for word in (path or ".", *words))  # which part names here
-        found[path] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+        kind, plain = type(part), (int, float, str)
+        own = [n for n in sorted(names) if n in vars(part) or isinstance(getattr(kind, n, None), plain)]
+        found[path] = ", ".join(words + [f"{n}={said(getattr(part, n))}" for n in own])
     return found
 
 

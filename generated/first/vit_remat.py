@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":48503906,"planned_peak_bytes":48005316,
 #: "unmodified_peak_bytes":97003716,"overhead":0.0862,"bound":0.0839,"device":"cpu","order":"118|70:44-45;75:40;
 #: 79:35-36;83:26,31;2*(89:27)+5-5;2*(96:17)+2+1;101:13;104:4,8-9",
-#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"35552bd9597772ec"}
+#: "notes":["21\u0020options\u0020from\u002027\u0020integer\u0020programs"],"seal":"0277746f21f0a388"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations."""
 
@@ -434,7 +434,9 @@ def structure(model, names):
         words = [f"{type(part).__name__ if path else 'model'}[{len(part._modules)}]".removesuffix("[0]")]
         words += [f"{n}{said([*p.shape])}" for n, p in part._parameters.items() if p is not None]
         path, *words = (re.sub(r"[\s;:*\0]", "_", word) for word in (path or ".", *words))  # which part names here
-        found[path] = ", ".join(words + [f"{n}={said(vars(part)[n])}" for n in sorted(names) if n in vars(part)])
+        kind, plain = type(part), (int, float, str)
+        own = [n for n in sorted(names) if n in vars(part) or isinstance(getattr(kind, n, None), plain)]
+        found[path] = ", ".join(words + [f"{n}={said(getattr(part, n))}" for n in own])
     return found
 
 
