@@ -1,5 +1,5 @@
-"""What a step's operations seem to cost while others use the machine: by the least of several runs, as costs are measured, and
-by their median.
+"""What operations seem to cost while others use the machine: by the least of several runs, as costs are measured, and by the
+median of the same runs.
 
     python benchmarks/bench_busy.py [--programs 2] [--runs 3]
 
@@ -50,21 +50,22 @@ def example_inputs() -> tuple[torch.Tensor]:
     return (torch.randn(8, 64, 96),)
 
 
-def median_ns(times: Sequence[int]) -> int:
-    """What costs were before."""
-    return int(statistics.median(times))
-
-
-def step_ms(runs: int) -> dict[str, float]:
-    """The sum of all operations' costs, the median of some measurements, by each way."""
+def costs_ms(runs: int) -> dict[str, float]:
+    """The sum over all kinds of operations, the median of some measurements, by each way."""
     request = Request(f"{__file__}:Scan", "50%", Path("scan.py"), cache=False)
     found = traced.trace_target(request, Progress(None))
-    taken: dict[str, list[float]] = {"least": [], "median": []}
+    taken: list[dict[str, float]] = []
+
+    def noting(times: Sequence[int]) -> int:
+        taken[-1]["least"] += LEAST(times) / 1e6
+        taken[-1]["median"] += statistics.median(times) / 1e6
+        return LEAST(times)
+
+    clock.rounded_ns = noting
     for _ in range(runs):
-        for name, way in (("least", LEAST), ("median", median_ns)):
-            clock.rounded_ns = way
-            taken[name].append(sum(priced.measured_costs(request, found, Progress(None)).time_ns) / 1e6)
-    return {name: statistics.median(times) for name, times in taken.items()}
+        taken.append({"least": 0.0, "median": 0.0})
+        priced.measured_costs(request, found, Progress(None))
+    return {name: statistics.median(one[name] for one in taken) for name in taken[0]}
 
 
 def main() -> None:
@@ -73,16 +74,17 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    alone = step_ms(options.runs)
+    alone = costs_ms(options.runs)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.programs)]
     try:
-        beside = step_ms(options.runs)
+        beside = costs_ms(options.runs)
     finally:
         for other in others:
             other.kill()
     rows = [f"| {name} | {alone[name]:.0f} | {beside[name]:.0f} | {beside[name] / alone[name]:.2f} |" for name in alone]
     head = f"| of several runs, the | alone, ms | beside {options.programs} programs, ms | ratio |\n|---|---:|---:|---:|"
-    about = f"All operations of a step together; {torch.get_num_threads()} threads, by `python benchmarks/bench_busy.py`."
+    command = f"python benchmarks/bench_busy.py --runs {options.runs}"
+    about = f"All kinds of operations of a step, each once; {torch.get_num_threads()} threads, by `{command}`."
     text = "\n".join([about, "", head, *rows])
     print(text)
     RESULT.write_text(f"{text}\n", encoding="utf-8")

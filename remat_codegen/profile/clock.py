@@ -6,8 +6,8 @@ is queued before the device comes to the first event: a large buffer is written 
 that long. This also flushes the L2 cache, in which a step's values rarely are. What events measure with nothing between them is
 subtracted. The profiler would give the same durations, but needs CUPTI, which not every machine lets everybody use.
 
-Of several runs the shortest counts: whoever else uses the machine only makes them longer, small operations of several threads
-forty times as long. It is rounded to what it is sure to, so that what is measured again costs the same more often.
+Of several runs the shortest counts, for whoever else uses the machine only makes them longer. It is rounded to what it is sure
+to, so that what is measured again costs the same more often.
 
 Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on. Long work on
 the CPU is not run for its time at all, if its memory was recorded: that run took as long.
