@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def manner(self) -> str:
-        """What stands behind that, and which evaluation it is."""
+        """What stands behind its name and number: how it is rebuilt."""
         return "".join(f"/{word}" for word in (self.keeps, self.again, "late" if self.late else "") if word)
 
 
