@@ -32,6 +32,7 @@ from remat_codegen.graph.nature import (
     written_arguments,
     written_tensors,
 )
+from remat_codegen.graph.single_numbers import single_number_bytes
 from remat_codegen.graph.sums import ADD, Sums
 from remat_codegen.graph.unplannable import check_backward, check_devices, check_trained, without_data
 from remat_codegen.torch_seam import (
@@ -116,6 +117,7 @@ class Record:
     gradients: tuple[Gradient, ...]  # in the order in which they are born
     shared_cast_bytes: int = 0  # autocast's copies of all parameters and inputs, where operations share such a copy; else 0
     loss: str = LOSSES[0]  # what the step goes back from
+    single_number_bytes: int = 0  # of what a step on the CPU holds beside its tensors
 
     def storages_of(self, variables: Iterable[int]) -> set[int]:
         """The storages that variables lie in."""
@@ -241,6 +243,7 @@ class _Recorder:
     casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
+    single_number_bytes: int = 0
     sums: Sums = field(init=False)
     saved: dict[int, Any] = field(default_factory=dict)  # _cdata -> reference to a storage of no variable, while it lives
     lives: Lives = field(init=False)
@@ -265,6 +268,7 @@ class _Recorder:
             gradients=tuple(self.lives.gradients()),
             shared_cast_bytes=self._shared_casts(),
             loss=self.loss or LOSSES[0],
+            single_number_bytes=self.single_number_bytes,
         )
 
     def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], most: int, added: int) -> OperationRecord:
@@ -392,6 +396,8 @@ class _Recorder:
             loss = example_loss(outputs, self.loss)
             self.end = next_sequence_number()
             self.of_storage = forward_only
+            if not self.trace.accelerator:
+                self.single_number_bytes = single_number_bytes(loss, self._is_followed)
             with without_data(self._undone):
                 loss.backward()
             del loss
@@ -407,6 +413,10 @@ class _Recorder:
         lasting = [self.tensors[v.id] for v in self.trace.variables if v.origin not in passing]
         grads = [t.grad for t in lasting if t.is_leaf and t.grad is not None]
         self.lives.stay_but(grads, min(self.reached, default=None))
+
+    def _is_followed(self, tensor: torch.Tensor) -> bool:
+        key = storage_key(tensor)
+        return key in self.of_storage or key in self.saved
 
     def _watched(self) -> Iterator[Any]:
         """Notes the gradients that come to results, with their strides, and to parameters."""

@@ -22,7 +22,8 @@ def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tupl
     found = []
     for node, peak in zip(model.graph.nodes, peaks, strict=True):
         seeds = 0 if node.forward in held else _more_seeds(model, node)
-        found.append(max(0, peak + seeds - _written_bytes(model, node), between.get(node.id, 0)))
+        own = max(0, peak + seeds - _written_bytes(model, node), between.get(node.id, 0))
+        found.append(own + model.record.single_number_bytes)
     return tuple(found)
 
 

@@ -184,6 +184,10 @@ class Run:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=False)
+        self.renew_inputs()
+
+    def renew_inputs(self) -> None:
+        """Has inputs no gradient yet, as those of another step."""
         for leaf in pytree.tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, torch.Tensor):
                 leaf.grad = None

@@ -28,6 +28,7 @@ def step_costs(made: Callable[[], Run], rematerialized: Callable[[], Run], devic
 
     def twice() -> None:  # in the second step Python may still hold what it kept of the first
         original.step()
+        original.renew_inputs()
         original.step()
 
     try:
