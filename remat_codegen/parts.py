@@ -1220,7 +1220,9 @@ class Step:
             self.seen = [(d, n, t, t._version if _is_frozen(t) else v) for d, n, t, v in self.seen]
         if RECORDED:
             self.compare_held(sum(holds.values()))
-        pairs = zip(self.values, _values(_walk(self.model()), self.places)[0], strict=True)
+        modules = _walk(self.model())
+        now = _values(modules, self.places)[0] if len(modules) == len(self.table.modules) else ()  # refused later
+        pairs = zip(self.values, now, strict=False)
         self.values = [v if v is w or (_is_scalar(w) and v == w) else MOVED for v, w in pairs]
         return result
 

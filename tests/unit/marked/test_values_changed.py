@@ -107,3 +107,16 @@ def test_models_that_know_themselves_are_not_kept():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_a_forward_that_takes_modules_away_is_refused_by_name():
+    def run(self, kept, x):
+        y = kept.part("a", lambda x: x.exp() * self.scale, self.one(x))
+        del self.two
+        return y
+
+    model = Net(run, one=linear(), two=linear(), drop=nn.Dropout(0.3))
+    model.scale = model.drop.rate = 2.0
+    loss = planned(model, "a")(X).sum()
+    with pytest.raises(RuntimeError, match="modules were added or taken away between forward and backward"):
+        loss.backward()
