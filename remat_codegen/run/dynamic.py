@@ -37,6 +37,8 @@ def trace_sizes(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autoc
 
 
 def _may_change_alone(traced: Trace, size: Dynamic) -> bool:
+    if size.variable in traced.fixed:
+        return False
     values = {s.variable: s.planned for s in traced.sizes} | {size.variable: _other(size)}
     try:
         with silent_logs():

@@ -177,6 +177,7 @@ class Trace:
     containers: frozenset[str] = frozenset()  # the paths of modules that are indexed by number
     autocast: Autocast = ()  # what the whole model is called under
     sizes: tuple[Dynamic, ...] = ()  # those of the inputs that may differ from call to call
+    fixed: frozenset[int] = frozenset()  # the variables of those that may not after all, as tracing has used their values
     modules: Modules = Modules()
     # Attributes of modules that forward sets to tensors, and places in dicts and lists that it is given, as it calls them.
     assigned: tuple[str, ...] = ()

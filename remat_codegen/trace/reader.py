@@ -16,6 +16,7 @@ from remat_codegen.torch_seam import (
     EXITS_AUTOCAST,
     SWITCHES_GRADIENTS,
     OpOverload,
+    detect_fake_mode,
     is_functorch,
     pytree,
 )
@@ -77,8 +78,14 @@ class Reader:
             containers=self.containers,
             autocast=self.autocast,
             sizes=tuple(self.sizes),
+            fixed=self.symbols.fixed(self._guards(), self.sizes) if self.sizes else frozenset(),
             left=tuple(self.left.items()),
         )
+
+    def _guards(self) -> list[Any]:
+        """What tracing has taken for granted of sizes."""
+        mode = detect_fake_mode([n.meta.get("val") for n in self.exported.graph.nodes if n.op == "placeholder"])
+        return [guard.expr for guard in mode.shape_env.guards] if mode is not None and mode.shape_env is not None else []
 
     def _asked_symbols(self, specs: dict[str, Any]) -> set[Any]:
         """The symbols of the sizes that were asked for."""

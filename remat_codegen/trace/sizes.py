@@ -58,6 +58,11 @@ class Dynamic:
     most: int | None
     share_at_one: float | None = None
 
+    def others(self) -> list[int]:
+        """Some other values that it may have."""
+        some = (2 * self.planned, self.planned // 2)
+        return [n for n in some if n >= self.least and (self.most is None or n <= self.most)]
+
 
 class Together(IntEnum):
     """Which sizes that are equal now are always equal: none, those of the same dimension of different inputs, or all."""
@@ -151,6 +156,18 @@ class Symbols:
         if isinstance(expression, sympy.Symbol):
             self.values[expression] = hint(number)
         return expression
+
+    def fixed(self, guards: Sequence[Any], sizes: Sequence[Dynamic]) -> frozenset[int]:
+        """The variables of sizes with other values of which not all is equal that tracing has taken to be (`guards`), such as
+        a product of sizes and a number: what the model has done then may be for this number only. (How large a size may be
+        torch.export says itself.)"""
+        equations = [guard for guard in guards if isinstance(guard, sympy.Eq)]
+        return frozenset(s.variable for s in sizes if not all(self._hold(equations, s, n) for n in s.others()))
+
+    def _hold(self, guards: Sequence[Any], size: Dynamic, number: int) -> bool:
+        changed = {s: number if self.variables.get(s) == size.variable else v for s, v in self.values.items()}
+        numbers = {symbol: sympy.Integer(value) for symbol, value in changed.items()}
+        return all(guard.xreplace(numbers) != sympy.false for guard in guards)
 
     def size(self, number: Any) -> Any:
         """A traced integer as a Size, or as an int where no size that may change is in it."""

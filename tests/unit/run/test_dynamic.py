@@ -210,3 +210,36 @@ def test_its_schedule_is_read_back(made, folder, monkeypatch):
     monkeypatch.chdir(folder)
     found = explain(folder / "LM.py", Progress(None))
     assert found.ok and found.as_planned and found.notes == () and found.blocks
+
+
+COUNTED = """
+import torch
+from torch import nn
+
+
+class Drawing(nn.Module):
+    # the number of rows, a product of two sizes, is taken as Python's own number, which a trace has as it is
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("rows", torch.randn(16, 8))
+
+    @torch.no_grad()
+    def draw(self, flat):
+        self.rows.copy_(flat[torch.randint(len(flat), (16,))])
+
+    def forward(self, x):
+        hidden = self.inner(x).tanh()
+        self.draw(hidden.view(-1, 8))
+        return self.outer(hidden.sin()) + self.rows.sum()
+"""
+
+
+def test_a_size_whose_product_becomes_a_plain_number_may_not_change(tmp_path):
+    source = tmp_path / "drawing.py"
+    source.write_text(COUNTED)
+    request = Request(f"{source}:Drawing", "100%", tmp_path / "out.py", inputs="float32[8,32,8]", dynamic="x.0", edition=1)
+    with pytest.raises(RematError, match=r"do not fit another x_0"):
+        pipeline.generate(request, Progress(None))
+    assert not (tmp_path / "out.py").exists()
