@@ -34,9 +34,9 @@ class Peak:
     reserved_bytes: int | None = None
 
 
-def peak_bytes(work: Callable[[], Any], device: str = "cpu") -> int:
+def peak_bytes(work: Callable[[], Any], device: str = "cpu", prepare: Callable[[], None] = lambda: None) -> int:
     """Allocated bytes, see `Peak`."""
-    return peak(work, device).allocated_bytes
+    return peak(work, device, prepare).allocated_bytes
 
 
 def peak_bytes_after(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str = "cpu") -> int:
@@ -44,9 +44,10 @@ def peak_bytes_after(prepare: Callable[[], Any], work: Callable[[Any], Any], dev
     return _peak_after(prepare, work, device).allocated_bytes
 
 
-def peak(work: Callable[[], Any], device: str = "cpu") -> Peak:
-    """The most that `work` holds over what is held when it begins. On CUDA, let it release nothing of that."""
-    return _peak_after(lambda: None, lambda _: work(), device)
+def peak(work: Callable[[], Any], device: str = "cpu", prepare: Callable[[], None] = lambda: None) -> Peak:
+    """The most that `work` holds over what is held when it begins. Of that, what `prepare` has made counts as released where it
+    is, and on CUDA anything."""
+    return _peak_after(prepare, lambda _: work(), device)
 
 
 def _peak_after(prepare: Callable[[], Any], work: Callable[[Any], Any], device: str) -> Peak:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -185,6 +186,17 @@ class Run:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=False)
         self.renew_inputs()
+
+    def renew_frozen(self) -> None:
+        """Has frozen parameters lie in new memory, so that who looks on sees it go where forward gives them other memory, as
+        that of a teacher which follows its student does."""
+        given = [t for t in (*self.model.parameters(), *self.model.buffers()) if t.layout is torch.strided]
+        users = Counter(t.untyped_storage().data_ptr() for t in given)
+        for tensor in given:
+            storage = tensor.untyped_storage()
+            alone = users[storage.data_ptr()] == 1 and storage.nbytes() == tensor.nbytes
+            if type(tensor) is torch.nn.Parameter and not tensor.requires_grad and alone:
+                tensor.data = tensor.data.clone()
 
     def renew_inputs(self) -> None:
         """Has inputs no gradient yet, as those of another step."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from remat_codegen.trace.frames import HELD
+
 aten = torch.ops.aten
 
 
@@ -40,7 +42,9 @@ def _replace(node: Node, new: Node) -> None:
 def _replace_parts(node: Node, new: list[Node]) -> None:
     for user in list(node.users):
         assert user.target is operator.getitem, f"{node.target} is used as a whole"
-        user.replace_all_uses_with(new[user.args[1]])  # type: ignore[index]
+        part = new[user.args[1]]  # type: ignore[index]
+        part.meta |= {HELD: user.meta[HELD]} if HELD in user.meta else {}  # variables hold that one, not the whole
+        user.replace_all_uses_with(part)
         node.graph.erase_node(user)
     node.graph.erase_node(node)
 

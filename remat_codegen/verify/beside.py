@@ -263,7 +263,7 @@ def compare(
             if index == steps - 1:
                 generated.outputs = None  # of the step before: not a part of what this one holds
                 collect(device)  # nor may what nobody holds any longer go away in the middle of it
-                result.peak = peak(generated.step, device)
+                result.peak = peak(generated.step, device, generated.renew_frozen)
             else:
                 generated.step()
         generated.note_generators()

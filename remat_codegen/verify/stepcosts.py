@@ -33,7 +33,7 @@ def step_costs(made: Callable[[], Run], rematerialized: Callable[[], Run], devic
 
     try:
         original = made()
-        peak = peak_bytes(twice, device)
+        peak = peak_bytes(twice, device, original.renew_frozen)
     except (MemoryError, torch.OutOfMemoryError):
         return StepCosts(None, None)
     try:

@@ -248,3 +248,36 @@ def test_what_has_no_deterministic_algorithm_is_told_in_a_line(write_file, tmp_p
     with pytest.raises(VerifyError, match="put_ does not have a deterministic implementation") as refused:
         pipeline.verify(file, target, inputs="float32[64,32]", deterministic=True, progress=Progress(None))
     assert "\n" not in refused.value.line() and not torch.are_deterministic_algorithms_enabled()
+
+
+TEACHING = """
+import copy
+
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(128, 128), torch.nn.Linear(128, 128)
+        self.teacher = copy.deepcopy(self.a).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for ours, theirs in zip(self.a.parameters(), self.teacher.parameters()):
+                theirs.data = theirs.data * 0.9 + ours.data * 0.1
+        return self.b(self.a(x).sin().exp().tanh()) * self.teacher(x)
+"""
+
+
+def test_a_teacher_that_gets_new_memory_in_each_step_lets_go_of_the_old(write_file, tmp_path):
+    """64 KiB, as much as the step itself holds."""
+    write_file(TEACHING, "net.py")
+    request = Request(f"{tmp_path / 'net.py'}:Net", "100%", tmp_path / "out.py", inputs="float32[8,128]", verify=True)
+    found = pipeline.generate(request, Progress(None)).verify
+    assert found.ok, found.failures()
+    for measured, planned in (
+        (found.measured_peak_bytes, found.planned_peak_bytes),
+        (found.original_peak_bytes, found.assumed_peak_bytes),
+    ):
+        assert measured <= planned
