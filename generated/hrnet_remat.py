@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"6c5ccad3f8db4354"}
+#: "notes":["from\u0020dtr"],"seal":"fe7129c4cdcb87fe"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -802,7 +802,8 @@ class Part:
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
-        return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
+        moving = [(held, name, buffer, buffer.requires_grad) for held, name, buffer in moving if buffer is not None]
+        return [(held, name, buffer.detach().clone().requires_grad_(trained)) for held, name, buffer, trained in moving]
 
 
 def _passed_on(lenders):
@@ -1064,7 +1065,8 @@ class Step:
     def compare_versions(self, when):
         """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
+            moves = not isinstance(tensor, torch.nn.Parameter)
+            if tensor._version != version and not moves:
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"fe497c67bfc34bfa"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"921a985f05a4c1a5"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -761,7 +761,8 @@ class Part:
         if name := self.moved(self.versions):
             raise self.error(f"cannot run again: {name} was changed in place: do it after backward()")
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
-        return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
+        moving = [(held, name, buffer, buffer.requires_grad) for held, name, buffer in moving if buffer is not None]
+        return [(held, name, buffer.detach().clone().requires_grad_(trained)) for held, name, buffer, trained in moving]
 
 
 def _passed_on(lenders):
@@ -1031,7 +1032,8 @@ class Step:
     def compare_versions(self, when):
         """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and isinstance(tensor, torch.nn.Parameter):
+            moves = not isinstance(tensor, torch.nn.Parameter)
+            if tensor._version != version and not moves:
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")

@@ -39,7 +39,7 @@ import torch
 RANDOM = True  # the model draws random numbers from torch's generators
 NUMPY = True  # its code knows NumPy, which has a generator, too
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
-COUNTERS = True  # it changes small ones in place, as a mixture of experts that counts who was chosen
+COUNTERS = True  # it changes small ones in place, as experts that count who was chosen, or clamps a temperature
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
 FUNCTIONS = True  # some are in functions that methods call
@@ -52,7 +52,7 @@ NUMBERED = True  # it has entries for one call of several, such as relu#1
 SEVERAL = True  # the file has a table for each of several budgets
 BATCHES = True  # the file has a table for each of several batch sizes
 RECORDED = False  # what its model does depends on values, of which one run was planned for
-CHECKPOINTS = True  # its modules checkpoint where they are told to, as those of transformers
+CHECKPOINTS = True  # its forward checkpoints, or where it is told to, as those of transformers do
 ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
@@ -72,7 +72,7 @@ SHAPES: list = []  # of the inputs, where others are refused
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 SHARED: list = []  # those classes and things: methods of an original ask for its own
 NAMES: dict = {}  # by the dict of an original's file: that, and what methods of its modules see
-COUNTED: list = []  # what small buffers are called that forward changes in place: parts have copies
+COUNTED: list = []  # what small ones are called that forward changes in place: parts have copies
 SMALL = 4096  # bytes of those
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
@@ -147,8 +147,12 @@ def adopt(model, plan, *kinds):
 
 
 def without_checkpoints(model):
-    """Has modules that checkpoint where they are told to go without: those would go before the plan."""
-    modules = [*model.modules()]
+    """Has modules that checkpoint where they are told to go without, and steps with a plan: those would go before it."""
+    modules, calls = [*model.modules()], vars(torch.utils.checkpoint)
+    known = [n for n in calls if n.startswith("_checkpoint_without_reentrant_generator")]  # where all but reentrant ones begin
+    for name in sorted(known)[-1:]:  # from PyTorch 2.14 on one has another in it
+        if calls[name].__globals__ is not globals():
+            setattr(torch.utils.checkpoint, name, _unless_planned(calls[name]))
     for module in modules:
         if hasattr(type(module), "gradient_checkpointing_enable"):
             vars(module)["gradient_checkpointing_enable"] = left_out
@@ -157,6 +161,14 @@ def without_checkpoints(model):
         held["gradient_checkpointing"] = False
     if told:
         left_out()
+
+
+def _unless_planned(own):
+    @functools.wraps(own)
+    def checkpointed(*args, **kwargs):
+        return own(*args, **kwargs) if RUNNING.get() is None else (None for _ in range(1))
+
+    return checkpointed
 
 
 def left_out(*_, **__):
@@ -542,9 +554,9 @@ class Entry:
             frozen = [(m._parameters, n) for m in module.modules() for n, p in m._parameters.items() if _is_frozen(p)]
             self.buffers += frozen  # which forward may change, too: what follows a model that is trained
             if COUNTERS:
-                small = [n in COUNTED and d[n] is not None and d[n].nbytes <= SMALL for d, n in self.buffers]
-                self.counters = [pair for pair, is_small in zip(self.buffers, small, strict=True) if is_small]
-                self.buffers = [pair for pair, is_small in zip(self.buffers, small, strict=True) if not is_small]
+                held = [(d, n) for m in module.modules() for d in (m._buffers, m._parameters) for n in d]
+                self.counters = [(d, n) for d, n in held if _is_counted(n, d[n])]
+                self.buffers = [(d, n) for d, n in self.buffers if not _is_counted(n, d[n])]
 
 
 class Table:
@@ -1050,7 +1062,8 @@ class Part:
 
     def copied(self):
         """What small buffers were when it first ran: (the dict that has it, name, copy)."""
-        return [(d, n, d[n].detach().clone()) for d, n in self.entry.counters if d.get(n) is not None]
+        found = [(d, n, d[n]) for d, n in self.entry.counters if d.get(n) is not None]
+        return [(d, n, t.detach().clone().requires_grad_(t.requires_grad)) for d, n, t in found]
 
     def clones(self, others):
         """Buffers for its next run to move: (the dict that has it, name, buffer). `others` are not those there now."""
@@ -1059,7 +1072,8 @@ class Part:
         moving = [(held, name, others.get((id(held), name), held[name])) for held, name in self.entry.moving]
         if COUNTERS:
             moving += self.copies
-        return [(held, name, buffer.clone()) for held, name, buffer in moving if buffer is not None]
+        moving = [(held, name, buffer, buffer.requires_grad) for held, name, buffer in moving if buffer is not None]
+        return [(held, name, buffer.detach().clone().requires_grad_(trained)) for held, name, buffer, trained in moving]
 
 
 def _passed_on(lenders):
@@ -1406,7 +1420,8 @@ class Step:
     def compare_versions(self, when):
         """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
-            if tensor._version != version and (not BUFFERS or isinstance(tensor, torch.nn.Parameter)):
+            moves = BUFFERS and not isinstance(tensor, torch.nn.Parameter)
+            if tensor._version != version and not (moves or (COUNTERS and _is_counted(name, tensor))):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")
@@ -1490,6 +1505,11 @@ def _exchange(things):
 
 def _is_frozen(parameter):
     return parameter is not None and not parameter.requires_grad
+
+
+def _is_counted(name, tensor):
+    """Whether parts have copies of it."""
+    return name in COUNTED and tensor is not None and tensor.nbytes <= SMALL
 
 
 def _versions(entry):

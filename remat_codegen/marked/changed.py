@@ -16,12 +16,13 @@ MOVING = "running_mean"  # of modules whose buffers the helpers put back for a r
 
 @dataclass(frozen=True, slots=True)
 class ChangedBuffer:
-    """A buffer, or parameter, of this path that forward changes in place, with the last operation that does."""
+    """A buffer, or parameter, of this path that forward changes in place, with the last operation that does. Parameters that
+    are trained may be, too, as where a temperature is clamped; `is_frozen` are others."""
 
     path: str
     last: int
     nbytes: int
-    is_parameter: bool = False
+    is_frozen: bool = False
 
     @property
     def name(self) -> str:
@@ -31,7 +32,7 @@ class ChangedBuffer:
     @property
     def is_copied(self) -> bool:
         """Whether parts have a copy of what it was when they first ran."""
-        return self.nbytes <= SMALL and not self.is_parameter
+        return self.nbytes <= SMALL and not self.is_frozen
 
     def is_within(self, module: str) -> bool:
         """Whether it is a buffer of a module, or of one inside."""
@@ -47,6 +48,6 @@ def changed_buffers(trace: Trace, record: Record) -> tuple[ChangedBuffer, ...]:
     for path, variable in buffers:
         storage = record.variables[variable.id].storage
         if storage in last and path[: path.rfind(".") + 1] not in norms:
-            nbytes, is_parameter = record.storages[storage].nbytes, variable.origin is Origin.PARAMETER
-            found.append(ChangedBuffer(path, last[storage], nbytes, is_parameter))
+            is_frozen = variable.origin is Origin.PARAMETER and not variable.requires_grad
+            found.append(ChangedBuffer(path, last[storage], record.storages[storage].nbytes, is_frozen))
     return tuple(found)

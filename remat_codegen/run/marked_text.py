@@ -166,10 +166,16 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         library=any(file not in carried_sources(traced) for file in marks.texts),
         several=several,
         batches=batches,
-        checkpoints=any(hasattr(type(m), "gradient_checkpointing_enable") for m in traced.target.module.modules()),
+        checkpoints=_checkpoints(traced),
         recorded=traced.model.trace.run is not None,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
     )
+
+
+def _checkpoints(traced: Traced) -> bool:
+    """Whether forward calls torch.utils.checkpoint, or where it is told to."""
+    told = any(hasattr(type(m), "gradient_checkpointing_enable") for m in traced.target.module.modules())
+    return told or any(op.regions for op in traced.model.trace.operations)
 
 
 def _counted(traced: Traced) -> list[str]:

@@ -17,6 +17,7 @@ from remat_codegen.ask.live_model import without_plan
 from remat_codegen.integrations import at_first_step
 from remat_codegen.parts import adopt, parts
 
+INNER: list[int] = []  # calls of the layers' own code
 TOLD = "gradient checkpointing is left out, for the plan takes its place"
 
 
@@ -33,6 +34,7 @@ class Layer(nn.Module):
         return self.inner(x)
 
     def inner(self, x):
+        INNER.append(1)
         return self.down(parts(self).part("act", lambda x: self.drop(x.tanh()), self.up(x)).sin())
 
 
@@ -122,3 +124,45 @@ def test_what_a_model_around_it_told_it_is_left_out_at_the_first_step(net):
         found = step(model, [x])
     same(found, step(original, [x]))
     assert calls(model) == 3
+
+
+class Checkpointing(nn.Module):
+    """Whose forward checkpoints, whoever trains it; `options` are those of the call."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.options = options
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, **self.options)
+        return x
+
+
+@pytest.mark.parametrize("plan", [PLAN, {"layers": "0 2"}, {"": "layers.0 layers.1", "layers.1": "act"}])
+@pytest.mark.parametrize("selective", [False, True])
+def test_the_plan_takes_the_place_of_checkpoints_in_forward(plan, selective):
+    policy = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+    torch.manual_seed(0)
+    net = Checkpointing(use_reentrant=False, **{"context_fn": policy} if selective else {})
+    wanted = step(net, [X])
+    model = adopt(copy.deepcopy(net), plan)
+    same(step(model, [X]), wanted)
+    assert (calls(net), calls(model)) == (6, 3), "hooks see each layer once"
+    INNER.clear()
+    step(model, [X])
+    assert len(INNER) == 3 + len([n for names in plan.values() for n in names.split() if n != "act"])
+
+
+def test_a_checkpoint_around_the_model_still_goes_first():
+    torch.manual_seed(0)
+    net = Checkpointing(use_reentrant=False)
+    ran = []
+    for one in (net, adopt(copy.deepcopy(net), PLAN)):
+        INNER.clear()
+        torch.manual_seed(1)
+        checkpoint(one, X, use_reentrant=False).sum().backward()
+        ran.append((len(INNER), [p.grad for p in one.parameters()]))
+    assert ran[0][0] == ran[1][0] > 3
+    same(ran[0][1], ran[1][1])

@@ -191,7 +191,7 @@ def followed(folder, late):
 def test_frozen_parameters_may_follow_others_in_forward(tmp_path, late):
     traced = followed(tmp_path, late)
     found = found_in(traced)
-    assert {b.path for b in found.changed if b.is_parameter} == {
+    assert {b.path for b in found.changed if b.is_frozen} == {
         f"target.{n}.{name}" for n in (0, 2, 4) for name in ("weight", "bias")
     }
     for seed in range(4):
@@ -226,6 +226,65 @@ def test_a_parameter_frozen_later_is_looked_at_all_the_same(tmp_path):
         model.online[0].weight.mul_(2)
     with pytest.raises(RuntimeError, match=r"online\.0\.weight was changed in place between forward and backward"):
         loss.backward()
+
+
+CLAMPED = """
+import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.temperature = nn.Linear(8, 16), nn.Linear(16, 8), nn.Parameter(torch.tensor(2.5))
+
+    def clamp(self):
+        with torch.no_grad():
+            self.temperature.clamp_(0.001, 0.5)
+            self.temperature.sub_(0.01)
+
+    def forward(self, x):
+        y = torch.tanh(self.one(x)) * self.temperature.exp()
+        return self.two(torch.sigmoid(y) * torch.exp(-y) / (1 + self.temperature))
+
+
+class Net(nn.Module):
+    def __init__(self, late):
+        super().__init__()
+        self.late, self.heads = late, nn.ModuleList(Head() for _ in range(3))
+
+    def forward(self, x):
+        for head in self.heads:
+            if not self.late:
+                head.clamp()
+            x = x + head(x)
+            if self.late:
+                head.clamp()
+        return torch.exp(torch.sin(x)).mean()
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_small_parameters_may_be_clamped_in_forward(tmp_path, late):
+    """As temperatures are. Nothing saves the parameter itself, so that PyTorch allows for it."""
+    path = tmp_path / f"clamped_{late}.py"
+    path.write_text(CLAMPED)
+    net = imported_file(path).Net
+    torch.manual_seed(0)
+    traced = traced_module(net(late).train(), (torch.randn(6, 8, requires_grad=True),), {}, path)
+    found = found_in(traced)
+    assert all(b.is_copied for b in found.changed) and len(found.changed) == 3
+    for seed in range(4):
+        rows = random_rows(found, random.Random(seed), 0.7)
+        assert rows
+        text = text_of(traced, found, rows)
+        assert (result := trained(traced, text, tmp_path)).identical, result.differences
+    ends = []
+    for model in (copy.deepcopy(traced.target.module), load(text, tmp_path).rematerialize(traced.target.module)):
+        x = torch.ones(6, 8)
+        (model(x) + model(2 * x)).backward()  # two forward passes, the second of which changes it once more
+        ends.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *ends))
 
 
 ELSEWHERE = """
