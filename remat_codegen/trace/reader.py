@@ -25,7 +25,7 @@ from remat_codegen.trace.checkpoints import regions_of
 from remat_codegen.trace.frames import calls_of, held_by, left_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.recording import asked
-from remat_codegen.trace.refusals import is_library, naming_the_line
+from remat_codegen.trace.refusals import is_library, location, naming_the_line
 from remat_codegen.trace.sizes import Dynamic, Symbols, Together, combine, hint
 from remat_codegen.trace.surroundings import Autocast, Surroundings, with_autocast
 from remat_codegen.trace.waiting import with_waiting
@@ -166,8 +166,7 @@ class Reader:
         }.get(spec.kind)
         if origin is None:
             if spec.kind is kinds.CUSTOM_OBJ:
-                hint = "use the default generator"
-                raise UnsupportedError("the model uses a torch.Generator of its own (or another such object)", hint=hint)
+                raise _custom_object(node, spec.arg)
             raise UnsupportedError(f"the model holds a {spec.kind.name.lower()}, which is not supported")
         if not isinstance(value, torch.Tensor):
             self.of_node[node] = getattr(spec.arg, "value", value)
@@ -326,6 +325,15 @@ class Reader:
 
     def _argument(self, value: Any) -> Any:
         return pytree.tree_map(lambda a: self.of_node[a] if isinstance(a, torch.fx.Node) else a, _plain(value))
+
+
+def _custom_object(node: torch.fx.Node, arg: Any) -> UnsupportedError:
+    source = next((source_of(user) for user in node.users), None)
+    where = None if source is None else location(source)
+    if arg.class_fqn.endswith(".Generator"):
+        hint = "draw from the default generator"
+        return UnsupportedError("the model uses a torch.Generator of its own", where=where, hint=hint)
+    return UnsupportedError(f"the model uses a {arg.class_fqn}, which is not supported", where=where, hint=ON_TENSORS)
 
 
 def _names_by_identity(module: torch.nn.Module) -> dict[str, list[str]]:

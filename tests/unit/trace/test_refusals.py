@@ -44,6 +44,7 @@ LINES = {
     "h * self.counted()": "forward changes calls, and computes with it",
     "h * self.tick()": "forward changes ticks, and computes with it",
     "h * self.tally()": "forward changes tallies, and computes with it",
+    "h * torch.rand(h.shape, generator=self.own)": "the model uses a torch.Generator of its own",
     "h * random.random()": "forward draws from Python's random",
     "h * numpy.random.rand()": "forward draws from numpy.random",
 }
@@ -54,7 +55,7 @@ COUNTERS = """
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.ticks, self.tallies = 0, {"n": 0}
+        self.ticks, self.tallies, self.own = 0, {"n": 0}, torch.Generator()
 
     def counted(self):
         self.calls += 1
@@ -86,7 +87,7 @@ def test_what_cannot_be_planned_is_refused_with_the_line(text, tmp_path):
     answer += "class AnswerCache(Answer):\n    pass\n"
     (tmp_path / "model.py").write_text(f"import random\n\nimport numpy\nimport torch\n\n\n{body}{COUNTERS}\n\n{answer}")
     request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4]<0:1")
-    where = "" if any(word in text for word in ("random", "Answer", "counted", "tick", "tally")) else "model.py:10: "
+    where = "" if any(word in text for word in ("random.ra", "Answer", "counted", "tick", "tally")) else "model.py:10: "
     with pytest.raises((TraceError, UnsupportedError)) as caught:
         pipeline.generate(request, Progress(None))
     assert (BEFORE_2_13[text] if other else where + LINES[text]) in caught.value.line()
