@@ -95,6 +95,7 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
+LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
@@ -118,6 +119,8 @@ def _parts(module):
 
 def training_step(forward, plan):
     """`forward` of the whole model, run as the plan says in training mode, wherever gradients are needed."""
+    if CHECKPOINTS:
+        _plan_goes_first()
 
     @functools.wraps(forward)
     def planned(self, *args, **kwargs):
@@ -148,11 +151,8 @@ def adopt(model, plan, *kinds):
 
 def without_checkpoints(model):
     """Has modules that checkpoint where they are told to go without, and steps with a plan: those would go before it."""
-    modules, calls = [*model.modules()], vars(torch.utils.checkpoint)
-    known = [n for n in calls if n.startswith("_checkpoint_without_reentrant_generator")]  # where all but reentrant ones begin
-    for name in sorted(known)[-1:]:  # from PyTorch 2.14 on one has another in it
-        if calls[name].__globals__ is not globals():
-            setattr(torch.utils.checkpoint, name, _unless_planned(calls[name]))
+    _plan_goes_first()
+    modules = [*model.modules()]
     for module in modules:
         if hasattr(type(module), "gradient_checkpointing_enable"):
             vars(module)["gradient_checkpointing_enable"] = left_out
@@ -163,10 +163,24 @@ def without_checkpoints(model):
         left_out()
 
 
+def _plan_goes_first():
+    """Has calls of checkpoint do nothing in a step with a plan, but for reentrant ones, and those with a `context_fn`."""
+    calls = vars(torch.utils.checkpoint)
+    known = [name for name in calls if name.startswith("_checkpoint_without_reentrant_generator")]
+    for name in sorted(known)[-1:]:  # from PyTorch 2.14 on one has another in it
+        found = calls[name]
+        while found is not None and found.__globals__ is not globals():
+            found = getattr(found, "__wrapped__", None)
+        if found is None:
+            setattr(torch.utils.checkpoint, name, _unless_planned(calls[name]))
+
+
 def _unless_planned(own):
     @functools.wraps(own)
-    def checkpointed(*args, **kwargs):
-        return own(*args, **kwargs) if RUNNING.get() is None else (None for _ in range(1))
+    def checkpointed(function, preserve, context_fn, *args, **kwargs):
+        if RUNNING.get() is None or context_fn is not torch.utils.checkpoint.noop_context_fn:
+            return own(function, preserve, context_fn, *args, **kwargs)
+        return (None for _ in range(1))
 
     return checkpointed
 
@@ -565,6 +579,8 @@ class Table:
     def __init__(self, model, plan, modules):
         self.plan, self.modules, self.marks, self.calls = dict(plan), [*map(id, modules)], {}, {}
         self.places, self.size = (), -1
+        if RECORDED:
+            self.steps = 0
         if LARGEST and 0 < LARGEST[3] < (own := own_modules(model, modules)):
             larger = f"the model has {own} modules of its own, {LARGEST[3]} were planned for: expect more than"
             warnings.warn(f"{larger} the planned peak, or generate this file for it", stacklevel=_calls())
@@ -1210,6 +1226,8 @@ class Step:
         for held in watched:
             held.update({key: Watched(self, hook) for key, hook in held.items()})
         if RECORDED:
+            self.table.steps += 1
+        if RECORDED and (self.table.steps <= LOOKS or self.table.steps % OFTEN == 0):  # that takes time for each saved tensor
             self.holds = {}  # bytes that autograd holds outside of parts, by memory
             C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
         try:
@@ -1221,7 +1239,7 @@ class Step:
             self.lent.clear()  # what nobody saved is not lent any more
             self.part, self.given = None, ()
             if RECORDED:
-                holds = vars(self).pop("holds")
+                holds = vars(self).pop("holds", {})
             self.rest()
         drawn = _chance() != self.chance
         if RANDOM:
@@ -1382,7 +1400,7 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
-        if RECORDED and not (place or leaf) and _plain(saved) and not self.is_kept(saved):
+        if RECORDED and "holds" in vars(self) and not (place or leaf) and _plain(saved) and not self.is_kept(saved):
             self.holds[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes()
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 

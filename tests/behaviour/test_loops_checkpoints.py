@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from remat_codegen.ask.live_model import without_plan
 from remat_codegen.integrations import at_first_step
-from remat_codegen.parts import adopt, parts
+from remat_codegen.parts import adopt, parts, training_step
 
 INNER: list[int] = []  # calls of the layers' own code
 TOLD = "gradient checkpointing is left out, for the plan takes its place"
@@ -140,19 +140,65 @@ class Checkpointing(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("plan", [PLAN, {"layers": "0 2"}, {"": "layers.0 layers.1", "layers.1": "act"}])
-@pytest.mark.parametrize("selective", [False, True])
-def test_the_plan_takes_the_place_of_checkpoints_in_forward(plan, selective):
-    policy = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+PLANS = [PLAN, {"layers": "0 2"}, {"": "layers.0 layers.1", "layers.1": "act"}]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_plan_takes_the_place_of_checkpoints_in_forward(plan, by_class):
     torch.manual_seed(0)
-    net = Checkpointing(use_reentrant=False, **{"context_fn": policy} if selective else {})
+    net = Checkpointing(use_reentrant=False)
     wanted = step(net, [X])
-    model = adopt(copy.deepcopy(net), plan)
+    model = copy.deepcopy(net)
+    if by_class:
+
+        class Planned(Checkpointing):
+            forward = training_step(Checkpointing.forward, plan)
+
+        model.__class__ = Planned
+    else:
+        adopt(model, plan)
     same(step(model, [X]), wanted)
     assert (calls(net), calls(model)) == (6, 3), "hooks see each layer once"
     INNER.clear()
     step(model, [X])
     assert len(INNER) == 3 + len([n for names in plan.values() for n in names.split() if n != "act"])
+
+
+def selective():
+    return torch.utils.checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+
+def in_another_type():
+    return torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("context_fn", [selective, in_another_type])
+def test_checkpoints_with_contexts_of_their_own_go_on(plan, context_fn):
+    torch.manual_seed(0)
+    net = Checkpointing(use_reentrant=False, context_fn=context_fn)
+    wanted = step(net, [X])
+    same(step(adopt(copy.deepcopy(net), plan), [X]), wanted)
+
+
+def test_an_exception_within_a_checkpoint_is_that_of_the_model():
+    torch.manual_seed(0)
+    model = adopt(Checkpointing(use_reentrant=False), PLAN)
+    model.layers[1].up.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(X)
+
+
+def test_helpers_go_before_checkpoints_once(net):
+    def depth():
+        found = [f for name, f in vars(torch.utils.checkpoint).items() if name.startswith("_checkpoint_without_reentrant_gen")]
+        return len([*iter(lambda: found.append(getattr(found[-1], "__wrapped__", None)) or found[-1], None)])
+
+    adopt(copy.deepcopy(net), PLAN)
+    before = depth()
+    adopt(copy.deepcopy(net), PLAN)
+    assert depth() == before > 0
 
 
 def test_a_checkpoint_around_the_model_still_goes_first():
