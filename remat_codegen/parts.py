@@ -164,7 +164,7 @@ def without_checkpoints(model):
 
 
 def _plan_goes_first():
-    """Has calls of checkpoint do nothing in a step with a plan, but for reentrant ones, and those with a `context_fn`."""
+    """Has calls of checkpoint do nothing in a step with a plan, but for reentrant ones, and those in contexts of a user's."""
     calls = vars(torch.utils.checkpoint)
     known = [name for name in calls if name.startswith("_checkpoint_without_reentrant_generator")]
     for name in sorted(known)[-1:]:  # from PyTorch 2.14 on one has another in it
@@ -178,9 +178,10 @@ def _plan_goes_first():
 def _unless_planned(own):
     @functools.wraps(own)
     def checkpointed(function, preserve, context_fn, *args, **kwargs):
-        if RUNNING.get() is None or context_fn is not torch.utils.checkpoint.noop_context_fn:
-            return own(function, preserve, context_fn, *args, **kwargs)
-        return (None for _ in range(1))
+        plain = RUNNING.get() is not None and context_fn is torch.utils.checkpoint.noop_context_fn
+        if plain or (RUNNING.get() is not None and type(context_fn()[0]).__module__ == "torch.utils.checkpoint"):
+            return (None for _ in range(1))  # the latter only choose what is kept
+        return own(function, preserve, context_fn, *args, **kwargs)
 
     return checkpointed
 

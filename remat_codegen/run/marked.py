@@ -59,6 +59,7 @@ def generate(request: Request, progress: Progress) -> Report:
         _note_overtaken(traced, progress)
         return functions.generate(first.request, progress) if request.dynamic else first.written(progress)
     note_losses(plan, made, brought, profile, progress)
+    _note_reentrant(traced, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
@@ -75,6 +76,15 @@ def _note_overtaken(traced: Traced, progress: Progress) -> None:
         named = ", ".join(paths[:NAMED]) + (f" and {len(paths) - NAMED} more" if len(paths) > NAMED else "")
         why = f"forward changes {named} in place, and what may read them before that cannot be rebuilt by marks"
         progress.note(f"note: {why}: give the module a new tensor instead, or change them after the step")
+
+
+def _note_reentrant(traced: Traced, progress: Progress) -> None:
+    """Says where forward checkpoints in a way that goes before a plan."""
+    regions = (region for op in traced.model.trace.operations for region in op.regions if region.reentrant)
+    if (region := next(regions, None)) is not None:
+        where = "" if region.where is None else f"{region.where} "
+        what = f"{where}checkpoints with use_reentrant=True, which goes before the plan: a step may take more than its budget"
+        progress.note(f"note: {what}; with use_reentrant=False the plan takes its place")
 
 
 class Unrepeatable(UnsupportedError):

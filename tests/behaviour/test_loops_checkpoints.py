@@ -175,11 +175,16 @@ def in_another_type():
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("context_fn", [selective, in_another_type])
-def test_checkpoints_with_contexts_of_their_own_go_on(plan, context_fn):
+def test_checkpoints_with_contexts_go_on_unless_these_only_choose(plan, context_fn):
     torch.manual_seed(0)
     net = Checkpointing(use_reentrant=False, context_fn=context_fn)
     wanted = step(net, [X])
-    same(step(adopt(copy.deepcopy(net), plan), [X]), wanted)
+    model = adopt(copy.deepcopy(net), plan)
+    same(step(model, [X]), wanted)
+    INNER.clear()
+    step(model, [X])
+    parts_again = len([n for names in plan.values() for n in names.split() if n != "act"])
+    assert len(INNER) == 3 + (parts_again if context_fn is selective else 3)
 
 
 def test_an_exception_within_a_checkpoint_is_that_of_the_model():
