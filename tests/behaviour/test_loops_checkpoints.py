@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from remat_codegen.ask.live_model import without_plan
 from remat_codegen.integrations import at_first_step
 from remat_codegen.parts import adopt, parts, training_step
+from remat_codegen.trace import trace
 
 INNER: list[int] = []  # calls of the layers' own code
 TOLD = "gradient checkpointing is left out, for the plan takes its place"
@@ -217,3 +218,10 @@ def test_a_checkpoint_around_the_model_still_goes_first():
         ran.append((len(INNER), [p.grad for p in one.parameters()]))
     assert ran[0][0] == ran[1][0] > 3
     same(ran[0][1], ran[1][1])
+
+
+def test_checkpoints_are_seen_where_a_file_has_been_used_before():
+    torch.manual_seed(0)
+    net = Checkpointing(use_reentrant=False)
+    adopt(copy.deepcopy(net), PLAN)
+    assert any(operation.regions for operation in trace(net.train(), (X,), {}).operations)
