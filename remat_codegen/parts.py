@@ -177,11 +177,13 @@ def _plan_goes_first():
 
 def _unless_planned(own):
     @functools.wraps(own)
-    def checkpointed(function, preserve, context_fn, *args, **kwargs):
-        plain = RUNNING.get() is not None and context_fn is torch.utils.checkpoint.noop_context_fn
-        if plain or (RUNNING.get() is not None and type(context_fn()[0]).__module__ == "torch.utils.checkpoint"):
-            return (None for _ in range(1))  # the latter only choose what is kept
-        return own(function, preserve, context_fn, *args, **kwargs)
+    def checkpointed(*args, **kwargs):
+        if RUNNING.get() is not None:
+            context_fn = kwargs["context_fn"] if "context_fn" in kwargs else args[2]
+            plain = context_fn is torch.utils.checkpoint.noop_context_fn
+            if plain or type(context_fn()[0]).__module__ == "torch.utils.checkpoint":  # which only chooses what is kept
+                return (None for _ in range(1))
+        return own(*args, **kwargs)
 
     return checkpointed
 
