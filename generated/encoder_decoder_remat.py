@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"81d17eb8164592f3"}
+#: "notes":["from\u0020dtr"],"seal":"31534c38fd5815c6"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -194,7 +194,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"f651dce0e3a5f70a"}
+#: "notes":["from\u0020dtr"],"seal":"4466846b90ff860c"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -176,7 +176,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"6ca77f2009e850c4"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"5036f6d0251c3f9f"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -187,7 +187,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"c3ef60455dda8ea5"}
+#: "notes":["from\u0020dtr"],"seal":"fe7129c4cdcb87fe"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -190,7 +190,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

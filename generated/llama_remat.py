@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"91a81d91612e7fad"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"066dc9ae70dbd334"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -167,7 +167,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

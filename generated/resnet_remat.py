@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"1999c624781ff8e2"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"921a985f05a4c1a5"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -137,7 +137,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"358186e6dae2cea1"}
+#: "notes":["from\u0020dtr"],"seal":"37549c6e91040077"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -156,7 +156,6 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 

@@ -95,7 +95,8 @@ HOOKS = ["_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs
 INTERNAL = {*vars(torch.nn.Module())} - {"training"}
 SCALARS = bool, int, float, complex, str, type(None), torch.dtype, type(...)  # the last for what is not there
 MANY, DEEP = 256, 3  # values, beyond which it is no configuration; objects in objects that are looked into
-LOOKS, OFTEN = 2, 16  # steps: where values decide, so many at first, and one of so many, are looked at for what they hold
+LOOKS = 2  # first steps that are looked at for what they hold, where values decide
+OFTEN = 16  # steps of which one is, after these
 MOVED = object()  # stands for a value that forward changes itself
 alone = torch.compiler.disable  # torch.compile leaves out, as a whole, what drives autograd
 
