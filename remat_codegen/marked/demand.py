@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from remat_codegen.graph.ir import Graph, Kind, Node, total_bytes
+from remat_codegen.marked.states import States
 from remat_codegen.schedule import Schedule, with_forgets
 
 
@@ -34,12 +35,15 @@ class Unread:
 @dataclass(frozen=True, slots=True)
 class Held:
     """What is held while a model's own code runs: by forward node, what its variables hold; what is saved for nobody; and what
-    attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those."""
+    attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those. Where parts take
+    states of a generator, each of `state_bytes`, `drawing` are the forward nodes that draw from it."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
     left: frozenset[int] = frozenset()
     left_bytes: tuple[tuple[int, int], ...] = ()
+    drawing: frozenset[int] = frozenset()
+    state_bytes: int = 0
 
 
 class Keeps(StrEnum):
@@ -263,6 +267,7 @@ class _Step:
         self.left_bytes = 0
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
         self.second = 0  # bytes of those that were made once more since it may have read them: it has both
+        self.states = States(parts, rule.held.drawing, rule.held.state_bytes)
 
     def _owners(self) -> dict[int, int]:
         """The innermost part that does not keep a value, for all that are not kept."""
@@ -296,6 +301,7 @@ class _Step:
                 made -= read
                 self.kept -= read
             order.append(node.id)
+        self._hold_states()
         self._hold_beside()
         return order
 
@@ -340,10 +346,25 @@ class _Step:
         """Counts the bytes beside data that nodes of the forward pass hold, and those that are there to the end."""
         for position, nbytes in enumerate(accumulate(self.steps[: self.graph.loss + 1])):
             if nbytes:
-                self.beside[position] = nbytes
+                self.beside[position] = self.beside.get(position, 0) + nbytes
         for position in range(self.graph.loss + 1, len(self.order)) if self.left_bytes else ():
             self.beside[position] = self.beside.get(position, 0) + self.left_bytes
         self.held_at[len(self.order) - 1] = [*self.held_at.get(len(self.order) - 1, ()), *self.left]
+
+    def _hold_states(self) -> None:
+        """Holds generator states, those of parts that did not run again until nothing of theirs is read any more."""
+        if not self.states.draws:
+            return
+        loss = self.graph.loss
+        where = {node: position for position, node in enumerate(self.order) if node > loss}
+        for index, part in enumerate(self.parts):
+            if self.until[index] > loss:
+                self.states.let_go(index, where[self.until[index]] + 1)
+            elif part.late or self.own[index]:
+                there = max((self.rule.forward_end[d] for d in self.own[index]), default=-1)
+                self.states.let_go(index, loss + 1 if part.late else there + 1)
+        for position, nbytes in self.states.held(len(self.order)).items():
+            self.beside[position] = self.beside.get(position, 0) + nbytes
 
     def _forgets(self, node: int) -> bool:
         """Whether a part forgets what autograd saves in a node: one that keeps its result keeps that there, too."""
@@ -388,7 +409,9 @@ class _Step:
         forgotten = [d for d in self.inputs[index] if d in self.owner]
         for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
             self._demand(data, alone=True, for_a_part=True)
+        position = len(self.order)
         self._run(index, self._end(index, wanted if passing else None))
+        self.states.run(index, position, self.order[position:], passing)
         if not passing:
             own = self.own[index]
             self.made.update(own)
@@ -399,6 +422,7 @@ class _Step:
             self.kept.difference_update(own)  # from now on they are like any other part's
             self.shared.difference_update(own)
             self.done[index] = True
+            self.states.let_go(index, len(self.order))
             self._pass_on(index)
         elif wanted is not None and part.again is Again.SHARED:
             self.made.add(wanted)

@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
+from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES, drawing_nodes
 from remat_codegen.graph.simplify import Model
 from remat_codegen.graph.unread import lost_of
 from remat_codegen.marked.demand import Held, Part, Unread, schedule_of
+from remat_codegen.marked.features import draws
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, Timeline, simulate
 from remat_codegen.trace import Operation
@@ -46,7 +48,10 @@ class Holders:
         made = {s: self.of_storage.get(s) for s in storages}
         beside = [(self._node_that_makes(s), self.record.storages[s].nbytes) for s, data in made.items() if data is None]
         left = frozenset(data for data in made.values() if data is not None)
-        return Held(self._held_by_variables(), tuple(self._unread()), left, tuple(beside))
+        variables, unread = self._held_by_variables(), tuple(self._unread())
+        takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
+        state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
+        return Held(variables, unread, left, tuple(beside), drawing_nodes(self.model), state_bytes)
 
     @cached_property
     def of_storage(self) -> dict[int, int]:

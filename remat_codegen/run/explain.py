@@ -405,18 +405,18 @@ def _priced_by_table(
     costs = told.found.holders.costs(profile)
     timeline = simulate(traced.graph, costs, told.schedule)
     plain = told.found.holders.plain_step(profile)
-    beside, states = _beside(case, brought, profiles), marked_text.states_bytes(traced, told)
+    beside = _beside(case, brought, profiles)
     priced = replace(
         found,
         rows=marked_text.summary(traced, profile, told),
-        peak_bytes=timeline.peak_bytes + states,
+        peak_bytes=timeline.peak_bytes,
         unmodified_peak_bytes=plain.peak_bytes,
         budget_bytes=None if case.plan_told is None else case.plan_told.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
         others=tuple(other.table for other in beside),
         batch=None if case.plan_told is None else case.plan_told.batch,
     )
-    return priced, Followed(case, request, told.schedule, profile, costs, states, others=beside)
+    return priced, Followed(case, request, told.schedule, profile, costs, 0, others=beside)
 
 
 def _beside(case: Case, brought: tabling.Brought, profiles: Profile) -> tuple[Beside, ...]:

@@ -22,7 +22,7 @@ from remat_codegen.marked.steady import ANEW, Before
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import functions, pipeline
 from remat_codegen.run.functions import Functions
-from remat_codegen.run.marked_text import emit, named, read_back, states_bytes
+from remat_codegen.run.marked_text import emit, named, read_back
 from remat_codegen.run.pipeline import finished
 from remat_codegen.run.planning import DIGITS, make_plan, unseen
 from remat_codegen.run.priced import measured_costs
@@ -226,7 +226,7 @@ def as_planned(plan: SavedPlan, traced: Traced, profile: Profile, brought: Broug
     plain = sum(profile.time_ns)
     return replace(
         plan,
-        planned_peak_bytes=timeline.peak_bytes + states_bytes(traced, brought),
+        planned_peak_bytes=timeline.peak_bytes,
         overhead=round(timeline.time_ns / max(1, plain) - 1, DIGITS),
         order=order,
         notes=tuple(note for note in plan.notes if note not in of_functions),

@@ -22,7 +22,7 @@ from remat_codegen.marked import file as writing
 from remat_codegen.marked.candidates import Candidate, Row
 from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.choose import parts_of
-from remat_codegen.marked.demand import Again, Keeps, forgotten, ready_to_run
+from remat_codegen.marked.demand import Again, Keeps, forgotten
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
@@ -39,7 +39,6 @@ from remat_codegen.parts import own_modules
 from remat_codegen.profile.costs import Profile
 from remat_codegen.readback.values import Problem
 from remat_codegen.run.pipeline import facts_of, portable
-from remat_codegen.run.priced import reserve_of
 from remat_codegen.run.tabling import Brought, carried_sources, file_of, found_of
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Compute, alive_before
@@ -119,12 +118,6 @@ def with_marks_of(before: Before[Vertex], traced: Traced, plan: SavedPlan, reque
         return brought
     same = [order_of(one.schedule) for one in read.all()] == [order_of(one.schedule) for one in brought.all()]
     return wider if same and not problems else brought
-
-
-def states_bytes(traced: Traced, brought: Brought) -> int:
-    """Bytes of generator states that a table's parts hold at most."""
-    waiting = ready_to_run(part for _, part in parts_of(brought.rows))
-    return reserve_of(traced).states_bytes((*order_of(brought.schedule), *waiting))
 
 
 def summary(traced: Traced, profile: Profile, brought: Brought) -> tuple[RowSummary, ...]:

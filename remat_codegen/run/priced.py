@@ -14,6 +14,7 @@ from remat_codegen.ask.budget import Budget
 from remat_codegen.ask.request import Request
 from remat_codegen.graph import exchange
 from remat_codegen.graph.allocator import unsplit_bytes
+from remat_codegen.graph.drawing import drawing_nodes
 from remat_codegen.graph.ir import Graph
 from remat_codegen.graph.simplify import Model
 from remat_codegen.marked.changed import changed_buffers
@@ -156,10 +157,9 @@ def generator_states(traced: Traced, schedule: Schedule) -> int:
 
 def reserve_of(traced: Traced, profile: Profile | None = None) -> Reserve:
     """What a generated file may need beside the planned tensors; blocks of a GPU's allocator only where there are costs."""
-    random = (n.id for n in traced.graph.forward_nodes if n.recomputable and _is_random(traced, n.id))
     fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model) + _copies_bytes(traced.model)
     if not traced.model.trace.accelerator:
-        return Reserve(fixed, frozenset(random))
+        return Reserve(fixed, drawing_nodes(traced.model))
     if profile is None:
         return Reserve(fixed)
     followed = left_unsplit(traced.graph, profile, without_recomputation(traced.graph))
@@ -178,7 +178,3 @@ def _copies_bytes(model: Model) -> int:
     """What parts take for copies of buffers that count: some around each, of which a GPU gives no less than a block."""
     copied = [b.nbytes for b in changed_buffers(model.trace, model.record) if b.is_copied]
     return PARTS_AROUND * sum(max(nbytes, LOOK_BYTES) if model.trace.accelerator else nbytes for nbytes in copied)
-
-
-def _is_random(traced: Traced, node: int) -> bool:
-    return any(traced.model.record.operations[op].random for op in traced.model.bodies[node].operations)

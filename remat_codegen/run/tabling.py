@@ -25,7 +25,7 @@ from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
 from remat_codegen.marked.rows import Rows as TableRows
 from remat_codegen.marked.steady import STEADY, Before, steadied
-from remat_codegen.planners.base.reserve import Reserve
+from remat_codegen.planners.base.reserve import Reserve, repeats
 from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run.pipeline import own_source
@@ -182,8 +182,8 @@ class Search:
 
 
 def _left(reserve: Reserve, limit: int, order: Sequence[int]) -> int:
-    """The bytes for activations within a limit, beside what has to be held in reserve."""
-    return limit - reserve.needed_bytes(order)
+    """The bytes for activations, and for what parts hold beside them, within a limit."""
+    return limit - (reserve.least_bytes if repeats(order) else reserve.slack_bytes)
 
 
 def about(overhead: float) -> float:

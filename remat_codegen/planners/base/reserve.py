@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base.result import Plan, Status, smallest_of
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute
 
-GENERATOR_STATE_BYTES = 5056  # torch.get_rng_state() on the CPU; a CUDA generator's state does not lie on the device
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 NEGLIGIBLE = 0.005  # of the unmodified peak: states that together take less are not worth a second plan
 QUICKLY_PLANNED = 500  # nodes; in larger graphs, the other plans are looked at only where the first does not fit
