@@ -114,10 +114,10 @@ def rows_at_most(
 
 
 def is_random(op: Operation) -> bool:
-    """Whether an operation may draw from the device's generator."""
-    if torch.Tag.nondeterministic_seeded in op.target.tags:
-        return True
-    return any(a.name in ("dropout_p", "dropout") and _argument(op, i, a) for i, a in enumerate(schema(op.target).arguments))
+    """Whether an operation draws from the device's generator. Attention does so for its dropout alone."""
+    given = {a.name: _argument(op, i, a) for i, a in enumerate(schema(op.target).arguments)}
+    dropout = given.get("dropout_p", given.get("dropout"))
+    return bool(dropout) if dropout is not None else torch.Tag.nondeterministic_seeded in op.target.tags
 
 
 def _argument(op: Operation, position: int, argument: Any) -> Any:
