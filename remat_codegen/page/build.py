@@ -54,7 +54,6 @@ class Given:
     profile: Profile
     costs: Profile
     budget_bytes: int | None
-    states_bytes: int
     outside: Outside
     lines: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
@@ -69,7 +68,7 @@ class Given:
 def build(given: Given, tradeoff: Tradeoff | None = None, measured: MeasuredStep | None = None) -> Page:
     """The page."""
     graph, costs = given.model.graph, given.costs
-    planned = curve_of(graph, costs, given.schedule, given.states_bytes)
+    planned = curve_of(graph, costs, given.schedule)
     unmodified = curve_of(graph, given.profile, given.unmodified)
     found, texts = _texts(given)
     nodes = nodes_of(given.model, costs, found)

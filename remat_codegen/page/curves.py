@@ -30,9 +30,8 @@ def during(timeline: Timeline, schedule: Schedule) -> tuple[int, ...]:
     return tuple(b for step, b in zip(schedule.steps, timeline.during_bytes, strict=True) if isinstance(step, Compute))
 
 
-def curve_of(graph: Graph, profile: Profile, schedule: Schedule, states_bytes: int = 0) -> Curve:
-    """The curve of a step that holds `states_bytes` of generator states. A category's part is what a simulation says of a graph
-    in which nothing else has a size."""
+def curve_of(graph: Graph, profile: Profile, schedule: Schedule) -> Curve:
+    """The curve of a step. A category's part is what a simulation says of a graph in which nothing else has a size."""
     no_workspace, alone = replace(profile, workspace_bytes=(0,) * len(graph.nodes)), replace(schedule, beside_bytes={})
 
     def of(kinds: Collection[Kind], costs: Profile, of_what: Schedule = alone) -> tuple[int, ...]:
@@ -43,8 +42,7 @@ def curve_of(graph: Graph, profile: Profile, schedule: Schedule, states_bytes: i
         nodes=tuple(r.node for r in runs),
         start_ns=tuple(r.start_ns for r in runs),
         end_ns=runs[-1].end_ns if runs else 0,
-        states_bytes=states_bytes,
-        total_bytes=tuple(states_bytes + b for b in during(simulate(graph, profile, schedule), schedule)),
+        total_bytes=during(simulate(graph, profile, schedule), schedule),
         activations_bytes=of(ACTIVATIONS, no_workspace),
         gradients_bytes=of((Kind.GRADIENT,), no_workspace),
         workspace_bytes=of((), profile, schedule),

@@ -17,13 +17,12 @@ FORMAT, VERSION = "remat-codegen report", 1
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Memory over a step: by each node that runs, in order, from when on it does and the most that is alive meanwhile. The
-    three parts and `states_bytes`, generator states that are held throughout, add up to `total_bytes`; `activations` are values
-    and what autograd saves beside them."""
+    three parts add up to `total_bytes`; `activations` are values and what autograd saves beside them, `workspace` is also what
+    is no node's: generator states, what autograd has saved for nobody."""
 
     nodes: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: int
-    states_bytes: int
     total_bytes: tuple[int, ...]
     activations_bytes: tuple[int, ...]
     gradients_bytes: tuple[int, ...]

@@ -90,7 +90,6 @@
       ["their gradients", "leaves", outside.gradients_bytes],
       ["optimizer state", "optimizer", outside.optimizer_bytes[$("optimizer").querySelector("select").value]],
     ] : [];
-    if (planned.states_bytes) constant.push(["generator states", "states", planned.states_bytes]);
     return [
       ...constant.filter(c => c[2]).map(([name, shade, size]) => [name, shade, planned.nodes.map(() => size)]),
       ["activations", "activations", planned.activations_bytes],

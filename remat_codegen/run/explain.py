@@ -27,7 +27,7 @@ from remat_codegen.readback.summary import BlockSummary, summarize
 from remat_codegen.readback.values import Problem
 from remat_codegen.run import check_update, marked, marked_text, pipeline, tabling
 from remat_codegen.run.check_update import Header
-from remat_codegen.run.priced import generator_states, measured_costs
+from remat_codegen.run.priced import measured_costs, reserve_of
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import Schedule, simulate, validate, with_forgets
 from remat_codegen.schedule.order import order_of
@@ -147,16 +147,14 @@ class Beside:
 @dataclass(frozen=True, slots=True)
 class Followed:
     """The schedule that a file was found to run, with the `costs` that it was simulated by; `profile` are those of the step
-    without recomputation. `states_bytes` are the generator states that it holds beside that. `lines` are those of the file that
-    cause each of its steps, `calls` the functions that it calls; a file of the second edition has neither. `others` are the
-    file's other tables."""
+    without recomputation. `lines` are those of the file that cause each of its steps, `calls` the functions that it calls; a
+    file of the second edition has neither. `others` are the file's other tables."""
 
     case: Case
     request: Request
     schedule: Schedule
     profile: Profile
     costs: Profile
-    states_bytes: int
     lines: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
     others: tuple[Beside, ...] = ()
@@ -380,21 +378,21 @@ def _priced(
 ) -> tuple[Explanation, Followed]:
     profile = measured_costs(request, case.traced, progress)
     graph = case.traced.graph
-    timeline = simulate(graph, profile, reading.schedule)
+    schedule = reserve_of(case.traced).with_states(reading.schedule)
+    timeline = simulate(graph, profile, schedule)
     plain = Holders(case.traced.model).plain_step(profile)
-    again = generator_states(case.traced, reading.schedule)
     blocks = summarize(case.traced.model, profile, reading, timeline, plain.time_ns)
     priced = replace(
         found,
         blocks=blocks,
-        peak_bytes=timeline.peak_bytes + again,
+        peak_bytes=timeline.peak_bytes,
         peak_line=reading.lines[timeline.peak_step],
         peak_block=next((b.block for b in blocks if b.peak_bytes == timeline.peak_bytes), None),
         unmodified_peak_bytes=plain.peak_bytes,
         budget_bytes=None if case.plan is None else case.plan.budget_bytes,
         overhead=timeline.time_ns / max(1, plain.time_ns) - 1,
     )
-    return priced, Followed(case, request, reading.schedule, profile, profile, again, reading.lines, reading.calls)
+    return priced, Followed(case, request, schedule, profile, profile, reading.lines, reading.calls)
 
 
 def _priced_by_table(
@@ -416,7 +414,7 @@ def _priced_by_table(
         others=tuple(other.table for other in beside),
         batch=None if case.plan_told is None else case.plan_told.batch,
     )
-    return priced, Followed(case, request, told.schedule, profile, costs, 0, others=beside)
+    return priced, Followed(case, request, told.schedule, profile, costs, others=beside)
 
 
 def _beside(case: Case, brought: tabling.Brought, profiles: Profile) -> tuple[Beside, ...]:

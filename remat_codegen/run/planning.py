@@ -243,9 +243,11 @@ def plan_file(
 
 
 def peak_of(found: Priced, outcome: Outcome) -> int | None:
-    """The peak of a plan with the generators' states that a file holds; None where nothing fits."""
-    plan = outcome.plan
-    return None if plan.schedule is None else plan.peak_bytes + found.reserve.states_bytes(order_of(plan.schedule))
+    """The peak of a plan with the generators' states that a file of functions holds; None where nothing fits."""
+    schedule = outcome.plan.schedule
+    if schedule is None:
+        return None
+    return simulate(found.graph, found.profile, found.reserve.with_states(schedule)).peak_bytes
 
 
 def saved_plan(found: Priced, outcome: Outcome) -> SavedPlan:

@@ -25,7 +25,7 @@ from remat_codegen.profile.costs import Costs, Profile
 from remat_codegen.profile.estimated import Estimated
 from remat_codegen.profile.measure import Measured
 from remat_codegen.run.traced import Traced, trace_target
-from remat_codegen.schedule import Schedule, left_unsplit, order_of, simulate, without_recomputation
+from remat_codegen.schedule import left_unsplit, simulate, without_recomputation
 from remat_codegen.show.results import AS_WRITTEN, AsWritten, Progress
 
 PARTS_AROUND = 16  # parts that may hold a copy of one buffer at a time
@@ -148,11 +148,6 @@ def capability(device: str) -> str | None:
 def capability_of(request: Request) -> str | None:
     """The same of the device that a request is for, which need not be there."""
     return capability(request.device) if request.gpu is None else request.gpu.capability
-
-
-def generator_states(traced: Traced, schedule: Schedule) -> int:
-    """Bytes of generator states that a schedule's file holds at most."""
-    return reserve_of(traced).states_bytes(order_of(schedule))
 
 
 def reserve_of(traced: Traced, profile: Profile | None = None) -> Reserve:

@@ -91,7 +91,6 @@ def _given(file: Path, explanation: Explanation, followed: Followed, progress: P
         unmodified=holders.plain,
         costs=followed.costs,
         budget_bytes=budget,
-        states_bytes=followed.states_bytes,
         outside=outside(traced.target.module, (traced.target.args, traced.target.kwargs)),
         lines=followed.lines,
         calls=followed.calls,
@@ -161,9 +160,8 @@ def _points(followed: Followed, plans: Sequence[OtherPlan]) -> list[Point]:
 
 def _tradeoff(given: Given, prices: Priced, planners: Sequence[str], progress: Progress, others: Sequence[Point]) -> Tradeoff:
     timeline = simulate(prices.graph, given.costs, given.schedule)
-    needed = timeline.peak_bytes + given.states_bytes
     overhead = round(over(timeline.time_ns, prices.plain_ns), 6)
-    own = Point(max(needed, given.budget_bytes or 0), overhead, THIS_FILE, given.bound)
+    own = Point(max(timeline.peak_bytes, given.budget_bytes or 0), overhead, THIS_FILE, given.bound)
     return tradeoff.tradeoff(prices, own, planners, progress, others)
 
 

@@ -15,7 +15,7 @@ from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners.base.result import Plan, Status, smallest_of
 from remat_codegen.profile.costs import Profile
-from remat_codegen.schedule import Compute
+from remat_codegen.schedule import Compute, Schedule, order_of
 
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 NEGLIGIBLE = 0.005  # of the unmodified peak: states that together take less are not worth a second plan
@@ -53,6 +53,20 @@ class Reserve:
         present one while it is changed."""
         runs = Counter(order)
         return _states(sum(runs[n] > 1 for n in self.drawing))
+
+    def with_states(self, schedule: Schedule) -> Schedule:
+        """The schedule with the states that a file of functions holds beside it: that of each random node that runs again from
+        its first run to the end, and the present one while it draws."""
+        order = order_of(schedule)
+        runs, waiting, held = Counter(order), set(self.drawing), 0
+        beside = dict(schedule.beside_bytes)
+        for position, node in enumerate(order):
+            drawn = node in self.drawing and runs[node] > 1
+            held += drawn and node in waiting
+            waiting.discard(node)
+            if held:
+                beside[position] = beside.get(position, 0) + (held + drawn) * GENERATOR_STATE_BYTES
+        return replace(schedule, beside_bytes=beside)
 
     def needed_bytes(self, order: Sequence[int]) -> int:
         """What an order of node ids needs: next to nothing where no node runs again."""

@@ -7,7 +7,7 @@ import random
 import pytest
 from graphs import Op, chain_graph, random_graph, training_graph
 
-from remat_codegen.marked.demand import Again, Keeps, Part, check, forgotten, order_of, run_of, schedule_of
+from remat_codegen.marked.demand import Again, Held, Keeps, Part, check, forgotten, order_of, run_of, schedule_of
 from remat_codegen.schedule import Pricing, simulate, validate, without_recomputation
 
 
@@ -187,3 +187,20 @@ def test_what_is_forgotten_is_not_alive_at_the_loss(seed):
         if step.node == graph.loss:
             break
     assert alive.isdisjoint(d for d in gone if graph.loss not in graph.readers[d])
+
+
+@pytest.mark.parametrize(
+    ("parts", "order", "states"),
+    [
+        ([Part(1, 1), Part(3, 4)], "f3 f4 b5 b4 b3 f1 b2 b1 b0", "0 21 231 1 11 111 200 0"),
+        ([Part(1, 4), Part(2, 2, outer=0)], "f1 f2 f3 f4 b5 b4 f2 b3 b2 b1 b0", "0 13 121 1 2333 11 20 000"),
+        ([Part(1, 2, late=True)], "b5 b4 b3 b2 b1 b0", "0 12 111 1 1111 00"),
+        ([Part(1, 1, again=Again.TWICE), Part(2, 2)], "b5 b4 f1 f2 b3 f1 b2 b1 b0", "0 23 222 2 22331200 0"),
+    ],
+)
+def test_states_of_generators_are_held_until_a_part_has_run_for_the_last_time(parts, order, states):
+    """A part that draws nothing, as f3 and f4 do here, has one while it first runs, and another to compare when it has."""
+    graph, _ = line(6)
+    ran = run_of(graph, parts, Held(drawing=frozenset({1, 2}), state_bytes=1))
+    assert names(graph, ran.order) == order
+    assert [ran.beside_bytes.get(i, 0) for i in range(len(ran.order))] == [int(n) for n in states.replace(" ", "")]

@@ -68,13 +68,13 @@ def test_curves_are_the_simulators(case):
     _, _, followed, page = case
     timeline = simulate(followed.case.traced.graph, followed.costs, followed.schedule)
     planned = page.planned
-    assert planned.total_bytes == tuple(planned.states_bytes + b for b in during(timeline, followed.schedule))
+    assert planned.total_bytes == during(timeline, followed.schedule)
     assert max(planned.total_bytes) == page.figures.planned_peak_bytes
     assert planned.end_ns == timeline.time_ns == page.runs[-1].end_ns
     for curve in (page.planned, page.unmodified):
         parts = zip(curve.activations_bytes, curve.gradients_bytes, curve.workspace_bytes, strict=True)
-        assert tuple(sum(p) + curve.states_bytes for p in parts) == curve.total_bytes
-    assert page.unmodified.states_bytes == 0 and max(page.unmodified.total_bytes) == page.figures.unmodified_peak_bytes
+        assert tuple(sum(p) for p in parts) == curve.total_bytes
+    assert max(page.unmodified.total_bytes) == page.figures.unmodified_peak_bytes
 
 
 def test_lives_make_up_the_curve(case):
@@ -86,7 +86,7 @@ def test_lives_make_up_the_curve(case):
         older = [d for d in alive if any(a < number <= b for a, b in lives[d.id])]
         twice = [d for d in older if d.id in graph.nodes[run.node].writes and d.kind is not Kind.GRADIENT]
         held = sum(d.nbytes for d in alive) + sum(d.nbytes for d in twice) + page.nodes[run.node].workspace_bytes
-        assert held + page.planned.states_bytes == page.planned.total_bytes[number]
+        assert held == page.planned.total_bytes[number]
 
 
 def test_each_value_says_its_fate(case):
@@ -248,7 +248,6 @@ def _of_layers(count: int) -> Page:
         profile=costs,
         costs=costs,
         budget_bytes=None,
-        states_bytes=0,
         outside=reporting.outside(target.module, (target.args, target.kwargs)),
     )
     return build(given)

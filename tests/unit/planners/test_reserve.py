@@ -8,11 +8,12 @@ from graphs import Op, training_graph
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError
+from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES
 from remat_codegen.planners import checkmate, dtr, rockmate
-from remat_codegen.planners.base.reserve import GENERATOR_STATE_BYTES, Reserve, plan_within
+from remat_codegen.planners.base.reserve import Reserve, plan_within
 from remat_codegen.planners.base.result import Status
 from remat_codegen.run import pipeline
-from remat_codegen.schedule import simulate, without_recomputation
+from remat_codegen.schedule import Compute, Schedule, simulate, without_recomputation
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.results import Progress
 
@@ -45,6 +46,12 @@ def test_states_are_counted_for_what_runs_again():
     assert reserve.needed_bytes([0, 1, 2, 3, 4]) == 100
     assert reserve.needed_bytes([0, 1, 2, 3, 4, 3, 3, 2]) == 100 + 2 * GENERATOR_STATE_BYTES
     assert reserve.most_bytes == 100 + 4 * GENERATOR_STATE_BYTES
+
+
+def test_a_file_of_functions_holds_states_from_the_first_run_on():
+    schedule = Reserve(100, frozenset({1, 2})).with_states(Schedule(tuple(map(Compute, [0, 1, 2, 3, 1, 0]))))
+    held = {1: 2, 2: 1, 3: 1, 4: 2, 5: 1}  # one more while node 1 draws; node 2 does so once
+    assert schedule.beside_bytes == {position: n * GENERATOR_STATE_BYTES for position, n in held.items()}
 
 
 def test_large_random_results_are_planned_once():

@@ -23,7 +23,7 @@ from remat_codegen.profile.cache import Cache
 from remat_codegen.readback.values import WIDEST, cut, told_apart
 from remat_codegen.run import check_update, pipeline
 from remat_codegen.run.explain import explain
-from remat_codegen.run.priced import generator_states
+from remat_codegen.run.priced import reserve_of
 from remat_codegen.run.traced import trace_target
 from remat_codegen.schedule import simulate, with_forgets
 from remat_codegen.schedule.order import order_of
@@ -91,9 +91,8 @@ def test_the_schedule_in_the_functions_is_the_one_that_was_written(case, edited)
     found, _ = edited()
     assert found.ok and found.as_planned and found.notes == ()
     profile = all_alike(traced.graph)
-    timeline = simulate(traced.graph, profile, with_forgets(traced.graph, plan.order))
-    states = generator_states(traced, with_forgets(traced.graph, plan.order))
-    assert found.peak_bytes == timeline.peak_bytes + states
+    planned = reserve_of(traced).with_states(with_forgets(traced.graph, plan.order))
+    assert planned.beside_bytes and found.peak_bytes == simulate(traced.graph, profile, planned).peak_bytes
     again = sum(len(b.recomputed) for b in found.blocks)
     assert again == len(plan.order) - len(traced.graph.nodes) > 0
     assert found.overhead == pytest.approx(again / len(traced.graph.nodes))
