@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import contextvars
+import copy
 import dis
 import functools
 import inspect
@@ -55,6 +56,7 @@ RECORDED = False  # what its model does depends on values, of which one run was 
 CHECKPOINTS = True  # its forward checkpoints, or where it is told to, as those of transformers do
 ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
+OBJECTS = True  # its variables hold objects of classes of its own with tensors in them
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
 
 CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
@@ -79,6 +81,7 @@ OTHER = "which this file is not made for: generate it again"
 SAME = "let no counter, cache, flag or generator of its own decide what it does"
 
 CUDA, DEVICES, PARTIAL, C = torch.backends.cuda, ("cpu", "cuda"), functools.partial, torch._C
+NO_HOLDERS = torch.nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, PARTIAL
 SETTINGS = [  # of the process, which change what operations do: how they are read, at once, and set
     (torch.get_default_dtype, torch.set_default_dtype),
     (C._get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -1597,24 +1600,51 @@ def _view(value, how):
     return view
 
 
-def _all(thing, kind):
+def _all(thing, kind, around=()):
     """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
         return [thing]
     things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    return [found for t in things for found in _all(t, kind)]
+    if OBJECTS and _has_attributes(thing, around):
+        things, around = vars(thing).values(), (*around, id(thing))
+    return [found for t in things for found in _all(t, kind, around)]
 
 
-def _mapped(function, thing, kind):
+def _mapped(function, thing, kind, around=()):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    if type(thing) is dict:
-        return {key: _mapped(function, value, kind) for key, value in thing.items()}
+    if isinstance(thing, dict) if OBJECTS else type(thing) is dict:
+        found = {key: _mapped(function, value, kind, around) for key, value in thing.items()}
+        return found if not OBJECTS or type(thing) is dict else _with(thing, found)
     if not isinstance(thing, (tuple, list)):
-        return thing
-    found = [_mapped(function, value, kind) for value in thing]
+        return _object_mapped(function, thing, kind, around) if OBJECTS else thing
+    found = [_mapped(function, value, kind, around) for value in thing]
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
+
+
+def _object_mapped(function, thing, kind, around):
+    """A copy of an object that has any of a kind; others as they are."""
+    if not _has_attributes(thing, around) or not _all(thing, kind, around):
+        return thing
+    around, changed = (*around, id(thing)), copy.copy(thing)
+    vars(changed).update({name: _mapped(function, value, kind, around) for name, value in vars(thing).items()})
+    return changed
+
+
+def _with(thing, items):
+    """A dict of another type with other items."""
+    changed = copy.copy(thing)
+    for key, value in items.items():
+        changed[key] = value
+    return changed
+
+
+def _has_attributes(thing, around):
+    """Whether a thing is an object that may have tensors in attributes, and not one `around` it, by id."""
+    if not hasattr(thing, "__dict__") or isinstance(thing, (*NO_HOLDERS, tuple, list, dict)):
+        return False
+    return id(thing) not in around and len(around) < 4
 
 
 def _frozen(thing, tensors, known):

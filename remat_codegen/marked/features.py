@@ -43,6 +43,7 @@ class Features:
     home: bool = False
     counters: bool = True
     shares: bool = True
+    objects: bool = True
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""
@@ -67,6 +68,11 @@ def moves_buffers(module: torch.nn.Module, record: Record) -> bool:
     """Whether a forward pass can change what it is given. Batch norms do without a new version of what they change."""
     norms = any("running_mean" in buffers_of(m) for m in module.modules())
     return norms or any(record.storages[s].operation is None for row in record.operations for s in row.mutated)
+
+
+def holds_in_objects(trace: Trace) -> bool:
+    """Whether variables of a forward pass hold plain objects with tensors in attributes."""
+    return any("." in name for op in trace.operations for call in op.calls for name in call.tensors)
 
 
 def changes_in_place(record: Record) -> bool:

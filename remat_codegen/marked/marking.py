@@ -30,7 +30,8 @@ WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An expression that becomes a part. `inputs` are the local names that can hold tensors; None where that is not known: all.
+    """An expression that becomes a part. `inputs` are the local names that can hold tensors, and attributes of plain objects
+    that do, `state.hidden`; None where that is not known: all names.
 
     `outside` are expressions inside of it that are no part of it: they are evaluated before, and handed in. `made` are spans of
     expressions of the file that make operations; where they are known, calls that make none are evaluated before, too.
@@ -62,7 +63,7 @@ def refusal_of(source: str, mark: Mark) -> str:
         inside = any(span_of(n) in (mark.made or ()) for n in ast.walk(node.value) if isinstance(n, ast.expr))
         return "what is added is made in it" if inside and span_of(node.value) not in mark.outside else ""
     assert isinstance(node, ast.expr)
-    found = outside_of(syntax, node, mark.outside, mark.made)
+    found = outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ())
     return found.refused or _named_elsewhere(syntax, node)
 
 
@@ -153,13 +154,17 @@ class _Writer:
         if isinstance(node, ast.AugAssign):
             return self._in_place(node, mark.name, holder)
         assert isinstance(node, ast.expr)
-        outside = outside_of(self.syntax, node, mark.outside, mark.made).nodes
+        evaluated = outside_of(self.syntax, node, mark.outside, mark.made, mark.inputs or ())
+        outside = evaluated.nodes
         inputs = self._inputs(node, mark, outside)
-        given = [*inputs, *(self._text(n, known).decode() for n in outside)]
         run = self._plain(node, inputs, outside)
+        alike = {n: n for n in outside} if run is not None else _first_alike(outside, evaluated.read)
+        once = [n for n in outside if alike[n] is n]
+        given = [*inputs, *(self._text(n, known).decode() for n in once)]
         if run is None:
-            names = self._parameters(outside, inputs, node)
-            inside = self._content(node, {**known, **dict(zip(outside, names, strict=True))}).decode()
+            names = self._parameters(once, inputs, node)
+            called = dict(zip(once, names, strict=True))
+            inside = self._content(node, {**known, **{n: called[alike[n]] for n in outside}}).decode()
             bare = isinstance(node, ast.Tuple) and self.source[self._range(node)[0] :][:1] != b"("
             listed = ", ".join([*inputs, *names])
             run = f"lambda {listed}: " if listed else "lambda: "
@@ -178,7 +183,7 @@ class _Writer:
         """The local names that are handed in."""
         local = local_names(self.syntax, node) - {"self"}
         if mark.inputs is not None:
-            local &= set(mark.inputs)
+            local &= {name.partition(".")[0] for name in mark.inputs}
         else:
             local -= {c.func.id for c in ast.walk(node) if isinstance(c, ast.Call) and isinstance(c.func, ast.Name)}
         return [name for name in free_names(node, tuple(outside)) if name in local]
@@ -229,6 +234,12 @@ class _Writer:
             else:
                 ahead += [c for c in ast.iter_child_nodes(inner) if c in self.syntax.parents]
         return applied(self.source[start:end], [Edit(e.start - start, e.end - start, e.text) for e in edits])
+
+
+def _first_alike(nodes: Sequence[ast.expr], read: Collection[ast.expr]) -> dict[ast.expr, ast.expr]:
+    """By what is handed in: what it is handed in with, the first that reads the same."""
+    first: dict[str, ast.expr] = {}
+    return {node: first.setdefault(ast.unparse(node), node) if node in read else node for node in nodes}
 
 
 def _held_in(node: ast.expr) -> str:

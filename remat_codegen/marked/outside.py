@@ -39,17 +39,46 @@ SOMETIMES = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)  # what is in t
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The expressions that are handed in, in order; or why that cannot be."""
+    """The expressions that are handed in, in order; or why that cannot be. `read` are those of them that only take a tensor
+    from where it is held."""
 
     nodes: tuple[ast.expr, ...] = ()
     refused: str = ""
+    read: frozenset[ast.expr] = frozenset()
 
 
-def outside_of(syntax: Syntax, node: ast.expr, asked: Collection[Span], made: Collection[Span] | None) -> Outside:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What only takes something from where tensors are `held`: `state.hidden`, `skips[-1]`."""
+
+    held: frozenset[str]
+    made: Collection[Span] | None
+
+    def fits(self, node: ast.expr) -> bool:
+        """Whether that is all that an expression does."""
+        if isinstance(node, ast.Attribute):
+            return is_dotted(node) and ast.unparse(node) in self.held
+        if not isinstance(node, ast.Subscript) or self.made is None or span_of(node) in self.made:
+            return False
+        taken_from = node.value
+        if not is_dotted(taken_from) or ast.unparse(taken_from) not in self.held:
+            return False
+        return all(isinstance(n, (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)) for n in ast.walk(node.slice))
+
+
+def outside_of(
+    syntax: Syntax,
+    node: ast.expr,
+    asked: Collection[Span],
+    made: Collection[Span] | None,
+    held: Collection[str] = (),
+) -> Outside:
     """What of an expression is evaluated outside. `asked` are spans that are no part of it; `made` those that make operations,
-    None where that is not known: then only what is known to change something is."""
+    None where that is not known: then only what is known to change something is. `held` are names that hold tensors, and
+    attributes of plain objects that do, `state.hidden`: of those, and of lists, what is read in any case is handed in alone."""
     found: list[ast.expr] = []
-    refused = _collect(node, node, frozenset(asked), made, False, found)
+    reading = _Reading(frozenset(held), made)
+    refused = _collect(node, node, frozenset(asked), made, reading, False, found)
     wanted = frozenset(asked) - {span_of(n) for o in found for n in (o, value_of(o))}
     if wanted and not refused:
         refused = "what should be outside is not in it"
@@ -58,7 +87,7 @@ def outside_of(syntax: Syntax, node: ast.expr, asked: Collection[Span], made: Co
     if any(_is_used_up(syntax, n) for n in found if span_of(n) not in asked):
         refused = refused or "what is handed in may be a generator, which runs once"
     refused = refused or _order(syntax, node, found, frozenset(asked)) or _naming(syntax, node, found)
-    return Outside(tuple(found), refused)
+    return Outside(tuple(found), refused, frozenset(filter(reading.fits, found)))
 
 
 def _is_used_up(syntax: Syntax, node: ast.expr) -> bool:
@@ -73,10 +102,14 @@ def _collect(
     whole: ast.expr,
     asked: frozenset[Span],
     made: Collection[Span] | None,
+    reading: _Reading,
     sometimes: bool,
     found: list[ast.expr],
 ) -> str:
     """Adds what is outside to `found`."""
+    if node is not whole and not sometimes and isinstance(node, ast.expr) and reading.fits(node):
+        found.append(node)
+        return ""
     if node is not whole and isinstance(node, ast.expr):
         is_asked = not isinstance(node, (ast.Starred, ast.Slice)) and bool({span_of(node), span_of(value_of(node))} & asked)
         if is_asked or (isinstance(node, ast.Call) and _matters(node, made)):
@@ -93,7 +126,7 @@ def _collect(
         return "it changes something"
     for i, child in enumerate(in_order(node)):
         inner = sometimes or _is_sometimes(node, child, i)
-        refused = _collect(child, whole, asked, made, inner, found)
+        refused = _collect(child, whole, asked, made, reading, inner, found)
         if refused:
             return refused
     return ""

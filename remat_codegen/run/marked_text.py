@@ -24,7 +24,7 @@ from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.choose import parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten
 from remat_codegen.marked.evaluations import Vertex
-from remat_codegen.marked.features import Features, changes_in_place, draws, knows_numpy, moves_buffers
+from remat_codegen.marked.features import Features, changes_in_place, draws, holds_in_objects, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import method_in
 from remat_codegen.marked.markable import looks_at_class
@@ -152,6 +152,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         numpy=knows_numpy(traced.target.module),
         buffers=other_ways or moves_buffers(traced.target.module, record),
         counters=bool(_counted(traced)),
+        objects=other_ways or holds_in_objects(traced.model.trace),
         in_place=other_ways or changes_in_place(record),
         marks=bool(marks.names),
         functions=any(t.function.is_at_top for texts in marks.methods.values() for t in texts),

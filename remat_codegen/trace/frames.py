@@ -7,6 +7,7 @@ and the names of what a frame holds, that is what marks in the user's own text a
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import linecache
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -43,7 +44,10 @@ _CALLS = (  # who hands over what a tracer is asked, and is on the stack beside 
 )
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-_NO_HOLDERS = torch.nn.Module, type, ModuleType, torch.fx.Node, torch.fx.Graph  # of what a forward pass makes
+_NO_HOLDERS = (  # of what a forward pass makes
+    *(torch.nn.Module, torch.Tensor, torch.fx.Node, torch.fx.Graph, type, ModuleType),
+    *(FunctionType, MethodType, BuiltinFunctionType, functools.partial),
+)
 _GOES_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OF_TORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
@@ -240,7 +244,7 @@ class _Observer:
             module,
             number,
             entered if last is None else last.call.enters,
-            tuple(name for name, value in held.items() if name.isidentifier() and _holds_tensors(value)),
+            tuple(place for name, value in held.items() if name.isidentifier() for place in _places(name, value)),
             () if last is None else _changed(last.held, held),
         )
         seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
@@ -348,8 +352,13 @@ def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
     return tuple(n for n, v in held.items() if n.isidentifier() and (n not in before or before[n] is not v))
 
 
-def _holds_tensors(value: Any) -> bool:
-    return any(True for _ in _tensors_in(value))
+def _places(name: str, value: Any) -> Iterator[str]:
+    """Where something with a name holds tensors: there, or, if it is a plain object, in attributes, `state.hidden`: all of its
+    attributes are named."""
+    if any(True for _ in _tensors_in(value)):
+        yield name
+    elif _is_plain(value) and any(True for _ in _tensors_in(value, _DEPTH + 1, objects=True)):
+        yield from (f"{name}.{attribute}" for attribute in list(vars(value)) if attribute.isidentifier())
 
 
 def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Iterator[torch.Tensor]:
@@ -373,7 +382,12 @@ def _may_hold(value: Any) -> bool:
     """Whether there may ever be a tensor in a value, which others may put there while a frame waits."""
     if isinstance(value, (torch.Tensor, list, tuple, dict)):
         return True
-    return hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS) and not callable(value)
+    return _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an object of the model's code that may have tensors in attributes. Some of these can be called."""
+    return hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
 
 
 def _contents(value: Any, objects: bool) -> Iterable[Any]:
@@ -381,5 +395,4 @@ def _contents(value: Any, objects: bool) -> Iterable[Any]:
         return value
     if isinstance(value, dict):
         return value.values()
-    plain = objects and hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS) and not callable(value)
-    return list(vars(value).values()) if plain else ()
+    return list(vars(value).values()) if objects and _is_plain(value) else ()

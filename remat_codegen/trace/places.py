@@ -27,8 +27,9 @@ class Call:
     two operations that share an evaluation come from the same one, and all frames around it are the same.
 
     In a module's method, `module` is its path and `number` says which call of it this is. `enters` are the modules' calls that
-    began between the frame before and this one. `tensors` are the local names that hold tensors; `changed` those that hold
-    something else than when this frame made its last operation.
+    began between the frame before and this one. `tensors` are the local names that hold tensors, and for plain
+    objects that do their attributes, `state.hidden`; `changed` are names that hold something else than when this frame made its
+    last operation.
     """
 
     function: Function
