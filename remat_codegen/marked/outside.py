@@ -34,6 +34,10 @@ DRAWING = (
     *("drop", "rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "geometric", "gumbel"),
     *("rrelu", "scaled_dot_product", "multi_head_attention"),
 )
+LOOKS, SIZES = frozenset("shape dtype device ndim".split()), frozenset("size dim numel".split())
+LIKE = frozenset(
+    "to type_as view_as expand_as reshape_as zeros_like ones_like empty_like full_like rand_like randn_like".split()
+)
 SOMETIMES = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)  # what is in there may run never, or often
 
 
@@ -49,13 +53,17 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What only takes something from where tensors are `held`: `state.hidden`, `skips[-1]`."""
+    """What only takes something from where tensors are `held`: `state.hidden`, `skips[-1]`, or a size of one that is only
+    `looked_at`: `x.shape[0]`."""
 
     held: frozenset[str]
+    looked_at: frozenset[str]
     made: Collection[Span] | None
 
     def fits(self, node: ast.expr) -> bool:
         """Whether that is all that an expression does."""
+        if (name := _looked_at(node)) is not None:
+            return name in self.looked_at
         if isinstance(node, ast.Attribute):
             return is_dotted(node) and ast.unparse(node) in self.held
         if not isinstance(node, ast.Subscript) or self.made is None or span_of(node) in self.made:
@@ -77,7 +85,8 @@ def outside_of(
     None where that is not known: then only what is known to change something is. `held` are names that hold tensors, and
     attributes of plain objects that do, `state.hidden`: of those, and of lists, what is read in any case is handed in alone."""
     found: list[ast.expr] = []
-    reading = _Reading(frozenset(held), made)
+    looked_at = _names_looked_at(node, frozenset(held), frozenset(asked))
+    reading = _Reading(frozenset(held), looked_at, made)
     refused = _collect(node, node, frozenset(asked), made, reading, False, found)
     wanted = frozenset(asked) - {span_of(n) for o in found for n in (o, value_of(o))}
     if wanted and not refused:
@@ -86,8 +95,62 @@ def outside_of(
         refused = refused or "something in a formatted string may not happen twice"
     if any(_is_used_up(syntax, n) for n in found if span_of(n) not in asked):
         refused = refused or "what is handed in may be a generator, which runs once"
-    refused = refused or _order(syntax, node, found, frozenset(asked)) or _naming(syntax, node, found)
+    refused = refused or _order(syntax, node, found, frozenset(asked), reading) or _naming(syntax, node, found)
+    if not refused and any(_is_like_one(node, name, found) for name in held):
+        refused = "it is given a tensor for its size or type alone"
     return Outside(tuple(found), refused, frozenset(filter(reading.fits, found)))
+
+
+def _looked_at(node: ast.AST) -> str | None:
+    """The name of a thing of which an expression is a size, a type or a device: `x.shape[0]`, `x.size(0)`, `x.dtype`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.UnaryOp)):
+        inner = _looked_at(node.value)
+        return inner if isinstance(node.value, ast.Attribute) else None
+    attributes, looked = LOOKS, node
+    if isinstance(node, ast.Call) and all(isinstance(a, (ast.Constant, ast.UnaryOp)) for a in node.args) and not node.keywords:
+        attributes, looked = SIZES, node.func
+    if not isinstance(looked, ast.Attribute) or looked.attr not in attributes or not isinstance(looked.value, ast.Name):
+        return None
+    return looked.value.id
+
+
+def _names_looked_at(node: ast.expr, held: frozenset[str], asked: frozenset[Span]) -> frozenset[str]:
+    """The names of what an expression only looks at, but for what is handed in."""
+    found, read = set[str](), set[str]()
+
+    def walk(inner: ast.AST) -> None:
+        if inner is not node and isinstance(inner, ast.expr) and span_of(inner) in asked:
+            return
+        if (name := _looked_at(inner)) is not None:
+            found.add(name)
+        elif isinstance(inner, ast.Name):
+            read.add(inner.id)
+        else:
+            for child in in_order(inner):
+                walk(child)
+
+    walk(node)
+    return frozenset(found - read) & held
+
+
+def _is_like_one(node: ast.expr, name: str, found: Collection[ast.expr]) -> bool:
+    """Whether all that stays inside takes of a tensor is its size or type, as `y.type_as(x)` does of x: it would be held."""
+    read: list[bool] = []
+
+    def walk(inner: ast.AST, above: ast.AST | None) -> None:
+        if inner in found:
+            return
+        if isinstance(inner, ast.Name) and inner.id == name:
+            read.append(isinstance(above, ast.Call) and _said(above) in LIKE and inner in above.args[:1])
+        for child in in_order(inner):
+            walk(child, inner)
+
+    walk(node, None)
+    return bool(read) and all(read)
+
+
+def _said(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _is_used_up(syntax: Syntax, node: ast.expr) -> bool:
@@ -194,13 +257,14 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _order(syntax: Syntax, node: ast.expr, found: list[ast.expr], asked: frozenset[Span]) -> str:
+def _order(syntax: Syntax, node: ast.expr, found: list[ast.expr], asked: frozenset[Span], reading: _Reading) -> str:
     """Why what is handed in cannot be evaluated before the rest; empty where nobody sees a difference. Attributes that are read
-    before are handed in, too."""
+    before are handed in, too. What only takes a tensor from where it is held is the same after others were."""
     inside, read = _before(node, found), list[ast.expr]()
     for outer in found:
         names = frozenset(free_names(outer)) - LIBRARIES - PURE
-        seen = [n for n in inside[outer] if names & frozenset(free_names(n)) and not _is_callee(syntax, n)]
+        but = found if reading.fits(outer) else ()
+        seen = [n for n in inside[outer] if names & frozenset(free_names(n, but)) and not _is_callee(syntax, n)]
         read += [n for n in seen if is_dotted(n)]
         drawn = span_of(outer) in asked and any(isinstance(n, ast.Call) and _may_draw(n) for n in inside[outer])
         if drawn or not all(map(is_dotted, seen)):

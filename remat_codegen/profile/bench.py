@@ -133,11 +133,15 @@ class Bench:
         return owner is not None and variable in self.model.trace.operations[owner].results
 
     def _settle(self, variable: int, value: torch.Tensor) -> torch.Tensor:
-        """A result that the node computes from other numbers than the model does, as it is in there."""
+        """A result that the node computes from other numbers than the model does, as it is in there. Autograd may have saved it
+        (indices of a sort), and is not to take that for a change in place."""
         known = self.settled.get(variable)
         if known is None:
             return value
-        return value.copy_(known) if value.shape == known.shape else known.clone()
+        if value.shape != known.shape:
+            return known.clone()
+        value.data.copy_(known)
+        return value
 
     def _inputs(self, held: list[Any] | None) -> dict[int, torch.Tensor]:
         """What the node reads; `held` gets the gradients of that."""

@@ -10,7 +10,7 @@ from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import span_of, syntax_of
 
 
-def outside(text, *asked, made=None):
+def outside(text, *asked, made=None, held=()):
     """What of the expression `text` is outside, as texts; or why it cannot be. `asked` and `made` are texts in it."""
     syntax = syntax_of(text)
     whole = syntax.tree.body[0].value
@@ -20,7 +20,7 @@ def outside(text, *asked, made=None):
         assert len(found) >= len(texts)
         return found
 
-    found = outside_of(syntax, whole, spans(asked), None if made is None else spans(made))
+    found = outside_of(syntax, whole, spans(asked), None if made is None else spans(made), held)
     return found.refused or [ast.unparse(n) for n in found.nodes]
 
 
@@ -105,3 +105,32 @@ def test_why_a_mark_is_refused(text, asked, why):
 )
 def test_where_operations_are_known_other_calls_are_handed_in(text, made, found):
     assert outside(text, made=made) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "made", "found"),
+    [
+        pytest.param("f(s.x, s.turn + 1)", [], ["s.x", "s.turn"], id="attributes of an object with tensors"),
+        pytest.param("s.x.view(2) + s.x", ["s.x.view(2)"], ["s.x", "s.x"], id="also of those that are read on"),
+        pytest.param("s.x if k else s.turn", [], [], id="not what is not always read"),
+        pytest.param("s.look(s.x)", ["s.look(s.x)"], ["s.x"], id="not methods"),
+        pytest.param("k.x + y", [], [], id="not of others"),
+        pytest.param("f(xs[-1], xs[i])", [], ["xs[-1]", "xs[i]"], id="elements of a list"),
+        pytest.param("f(s.x['a'])", [], ["s.x['a']"], id="elements of an attribute"),
+        pytest.param("f(x[0])", ["x[0]"], [], id="not what an operation takes from a tensor"),
+        pytest.param("f(xs[i + 1])", [], [], id="not where something is computed for it"),
+        pytest.param("f(xs.pop(), xs[0])", [], ["xs.pop()", "xs[0]"], id="in order"),
+        pytest.param("f(g(xs), xs[0])", ["g(xs)"], "change its order", id="not before what may change the list"),
+        pytest.param("xs[0].sin() * xs[1]", ["xs[0].sin()"], ["xs[0]", "xs[1]"], id="but before what is done to another"),
+        pytest.param("y.view(x.shape[0], x.size(-1))", [], ["x.shape[0]", "x.size(-1)"], id="sizes of what is not read"),
+        pytest.param("y.to(x.dtype)", [], ["x.dtype"], id="its type"),
+        pytest.param("(x * y).view(x.shape)", ["x * y"], [], id="not of what is read, too"),
+        pytest.param("y.type_as(x)", [], "for its size or type alone", id="what is held for its type"),
+        pytest.param("f(y, torch.zeros_like(x))", ["torch.zeros_like(x)"], "for its size or type alone", id="or for its size"),
+        pytest.param("(x * y).type_as(x)", ["x * y"], [], id="not what is read, too"),
+        pytest.param("y.to(k)", [], [], id="not what is no tensor"),
+    ],
+)
+def test_a_part_is_given_what_it_reads_of_what_is_held(text, made, found):
+    got = outside(text, made=made, held=("x", "y", "xs", "s.x", "s.turn"))
+    assert found in got if isinstance(found, str) else got == found
