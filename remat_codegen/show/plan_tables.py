@@ -19,7 +19,7 @@ def trace_table(found: dict[str, Any]) -> Table:
     """What a traced graph holds."""
     table = two_columns()
     table.add_row("graph", _size(found["nodes"], found["data"]))
-    table.add_row("blocks", f"{found['blocks']} of {found['kinds']} {'kind' if found['kinds'] == 1 else 'kinds'}")
+    table.add_row("blocks", f"{found['blocks']}, of {found['kinds']} {'kind' if found['kinds'] == 1 else 'kinds'}")
     table.add_row("unmodified", f"{format_bytes(found['unmodified_peak_bytes'])}, {found['unmodified_time_ns'] / 1e6:.3f} ms")
     table.add_row("written", Text(found["output"]))
     return table

@@ -252,7 +252,7 @@ def report_table(report: Report) -> Table:
     if report.as_written is not None:
         table.add_row(AS_WRITTEN, Text(report.as_written.sentence()))
     table.add_row("plan", f"{report.planner}, {report.status}")
-    table.add_row("blocks", f"{report.blocks} of {report.kinds} {'kind' if report.kinds == 1 else 'kinds'}")
+    table.add_row("blocks", f"{report.blocks}, of {report.kinds} {'kind' if report.kinds == 1 else 'kinds'}")
     table.add_row("time", _times(report.seconds))
     for note in report.notes:
         table.add_row("note", Text(note))

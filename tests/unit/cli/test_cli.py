@@ -133,7 +133,7 @@ def test_default_output(target, output):
 
 def test_the_table_is_on_standard_output_and_progress_is_not(pipeline):
     result = run("m.py:Net", "--budget", "1GiB")
-    assert "planned peak" in result.stdout and "26 of 5 kinds" in result.stdout
+    assert "planned peak" in result.stdout and "26, of 5 kinds" in result.stdout
     assert result.stderr == "trace ...\n"
 
 

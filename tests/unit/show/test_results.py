@@ -61,7 +61,7 @@ def test_the_table():
         "1.00 GiB of 2.00 GiB (50.0 %)",
         "12.3 %",
         "10.0 %",
-        "26 of 5 kinds",
+        "26, of 5 kinds",
         "trace 1.2 s, plan 2.0 s",
         "a [note]",
         "out.py",
