@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"08555f8b5a0844ec"}
+#: "notes":["from\u0020dtr"],"seal":"8861e81dee1bc0f1"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -1191,24 +1191,27 @@ def _view(value, how):
     return view
 
 
-def _all(thing, kind, around=()):
+def _all(thing, kind, known=None):
     """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
         return [thing]
     things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    return [found for t in things for found in _all(t, kind, around)]
+    return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, around=()):
+def _mapped(function, thing, kind, done=None):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
+    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found = {key: _mapped(function, value, kind, around) for key, value in thing.items()}
+        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
         return found
     if not isinstance(thing, (tuple, list)):
         return thing
-    found = [_mapped(function, value, kind, around) for value in thing]
+    found += [_mapped(function, value, kind, done) for value in thing]
+    if type(thing) is list:
+        return found
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

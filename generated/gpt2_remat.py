@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"1ddb228a7c8ef9b7"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"a48abcf75562f852"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -1184,24 +1184,27 @@ def _view(value, how):
     return view
 
 
-def _all(thing, kind, around=()):
+def _all(thing, kind, known=None):
     """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
         return [thing]
     things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    return [found for t in things for found in _all(t, kind, around)]
+    return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, around=()):
+def _mapped(function, thing, kind, done=None):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
+    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found = {key: _mapped(function, value, kind, around) for key, value in thing.items()}
+        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
         return found
     if not isinstance(thing, (tuple, list)):
         return thing
-    found = [_mapped(function, value, kind, around) for value in thing]
+    found += [_mapped(function, value, kind, done) for value in thing]
+    if type(thing) is list:
+        return found
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

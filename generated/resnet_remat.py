@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"8eed1a87212fb3d2"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"7217777c1b22fec1"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -1174,24 +1174,27 @@ def _view(value, how):
     return view
 
 
-def _all(thing, kind, around=()):
+def _all(thing, kind, known=None):
     """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
         return [thing]
     things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    return [found for t in things for found in _all(t, kind, around)]
+    return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, around=()):
+def _mapped(function, thing, kind, done=None):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
+    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found = {key: _mapped(function, value, kind, around) for key, value in thing.items()}
+        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
         return found
     if not isinstance(thing, (tuple, list)):
         return thing
-    found = [_mapped(function, value, kind, around) for value in thing]
+    found += [_mapped(function, value, kind, done) for value in thing]
+    if type(thing) is list:
+        return found
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"3fefbf2676aba40321909bbc44d89e671aa57f8f9210895c93a58d44d8a0f95a","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0769,"bound":0.0746,"device":"cpu","order":"118|2*(64:52)+4-4;
-#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"aa3aec29e3af5397"}
+#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"82ebe21085de0880"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations.
 
@@ -1140,24 +1140,27 @@ def _view(value, how):
     return view
 
 
-def _all(thing, kind, around=()):
+def _all(thing, kind, known=None):
     """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
         return [thing]
     things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    return [found for t in things for found in _all(t, kind, around)]
+    return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, around=()):
+def _mapped(function, thing, kind, done=None):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
+    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found = {key: _mapped(function, value, kind, around) for key, value in thing.items()}
+        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
         return found
     if not isinstance(thing, (tuple, list)):
         return thing
-    found = [_mapped(function, value, kind, around) for value in thing]
+    found += [_mapped(function, value, kind, done) for value in thing]
+    if type(thing) is list:
+        return found
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

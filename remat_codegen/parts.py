@@ -1600,51 +1600,73 @@ def _view(value, how):
     return view
 
 
-def _all(thing, kind, around=()):
+def _all(thing, kind, known=None):
     """The things of a kind, in tuples, lists and dicts too."""
     if isinstance(thing, kind):
         return [thing]
     things = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    if OBJECTS and _has_attributes(thing, around):
-        things, around = vars(thing).values(), (*around, id(thing))
-    return [found for t in things for found in _all(t, kind, around)]
+    if OBJECTS:
+        known = {} if known is None else known
+        if id(thing) in known:
+            return []
+        if _has_attributes(thing, known):
+            things = vars(thing).values()
+        if things:
+            known[id(thing)] = thing
+    return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, around=()):
+def _mapped(function, thing, kind, done=None):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    if isinstance(thing, dict) if OBJECTS else type(thing) is dict:
-        found = {key: _mapped(function, value, kind, around) for key, value in thing.items()}
-        return found if not OBJECTS or type(thing) is dict else _with(thing, found)
+    if OBJECTS:
+        done = {} if done is None else done
+        if id(thing) in done:
+            return done[id(thing)]
+    found = {} if type(thing) is dict else []
+    if OBJECTS and type(thing) in (dict, list):
+        done[id(thing)] = found
+    if type(thing) is dict:
+        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
+        return found
     if not isinstance(thing, (tuple, list)):
-        return _object_mapped(function, thing, kind, around) if OBJECTS else thing
-    found = [_mapped(function, value, kind, around) for value in thing]
+        return _object_mapped(function, thing, kind, done) if OBJECTS else thing
+    found += [_mapped(function, value, kind, done) for value in thing]
+    if type(thing) is list:
+        return found
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
-def _object_mapped(function, thing, kind, around):
-    """A copy of an object that has any of a kind; others as they are."""
-    if not _has_attributes(thing, around) or not _all(thing, kind, around):
+def _object_mapped(function, thing, kind, done):
+    """A copy of an object, or of a dict of another type, that has any of a kind, or may come to: what a part does to it when it
+    runs again is done to that one. Others, and what cannot be copied, as they are."""
+    if not isinstance(thing, dict) and not _has_attributes(thing, done):
         return thing
-    around, changed = (*around, id(thing)), copy.copy(thing)
-    vars(changed).update({name: _mapped(function, value, kind, around) for name, value in vars(thing).items()})
+    items = dict(thing) if isinstance(thing, dict) else dict(vars(thing))
+    may_hold = (torch.Tensor, kind, tuple, list, dict, type(None))
+    if items and not any(isinstance(value, may_hold) or _has_attributes(value, done) for value in items.values()):
+        return thing
+    try:
+        changed = copy.copy(thing)
+        if changed is thing or (vars(changed) is vars(thing) if not isinstance(thing, dict) else False):
+            return thing
+        done[id(thing)] = changed
+        for name, value in items.items():
+            value = _mapped(function, value, kind, done)
+            if isinstance(thing, dict):
+                changed[name] = value
+            else:
+                vars(changed)[name] = value
+    except Exception:  # whatever its own methods say
+        done[id(thing)] = changed = thing
     return changed
 
 
-def _with(thing, items):
-    """A dict of another type with other items."""
-    changed = copy.copy(thing)
-    for key, value in items.items():
-        changed[key] = value
-    return changed
-
-
-def _has_attributes(thing, around):
-    """Whether a thing is an object that may have tensors in attributes, and not one `around` it, by id."""
-    if not hasattr(thing, "__dict__") or isinstance(thing, (*NO_HOLDERS, tuple, list, dict)):
-        return False
-    return id(thing) not in around and len(around) < 4
+def _has_attributes(thing, known):
+    """Whether a thing is an object that may have tensors in attributes; no longer asked where very many are known."""
+    has = isinstance(getattr(thing, "__dict__", None), dict) and len(known) < 1000
+    return has and not isinstance(thing, (*NO_HOLDERS, tuple, list, dict))
 
 
 def _frozen(thing, tensors, known):
