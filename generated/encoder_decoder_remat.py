@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"8861e81dee1bc0f1"}
+#: "notes":["from\u0020dtr"],"seal":"46d0e8fb693e220c"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -1199,19 +1199,18 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, done=None):
+def _mapped(function, thing, kind):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
-        return found
+        return {key: _mapped(function, value, kind) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    found += [_mapped(function, value, kind, done) for value in thing]
-    if type(thing) is list:
-        return found
+    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+
+
+def _with_items(thing, found):
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

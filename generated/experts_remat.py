@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"36255bfc7ef9bd15"}
+#: "notes":["from\u0020dtr"],"seal":"f4bc354be9b7bf02"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -1181,19 +1181,18 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, done=None):
+def _mapped(function, thing, kind):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
-        return found
+        return {key: _mapped(function, value, kind) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    found += [_mapped(function, value, kind, done) for value in thing]
-    if type(thing) is list:
-        return found
+    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+
+
+def _with_items(thing, found):
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

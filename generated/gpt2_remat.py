@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"a48abcf75562f852"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"2e1e950d5237bf2b"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -1192,19 +1192,18 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, done=None):
+def _mapped(function, thing, kind):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
-        return found
+        return {key: _mapped(function, value, kind) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    found += [_mapped(function, value, kind, done) for value in thing]
-    if type(thing) is list:
-        return found
+    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+
+
+def _with_items(thing, found):
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"8414f8daf1d2d4f2"}
+#: "notes":["from\u0020dtr"],"seal":"159ee409274060d7"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -1215,19 +1215,18 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, done=None):
+def _mapped(function, thing, kind):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
-        return found
+        return {key: _mapped(function, value, kind) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    found += [_mapped(function, value, kind, done) for value in thing]
-    if type(thing) is list:
-        return found
+    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+
+
+def _with_items(thing, found):
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

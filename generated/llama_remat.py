@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"a1e324ab811bf64b"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"d2cc641303ab0e04"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -1172,19 +1172,18 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, done=None):
+def _mapped(function, thing, kind):
     """The same thing with function(x) for each x of a kind."""
     if isinstance(thing, kind):
         return function(thing)
-    found = {} if type(thing) is dict else []
     if type(thing) is dict:
-        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
-        return found
+        return {key: _mapped(function, value, kind) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    found += [_mapped(function, value, kind, done) for value in thing]
-    if type(thing) is list:
-        return found
+    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+
+
+def _with_items(thing, found):
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 

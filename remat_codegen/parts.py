@@ -1616,29 +1616,43 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind, done=None):
+def _mapped(function, thing, kind):
     """The same thing with function(x) for each x of a kind."""
+    if OBJECTS:
+        return _copied(function, thing, kind, {})
     if isinstance(thing, kind):
         return function(thing)
-    if OBJECTS:
-        done = {} if done is None else done
-        if id(thing) in done:
-            return done[id(thing)]
-    found = {} if type(thing) is dict else []
-    if OBJECTS and type(thing) in (dict, list):
-        done[id(thing)] = found
     if type(thing) is dict:
-        found.update({key: _mapped(function, value, kind, done) for key, value in thing.items()})
-        return found
+        return {key: _mapped(function, value, kind) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
-        return _object_mapped(function, thing, kind, done) if OBJECTS else thing
-    found += [_mapped(function, value, kind, done) for value in thing]
-    if type(thing) is list:
-        return found
+        return thing
+    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+
+
+def _with_items(thing, found):
     return tuple.__new__(type(thing), found) if hasattr(thing, "_fields") else type(thing)(found)
 
 
-def _object_mapped(function, thing, kind, done):
+def _copied(function, thing, kind, done):
+    """The same, also in the attributes of objects. `done` are the copies by id: what is there twice is one thing there, too."""
+    if isinstance(thing, kind):
+        return function(thing)
+    if id(thing) in done:
+        return done[id(thing)]
+    if type(thing) is dict:
+        found = done[id(thing)] = {}
+        found.update({key: _copied(function, value, kind, done) for key, value in thing.items()})
+        return found
+    if type(thing) is list:
+        found = done[id(thing)] = []
+        found += [_copied(function, value, kind, done) for value in thing]
+        return found
+    if isinstance(thing, (tuple, list)):
+        return _with_items(thing, [_copied(function, value, kind, done) for value in thing])
+    return _object_copied(lambda value: _copied(function, value, kind, done), thing, kind, done)
+
+
+def _object_copied(copied, thing, kind, done):
     """A copy of an object, or of a dict of another type, that has any of a kind, or may come to: what a part does to it when it
     runs again is done to that one. Others, and what cannot be copied, as they are."""
     if not isinstance(thing, dict) and not _has_attributes(thing, done):
@@ -1653,12 +1667,12 @@ def _object_mapped(function, thing, kind, done):
             return thing
         done[id(thing)] = changed
         for name, value in items.items():
-            value = _mapped(function, value, kind, done)
+            value = copied(value)
             if isinstance(thing, dict):
                 changed[name] = value
             else:
                 vars(changed)[name] = value
-    except Exception:  # whatever its own methods say
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, copy.Error):  # its own methods may say so
         done[id(thing)] = changed = thing
     return changed
 
