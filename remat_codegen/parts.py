@@ -1634,7 +1634,7 @@ def _with_items(thing, found):
 
 
 def _copied(function, thing, kind, done):
-    """The same, also in the attributes of objects. `done` are the copies by id: what is there twice is one thing there, too."""
+    """The same, also in attributes of objects. `done` are the copies by id: what is there twice is one thing in them."""
     if isinstance(thing, kind):
         return function(thing)
     if id(thing) in done:
@@ -1653,8 +1653,8 @@ def _copied(function, thing, kind, done):
 
 
 def _object_copied(copied, thing, kind, done):
-    """A copy of an object, or of a dict of another type, that has any of a kind, or may come to: what a part does to it when it
-    runs again is done to that one. Others, and what cannot be copied, as they are."""
+    """A copy of an object, or of a dict of another type, that has any of a kind, or may come to: what a part does to it
+    when it runs again is done to that one. Others, and what cannot be copied, as they are."""
     if not isinstance(thing, dict) and not _has_attributes(thing, done):
         return thing
     items = dict(thing) if isinstance(thing, dict) else dict(vars(thing))
