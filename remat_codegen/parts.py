@@ -1634,7 +1634,7 @@ def _with_items(thing, found):
 
 
 def _copied(function, thing, kind, done):
-    """The same, also in attributes of objects. `done` are the copies by id: what is there twice is one thing in them."""
+    """The same, also in attributes of objects. `done` are the copies by id: what is twice there is one thing here."""
     if isinstance(thing, kind):
         return function(thing)
     if id(thing) in done:
