@@ -271,7 +271,7 @@ def test_any_table_is_exact_and_takes_what_is_planned(traced, tmp_path, seed):
 
 
 def test_what_is_empty_at_first_is_exact_and_within_budget(tmp_path):
-    """Where `memory.look(h)` would run again on what the object has become, the file is made otherwise, of parts or functions."""
+    """Where `memory.look(h)` would run again on what the object has become, the file is made otherwise."""
     path = tmp_path / "remembers.py"
     path.write_text(SOURCE + INPUTS)
     found = pipeline.generate(Request(f"{path}:Remembers", "60%", tmp_path / "out.py", verify=True), Progress(None)).verify
