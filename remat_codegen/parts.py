@@ -843,7 +843,8 @@ class Part:
             self.called = step.called
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
-        self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
+        self.inputs = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor, copies := {})
+        self.held, self.as_are = [*held.values()], {i: thing for i, thing in copies.items() if id(thing) == i}
         own = [h.source for h in self.held if not h.view and _plain(h.source)]
         self.given = {tensor.untyped_storage()._cdata for tensor in own}  # which it holds, so that autograd may, too
         if NESTED and step.part is not None:  # which holds them for both
@@ -859,7 +860,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = self.as_are = None
         self.held = but
 
     def first(self, run, inputs):
@@ -872,15 +873,20 @@ class Part:
             result = run(*inputs)
             self.learn(given)
             if not self.entry.inside:
-                self.lend(_all(result, torch.Tensor), given)
+                self.lend(self.gives(result, inputs), given)
             elif self.keeps:
-                self.keep(_all(result, torch.Tensor))
+                self.keep(self.gives(result, inputs))
         finally:
             step.part = outer
             step.rest()
         if NESTED and outer is not None:  # it gets them when that runs again; places are held, for nothing
             self.let_go([held for held in self.held if held.view])
         return result
+
+    def gives(self, result, inputs):
+        """The tensors of its result, and those of lists and objects that it is given, in which it may set some."""
+        things = result, [thing for thing in inputs if not isinstance(thing, torch.Tensor)]
+        return _all(things, torch.Tensor, dict(self.as_are)) if OBJECTS else _all(things, torch.Tensor)
 
     def keep(self, results):
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
@@ -946,13 +952,13 @@ class Part:
         if replay.was_last():
             raise Enough
         result = run(*inputs)
-        for place, tensor in self.wanted(result):
+        for place, tensor in self.wanted(self.gives(result, inputs)):
             self.step.lend(tensor, place)
         return result
 
-    def wanted(self, result):
+    def wanted(self, tensors):
         """The places of its results that anyone still refers to, and what belongs there."""
-        tensors = _all(result, torch.Tensor) if self.results else []
+        tensors = tensors if self.results else []
         if len(tensors) != len(self.results):
             raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}: {SAME}")
         return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
@@ -960,14 +966,14 @@ class Part:
     def again(self):
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
         replay = Replay(self)
-        result = self.repeat(replay)
+        tensors = self.repeat(replay)
         if TWICE:  # what it still has from a run before stays now, for it does not run again
             for ref in self.places + self.results if self.entry.late or self.entry.shared else ():
                 if ref and (place := ref()):
                     place.late, place.shared = False, []
         if not replay.stopped:
             replay.check_end()
-            for place, tensor in self.wanted(result):
+            for place, tensor in self.wanted(tensors):
                 place.put(tensor)
         if TWICE:
             self.ran = True
@@ -978,9 +984,9 @@ class Part:
         """Its result, for one reader: no place is filled, and it can run again. None for what is not its result."""
         if not any(ref and ref() is place for ref in self.results):
             return None
-        result = self.repeat(Replay(self, silent=True))
+        tensors = self.repeat(Replay(self, silent=True))
         self.spares -= 1
-        [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        [tensor] = [tensor for found, tensor in self.wanted(tensors) if found is place]
         if place.look(tensor) != place.like:  # a copy of a view
             return None
         place.check(tensor)
@@ -996,7 +1002,7 @@ class Part:
         return empty[0].part if empty else None
 
     def repeat(self, replay):
-        """Runs it as in the first run."""
+        """Runs it as in the first run. Returns what it gives."""
         step = self.step
         if step.part is self or (NESTED and step.part is not None and self in step.part.around()):
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
@@ -1006,7 +1012,7 @@ class Part:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
         taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
-        inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
+        inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         if RANDOM:
             chance = step.by_chance and _chance()
@@ -1014,7 +1020,7 @@ class Part:
         if RANDOM and chance and _chance() != chance:
             which = "Python's or NumPy's" if NUMPY else "Python's"
             raise self.error(f"draws from {which} random, which is not set back: take it out of the plan")
-        return result
+        return [] if replay.stopped else self.gives(result, inputs)
 
     def take(self, number, held, replay):
         """An input for another run. What that changes in place is nobody else's."""
@@ -1610,23 +1616,23 @@ def _all(thing, kind, known=None):
         if id(thing) in known:
             return []
         if _has_attributes(thing, known):
-            things = vars(thing).values()
+            things = _attributes(thing).values()
         if things:
             known[id(thing)] = thing
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind):
-    """The same thing with function(x) for each x of a kind."""
+def _mapped(function, thing, kind, copies):
+    """The same thing with function(x) for each x of a kind. `copies` are those of objects, by id."""
     if OBJECTS:
-        return _copied(function, thing, kind, {})
+        return _copied(function, thing, kind, copies)
     if isinstance(thing, kind):
         return function(thing)
     if type(thing) is dict:
-        return {key: _mapped(function, value, kind) for key, value in thing.items()}
+        return {key: _mapped(function, value, kind, copies) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+    return _with_items(thing, [_mapped(function, value, kind, copies) for value in thing])
 
 
 def _with_items(thing, found):
@@ -1657,21 +1663,24 @@ def _object_copied(copied, thing, kind, done):
     when it runs again is done to that one. Others, and what cannot be copied, as they are."""
     if not isinstance(thing, dict) and not _has_attributes(thing, done):
         return thing
-    items = dict(thing) if isinstance(thing, dict) else dict(vars(thing))
+    items = dict(thing) if isinstance(thing, dict) else _attributes(thing)
     may_hold = (torch.Tensor, kind, tuple, list, dict, type(None))
     if items and not any(isinstance(value, may_hold) or _has_attributes(value, done) for value in items.values()):
-        return thing
+        return done.setdefault(id(thing), thing)
     try:
         changed = copy.copy(thing)
-        if changed is thing or (vars(changed) is vars(thing) if not isinstance(thing, dict) else False):
-            return thing
+        own, copied_own = (thing, changed) if isinstance(thing, dict) else (_dict_of(thing), _dict_of(changed))
+        if changed is thing or (own is copied_own and own is not None):
+            return done.setdefault(id(thing), thing)
         done[id(thing)] = changed
         for name, value in items.items():
             value = copied(value)
             if isinstance(thing, dict):
                 changed[name] = value
+            elif own and name in own:
+                copied_own[name] = value
             else:
-                vars(changed)[name] = value
+                object.__setattr__(changed, name, value)
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, copy.Error):  # its own methods may say so
         done[id(thing)] = changed = thing
     return changed
@@ -1679,8 +1688,20 @@ def _object_copied(copied, thing, kind, done):
 
 def _has_attributes(thing, known):
     """Whether a thing is an object that may have tensors in attributes; no longer asked where very many are known."""
-    has = isinstance(getattr(thing, "__dict__", None), dict) and len(known) < 1000
+    has = (_dict_of(thing) is not None or hasattr(type(thing), "__slots__")) and len(known) < 1000
     return has and not isinstance(thing, (*NO_HOLDERS, tuple, list, dict))
+
+
+def _dict_of(thing):
+    found = getattr(thing, "__dict__", None)
+    return found if isinstance(found, dict) else None
+
+
+def _attributes(thing):
+    """The attributes of an object, those in slots, too."""
+    kinds = [vars(kind) for kind in type(thing).__mro__ if "__slots__" in vars(kind)]
+    slots = [n for kind in kinds for n, member in kind.items() if isinstance(member, types.MemberDescriptorType)]
+    return {**{n: getattr(thing, n) for n in slots if hasattr(thing, n)}, **(_dict_of(thing) or {})}
 
 
 def _frozen(thing, tensors, known):

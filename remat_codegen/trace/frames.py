@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -354,11 +354,14 @@ def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
 
 def _places(name: str, value: Any) -> Iterator[str]:
     """Where something with a name holds tensors: there, or, if it is a plain object, in attributes, `state.hidden`: all of its
-    attributes are named."""
+    attributes are named. If it is a list of such objects, `states`, `states.*` says so."""
     if any(True for _ in _tensors_in(value)):
         yield name
-    elif _is_plain(value) and any(True for _ in _tensors_in(value, _DEPTH + 1, objects=True)):
-        yield from (f"{name}.{attribute}" for attribute in list(vars(value)) if attribute.isidentifier())
+    elif any(True for _ in _tensors_in(value, _DEPTH + 1, objects=True)):
+        if _is_plain(value):
+            yield from (f"{name}.{attribute}" for attribute in _attributes(value) if attribute.isidentifier())
+        else:
+            yield from (name, f"{name}.*")
 
 
 def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Iterator[torch.Tensor]:
@@ -387,7 +390,17 @@ def _may_hold(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value is an object of the model's code that may have tensors in attributes. Some of these can be called."""
-    return hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
+    return (hasattr(value, "__dict__") or hasattr(type(value), "__slots__")) and not isinstance(value, _NO_HOLDERS)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """The attributes of an object by name, those in slots, too."""
+    found = dict(getattr(thing, "__dict__", None) or {})
+    for kind in type(thing).__mro__ if hasattr(type(thing), "__slots__") else ():
+        members = vars(kind).items() if "__slots__" in vars(kind) else ()
+        slots = [n for n, member in members if isinstance(member, MemberDescriptorType)]
+        found.update((n, getattr(thing, n)) for n in slots if hasattr(thing, n))
+    return found
 
 
 def _contents(value: Any, objects: bool) -> Iterable[Any]:
@@ -395,4 +408,4 @@ def _contents(value: Any, objects: bool) -> Iterable[Any]:
         return value
     if isinstance(value, dict):
         return value.values()
-    return list(vars(value).values()) if objects and _is_plain(value) else ()
+    return list(_attributes(value).values()) if objects and _is_plain(value) else ()

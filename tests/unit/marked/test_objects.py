@@ -215,6 +215,82 @@ class Remembers(Over):
         return x * torch.sigmoid(memory.last) + sum(item.exp() for item in memory.items)
 
 
+class Appends(Block):
+    def forward(self, x, s, extra):
+        h = self.mixed(x, extra["e"])
+        s.skip = torch.sigmoid(h)
+        extra["e"] = torch.tanh(h * 2)
+        extra["all"].append(torch.sin(h))
+        return x + torch.exp(torch.sin(h))
+
+
+class SetInArguments(Over):
+    # What blocks set in their arguments, and do not return.
+
+    def __init__(self):
+        super().__init__(Appends)
+
+    def forward(self, x):
+        s, extra = State(x, x), {"e": torch.cos(x), "all": []}
+        for block in self.blocks:
+            x = block(x, s, extra)
+            x = x * torch.exp(s.skip)
+        return x * torch.exp(extra["e"]) + sum(torch.exp(found) for found in extra["all"])
+
+
+class Lists(Block):
+    def forward(self, x, found, last):
+        h = self.mixed(x, last["e"])
+        last["e"] = torch.tanh(h * 2)
+        found.append(torch.sin(h))
+        return x + torch.exp(torch.sin(h))
+
+
+class SetInLists(Over):
+    def __init__(self):
+        super().__init__(Lists)
+
+    def forward(self, x):
+        found, last = [], {"e": torch.cos(x)}
+        for block in self.blocks:
+            x = block(x, found, last)
+            x = x * torch.exp(found[-1])
+        return x * torch.exp(last["e"]) + sum(torch.exp(one) for one in found)
+
+
+class Node:
+    __slots__ = "h", "c"
+
+    def __init__(self, h, c):
+        self.h, self.c = h, c
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+class Joins(Block):
+    def forward(self, children):
+        h = self.mixed(sum(child.h for child in children), children[0].c)
+        kind = Leaf if len(children) == 1 else Node
+        return kind(torch.tanh(h), sum(torch.sigmoid(child.c) * child.h for child in children))
+
+
+class InSlots(Over):
+    # A tree of objects whose attributes are slots.
+
+    def __init__(self):
+        super().__init__(Joins)
+
+    def forward(self, x):
+        leaves = [Node(torch.sin(x * turn), torch.cos(x)) for turn in (1.0, 2.0, 3.0)]
+        one, other = self.blocks[0](leaves[:1]), self.blocks[1](leaves[1:])
+        top = self.blocks[3]([self.blocks[2]([one, other]), other])
+        return top.h * torch.exp(top.c)
+
+
 class Frozen(dict):
     def __setitem__(self, key, value):
         if key in self:
@@ -248,7 +324,7 @@ INPUTS = """
 def example_inputs():
     return (torch.randn(256, 32),)
 """
-NAMES = "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned GivenTwice NotCopied".split()
+NAMES = "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned GivenTwice SetInArguments SetInLists InSlots NotCopied".split()
 TWO_BYTES = 2 * 48 * 32 * 4  # tensors of these: parts within parts may hold them, which an object has lost meanwhile
 
 
