@@ -20,7 +20,8 @@ class Candidate(Generic[V]):
     where one node comes from several statements, each of which is then given what the one before it made.
 
     Candidates of equal `key` are the same code: another layer's, or another call's. `marks` are those that the text needs:
-    where each stands, and what is handed in there; none for the call of a module.
+    where each stands, and what is handed in there; none for the call of a module. `given` are data that they are given in lists
+    and objects, whether they are read or not.
     """
 
     first: int
@@ -28,6 +29,7 @@ class Candidate(Generic[V]):
     vertices: tuple[V, ...]
     key: Hashable
     marks: tuple[tuple[Hashable, tuple[Hashable, ...]], ...] = ()
+    given: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there

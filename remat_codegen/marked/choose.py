@@ -76,7 +76,7 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
         row = by_candidate[candidate]
         if outer is not None and any(r.late or r.keeps is Keeps.SAVED for r in (row, found[outer][0])):
             raise ValueError("a part with /late or /result stands in another one, or around one")
-        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late)))
+        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late, candidate.given)))
     return found
 
 

@@ -81,7 +81,8 @@ class Part:
     alone, and what it gives is there until all of them have run again. A part within a part runs twice in any case: the outer
     one's run is the first.
 
-    What a part that is `late` makes is kept at first: each value until a backward node has read it.
+    What a part that is `late` makes is kept at first: each value until a backward node has read it. `given` are data that it is
+    given, and holds, beside those that its nodes read.
     """
 
     first: int
@@ -90,6 +91,7 @@ class Part:
     again: Again = Again.ONCE
     outer: int | None = None
     late: bool = False
+    given: tuple[int, ...] = ()
 
     def __contains__(self, node: int | None) -> bool:
         return node is not None and self.first <= node <= self.last
@@ -156,7 +158,7 @@ def forgotten(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> 
     return frozenset(step.owner) - step.kept
 
 
-Stretch = tuple[int, int]  # the first and the last node of a part
+Stretch = tuple[int, int, tuple[int, ...]]  # the first and the last node of a part, and what else it is given
 
 
 class Rule:
@@ -187,18 +189,18 @@ class Rule:
         return max(0, whole - came) if came else 0
 
     def inputs(self, part: Part) -> list[int]:
-        """The data that a part reads and does not make."""
-        stretch = part.first, part.last
+        """The data that a part is given: what it reads and does not make, and what else is handed in with that."""
+        stretch = part.first, part.last, part.given
         if stretch not in self._inputs:
             nodes = self.graph.nodes[part.first : part.last + 1]
             made = {d for n in nodes for d in n.writes}
-            self._inputs[stretch] = sorted({d for n in nodes for d in n.reads} - made)
+            self._inputs[stretch] = sorted({d for n in nodes for d in n.reads}.union(part.given) - made)
         return self._inputs[stretch]
 
     def nodes(self, part: Part) -> list[tuple[int, tuple[int, ...], list[int]]]:
         """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part
         is given, and what it made before for variables."""
-        stretch = part.first, part.last
+        stretch = part.first, part.last, part.given
         if stretch not in self._nodes:
             inputs, found = self.inputs(part), list[tuple[int, tuple[int, ...], list[int]]]()
             here = set(inputs)

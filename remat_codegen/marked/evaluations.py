@@ -26,13 +26,15 @@ Read = Callable[[str], str]  # a file's text by its name
 class Text:
     """An expression of the source, evaluated by `function` at `span`. In a module's method, `module` is the path of that module
     and `number` the call of it; in a function at the top of a file, those of the module that is being called. `tensors` are
-    local names that held tensors meanwhile."""
+    local names that held tensors meanwhile; `contents` are lists, dicts and plain objects, by name, with the operations whose
+    results were in them."""
 
     function: Function
     span: Span
     module: str | None
     number: int
     tensors: tuple[str, ...]
+    contents: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class _Open:
     end: int = -1
     direct: bool = False  # whether it makes operations itself
     tensors: dict[str, None] = field(default_factory=dict)
+    contents: dict[str, dict[int, None]] = field(default_factory=dict)
     children: list[_Open] = field(default_factory=list)
 
     def is_call_of(self, inner: _Open) -> bool:
@@ -205,6 +208,8 @@ class _Builder:
             level.opened.append(self._inside(outer, _Open(operation, call=level.call, node=node)))
         for vertex in level.opened:
             vertex.tensors.update(dict.fromkeys(level.call.tensors))
+            for name, operations in level.call.contents:
+                vertex.contents.setdefault(name, {}).update(dict.fromkeys(operations))
 
     def _inside(self, outer: _Open, inner: _Open) -> _Open:
         outer.children.append(inner)
@@ -244,7 +249,8 @@ class _Builder:
 
     def _text_of(self, vertex: _Open, call: Call) -> Text:
         span = call.span if vertex.node is None else span_of(vertex.node)
-        return Text(call.function, span, call.module, call.number, tuple(vertex.tensors))
+        contents = tuple((name, tuple(operations)) for name, operations in vertex.contents.items())
+        return Text(call.function, span, call.module, call.number, tuple(vertex.tensors), contents)
 
 
 def _shared(syntax: Syntax | None, before: _Level, level: _Level) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,12 +15,14 @@ from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.changed import ChangedBuffer, changed_buffers
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
+from remat_codegen.marked.given import given_to_calls, given_to_expression
 from remat_codegen.marked.holders import Holders, node_of
 from remat_codegen.marked.library import Library, Owner, first_line, method_in, text_of
 from remat_codegen.marked.lookups import Lookups
 from remat_codegen.marked.markable import IN_PLACE
 from remat_codegen.marked.marking import Mark, refusal_of
 from remat_codegen.marked.origins import callers
+from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.trace.places import Function, Span
 
@@ -159,7 +162,35 @@ class Found:
             return None
         texts = {v.text: v.outside for v in vertices if not self.is_module(v) and v.text is not None}
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
-        return Candidate(nodes[0], nodes[-1], vertices, tuple(map(self.key, vertices)), tuple(marks))
+        given = self._given(vertices, nodes[0])
+        return Candidate(nodes[0], nodes[-1], vertices, tuple(map(self.key, vertices)), tuple(marks), given)
+
+    def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
+        """The data, made before a node, that vertices are given in lists and objects."""
+        operations = {op for vertex in vertices for op in self._contents_given(vertex)}
+        data = {self.model.data_of[v] for op in operations for v in self.trace.operations[op].made}
+        return tuple(sorted(d for d in data if d is not None and self.model.graph.producers[d][0] < first))
+
+    def _contents_given(self, vertex: Vertex) -> Iterator[int]:
+        """The operations whose results are in the lists and objects that a vertex is given."""
+        around = (v for v in (vertex, *self.tree.ancestors(vertex)) if v.text is not None)
+        text = vertex.text if not self.is_module(vertex) else next((v.text for v in around), None)
+        if text is None or not text.contents:
+            return
+        syntax = syntax_of(self._source(text.function.file))
+        node = None if syntax is None else syntax.find(text.span)
+        if syntax is None or not isinstance(node, ast.expr):
+            return
+        if self.is_module(vertex):
+            names = given_to_calls(node)
+        else:
+            mark = self.mark(vertex, "part")
+            names = given_to_expression(node, outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ()).nodes)
+        for name, operations in text.contents:
+            yield from operations if name in names else ()
+
+    def _source(self, file: str) -> str:
+        return self.sources[file] if file in self.sources else "".join(linecache.getlines(file))
 
     def _works(self, operation: int) -> bool:
         return operation in self.working[self.node_of[operation]]

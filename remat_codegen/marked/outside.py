@@ -232,7 +232,7 @@ def _is_consuming(call: ast.Call) -> bool:
 def _is_changing(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name):
         return call.func.id in CONSUMING
-    return isinstance(call.func, ast.Attribute) and call.func.attr in CHANGING and _root(call.func) not in LIBRARIES
+    return isinstance(call.func, ast.Attribute) and call.func.attr in CHANGING and root_of(call.func) not in LIBRARIES
 
 
 def _is_pure(call: ast.Call) -> bool:
@@ -241,7 +241,7 @@ def _is_pure(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
     name = call.func.attr
-    if _root(call.func) in LIBRARIES:
+    if root_of(call.func) in LIBRARIES:
         return not name.endswith("_") and "random" not in ast.unparse(call.func)
     tensors = hasattr(torch.Tensor, name) and not name.endswith("_")
     return (tensors and not _is_self(call.func.value)) or name in PURE_METHODS
@@ -251,7 +251,8 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def _root(node: ast.expr) -> str:
+def root_of(node: ast.expr) -> str:
+    """The name that a call, an item or an attribute begins with; empty where it is none."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

@@ -196,12 +196,26 @@ class _Observer:
             if _is_tracing(frame.f_code.co_filename):
                 continue
             holders[id(frame)] = holder = self._holder(frame, inner)
-            for tensor in _tensors_in(holder.values, _DEPTH + 2, objects=True):
-                looked_at = _looked_at(made_by(tensor, self.tracer))
-                if numbers := tuple(node.meta[HELD][0] for node in looked_at if HELD in node.meta):
-                    found[numbers] = None
+            found.update(dict.fromkeys(self._numbers_in(holder.values, _DEPTH + 2)))
         self.holders = holders
         return next(self.numbers), tuple(found)
+
+    def _numbers_in(self, value: Any, depth: int) -> Iterator[tuple[int, ...]]:
+        """Of each tensor in a value that a node has made: its number, and those of what it was detached from."""
+        for tensor in _tensors_in(value, depth, objects=True):
+            looked_at = _looked_at(made_by(tensor, self.tracer))
+            if numbers := tuple(node.meta[HELD][0] for node in looked_at if HELD in node.meta):
+                yield numbers
+
+    def _contents(self, held: dict[str, Any]) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+        """By name, and by attribute of a plain object: the nodes whose results are in a list, a dict or an object."""
+        named = {name: value for name, value in held.items() if name.isidentifier() and _may_hold(value)}
+        for name, value in [*named.items()]:
+            if _is_plain(value):
+                named.update({f"{name}.{n}": v for n, v in _attributes(value).items() if _may_hold(v)})
+        for name, value in named.items():
+            if not isinstance(value, torch.Tensor) and (numbers := tuple(self._numbers_in(value, _DEPTH + 1))):
+                yield name, numbers
 
     def _holder(self, frame: FrameType, inner: FrameType | None) -> _Holder:
         """What a frame may hold tensors in; of one that still waits for the same call, what it was before."""
@@ -246,6 +260,7 @@ class _Observer:
             entered if last is None else last.call.enters,
             tuple(place for name, value in held.items() if name.isidentifier() for place in _places(name, value)),
             () if last is None else _changed(last.held, held),
+            tuple(self._contents(held)),
         )
         seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
         return call
@@ -345,7 +360,8 @@ def _merged(outer: Call, inner: Call, known: bool) -> Call:
     changed = (() if known else outer.changed, inner.changed)
     names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), changed)]
     module = (inner.module, inner.number) if outer.module is None else (outer.module, outer.number)
-    return Call(outer.function, inner.span, outer.frame, inner.evaluation, *module, outer.enters, names[0], names[1])
+    contents = tuple({**dict(outer.contents), **dict(inner.contents)}.items())
+    return Call(outer.function, inner.span, outer.frame, inner.evaluation, *module, outer.enters, names[0], names[1], contents)
 
 
 def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Span = tuple[int, int, int, int]  # line, column, end line, end column; lines from 1, columns are bytes of UTF-8 from 0
 
@@ -29,7 +29,8 @@ class Call:
     In a module's method, `module` is its path and `number` says which call of it this is. `enters` are the modules' calls that
     began between the frame before and this one. `tensors` are the local names that hold tensors, and for plain
     objects that do their attributes, `state.hidden`; `changed` are names that hold something else than when this frame made its
-    last operation.
+    last operation. `contents` are lists, dicts and plain objects, by name, with the operations whose results are in them (what
+    frames note are numbers of nodes, each followed by those that it was detached from).
     """
 
     function: Function
@@ -41,3 +42,4 @@ class Call:
     enters: tuple[tuple[str, int], ...] = ()
     tensors: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    contents: tuple[tuple[str, tuple], ...] = field(default=(), compare=False, repr=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
 from remat_codegen.trace.frames import calls_of, held_by, left_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
+from remat_codegen.trace.places import Call
 from remat_codegen.trace.recording import asked
 from remat_codegen.trace.refusals import is_library, location, naming_the_line
 from remat_codegen.trace.sizes import Dynamic, Symbols, Together, combine, hint
@@ -53,6 +55,7 @@ class Reader:
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
+        self.calls: dict[int, Call] = {}  # by evaluation
         self.told: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
         self.left: dict[int, bool] = {}  # variables that modules hold when forward has ended: whether with their autograd nodes
@@ -287,8 +290,21 @@ class Reader:
         """The operations whose results variables hold while a node runs. An index into a result stands for its operation."""
         number, held = held_by(node)
         self.numbered[number] = len(self.operations)
+        return self._operations(held)
+
+    def _operations(self, held: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+        """The operations whose results are held, by numbers of nodes."""
         known = (next((n for n in numbers if n in self.numbered), -1) for numbers in held)
         return tuple(dict.fromkeys(op for n in known if (op := self.numbered.get(n, -1)) >= 0))
+
+    def _calls(self, node: torch.fx.Node) -> tuple[Call, ...]:
+        """The frames that made a node; what their lists hold as operations."""
+        found = calls_of(node)
+        for call in found:
+            if call.contents and call.evaluation not in self.calls:
+                contents = tuple((name, self._operations(held)) for name, held in call.contents)
+                self.calls[call.evaluation] = replace(call, contents=contents)
+        return tuple(self.calls.get(call.evaluation, call) if call.contents else call for call in found)
 
     def _operation(self, node: Any, around: Surroundings) -> Any:
         value = node.meta.get("val")
@@ -314,7 +330,7 @@ class Reader:
                 around.grad_enabled,
                 around.autocast,
                 regions_of(node),
-                calls_of(node),
+                self._calls(node),
                 self._held(node),
                 tuple(self.told),
             )

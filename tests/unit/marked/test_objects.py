@@ -9,6 +9,8 @@ import torch
 from second_edition import found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.ask.request import Request
+from remat_codegen.marked.candidates import Row
+from remat_codegen.marked.demand import Keeps
 from remat_codegen.planners.base.reserve import SLACK_BYTES
 from remat_codegen.run import pipeline
 from remat_codegen.show.results import Progress
@@ -344,6 +346,19 @@ def test_any_table_is_exact_and_takes_what_is_planned(traced, tmp_path, seed):
     result = trained(traced, text_of(traced, found, rows), tmp_path)
     assert result.identical, result.differences
     assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES + TWO_BYTES
+
+
+@pytest.mark.parametrize("traced", ["SetInArguments", "SetInLists"], indirect=True)
+@pytest.mark.parametrize("keeps", [Keeps.NOTHING, Keeps.RESULT])
+def test_what_a_part_sets_in_a_list_is_lent(traced, tmp_path, keeps):
+    """And all that is in a list is made again for a part that is given it, as the simulator says, too."""
+    found = found_in(traced)
+    blocks = [c for c in found.candidates.all if c.key[0][:2] == ("module", "blocks.*")]
+    rows = tuple(Row(candidate, keeps) for candidate in blocks)
+    result = trained(traced, text_of(traced, found, rows), tmp_path)
+    assert len(rows) == 4
+    assert result.identical, result.differences
+    assert abs(result.measured_peak_bytes - planned_peak(traced, found, rows)) <= SLACK_BYTES
 
 
 def test_what_is_empty_at_first_is_exact_and_within_budget(tmp_path):
