@@ -150,7 +150,7 @@ class Found:
 
     def candidate(self, vertices: tuple[Vertex, ...]) -> Candidate[Vertex] | None:
         """What vertices hold, if that is whole nodes that can run again."""
-        if not all(map(self._can_run_again, vertices)):
+        if not all(map(self._can_run_again, vertices)) or any(map(self._holds_by_functions, vertices)):
             return None
         operations = {op for v in vertices for op in self._operations(v)}
         nodes = sorted({self.node_of[op] for op in operations if op in self.node_of and self._works(op)})
@@ -173,21 +173,32 @@ class Found:
 
     def _contents_given(self, vertex: Vertex) -> Iterator[int]:
         """The operations whose results are in the lists and objects that a vertex is given."""
-        around = (v for v in (vertex, *self.tree.ancestors(vertex)) if v.text is not None)
-        text = vertex.text if not self.is_module(vertex) else next((v.text for v in around), None)
-        if text is None or not text.contents:
-            return
+        text = self._text_around(vertex)
+        names = self._names_given(vertex, text) if text is not None and text.contents else ()
+        for name, operations in text.contents if text is not None else ():
+            yield from operations if name in names else ()
+
+    def _holds_by_functions(self, vertex: Vertex) -> bool:
+        """Whether a vertex is given a function that holds tensors: a part would hold those, whoever makes them again."""
+        text = self._text_around(vertex)
+        functions = {name[:-2] for name in text.tensors if name.endswith("()")} if text is not None else set()
+        return bool(functions) and text is not None and not functions.isdisjoint(self._names_given(vertex, text))
+
+    def _text_around(self, vertex: Vertex) -> Text | None:
+        """The expression that a vertex is, or that calls the module."""
+        around = (v.text for v in (vertex, *self.tree.ancestors(vertex)) if v.text is not None)
+        return next(around, None) if self.is_module(vertex) else vertex.text
+
+    def _names_given(self, vertex: Vertex, text: Text) -> frozenset[str]:
+        """The names of what a vertex is given by the expression, and attributes of these."""
         syntax = syntax_of(self._source(text.function.file))
         node = None if syntax is None else syntax.find(text.span)
         if syntax is None or not isinstance(node, ast.expr):
-            return
+            return frozenset()
         if self.is_module(vertex):
-            names = given_to_calls(node)
-        else:
-            mark = self.mark(vertex, "part")
-            names = given_to_expression(node, outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ()).nodes)
-        for name, operations in text.contents:
-            yield from operations if name in names else ()
+            return given_to_calls(node)
+        mark = self.mark(vertex, "part")
+        return given_to_expression(node, outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ()).nodes)
 
     def _source(self, file: str) -> str:
         return self.sources[file] if file in self.sources else "".join(linecache.getlines(file))

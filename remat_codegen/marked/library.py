@@ -361,6 +361,7 @@ class _Names:
     def __init__(self, taken: Mapping[str, Meaning], words: Iterable[str], functions: Iterable[tuple[str, str]] = ()) -> None:
         self.meant, self.words = dict.fromkeys(dir(builtins)) | dict(taken), frozenset(words)
         self.functions = {(module, name): self.new(name, None) for module, name in functions}
+        self.there = {*self.functions.values(), *(name for name, meaning in taken.items() if meaning is not None)}
 
     def new(self, name: str, meaning: Meaning) -> str:
         """A name like this one that is free; another one is not in any of the texts either."""
@@ -432,7 +433,7 @@ def _code(module: str, kind: str, methods: Sequence[str], text: str, names: _Nam
     called = {n: names.of(module, n) for method in methods for n in (needs(file, kind, method) or () if file else ())}
     found = sorted((m for m in (method_in(text, kind, name) for name in methods) if m is not None), key=lambda m: m.lineno)
     code = rename_names("\n\n".join(_lines_of(text, m) for m in found), {n: to for n, to in called.items() if n != to})
-    lines = {names.import_of(n) for n in called.values() if n not in names.functions.values()}
+    lines = {names.import_of(n) for n in called.values() if n not in names.there}
     return code, tuple(sorted(lines))
 
 

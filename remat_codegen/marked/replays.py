@@ -179,7 +179,7 @@ def difference(
     except Differs as found:
         return found
     except Exception as error:  # without data, operations may do less than with it
-        raise (Fails if data else Unseen)(str(error)) from error
+        raise (Fails if data else Unseen)(str(error) or type(error).__name__) from error
     return None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -48,6 +48,7 @@ _NO_HOLDERS = (  # of what a forward pass makes
     *(torch.nn.Module, torch.Tensor, torch.fx.Node, torch.fx.Graph, type, ModuleType),
     *(FunctionType, MethodType, BuiltinFunctionType, functools.partial),
 )
+_CALLABLE = (FunctionType, MethodType, functools.partial)
 _GOES_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OF_TORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
@@ -370,9 +371,12 @@ def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
 
 def _places(name: str, value: Any) -> Iterator[str]:
     """Where something with a name holds tensors: there, or, if it is a plain object, in attributes, `state.hidden`: all of its
-    attributes are named. If it is a list of such objects, `states`, `states.*` says so."""
+    attributes are named. If it is a list of such objects, `states`, `states.*` says so; `act()` is a function that holds some
+    itself, by its defaults, its closure, or as an object's method."""
     if any(True for _ in _tensors_in(value)):
         yield name
+    elif isinstance(value, _CALLABLE):
+        yield from (f"{name}()" for _ in itertools.islice(_tensors_in(value, _DEPTH + 1, objects=True), 1))
     elif any(True for _ in _tensors_in(value, _DEPTH + 1, objects=True)):
         if _is_plain(value):
             yield from (f"{name}.{attribute}" for attribute in _attributes(value) if attribute.isidentifier())
@@ -399,7 +403,7 @@ def _waits(frame: FrameType, inner: FrameType | None) -> bool:
 
 def _may_hold(value: Any) -> bool:
     """Whether there may ever be a tensor in a value, which others may put there while a frame waits."""
-    if isinstance(value, (torch.Tensor, list, tuple, dict)):
+    if isinstance(value, (torch.Tensor, list, tuple, dict, *_CALLABLE)):
         return True
     return _is_plain(value)
 
@@ -410,12 +414,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """The attributes of an object by name, those in slots, too."""
+    """The attributes of an object by name, those in slots, too: looked at so that its class does not note that they are read."""
     found = dict(getattr(thing, "__dict__", None) or {})
     for kind in type(thing).__mro__ if hasattr(type(thing), "__slots__") else ():
-        members = vars(kind).items() if "__slots__" in vars(kind) else ()
-        slots = [n for n, member in members if isinstance(member, MemberDescriptorType)]
-        found.update((n, getattr(thing, n)) for n in slots if hasattr(thing, n))
+        for name, member in vars(kind).items() if "__slots__" in vars(kind) else ():
+            if isinstance(member, MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # it is not set
+                    found[name] = member.__get__(thing)
     return found
 
 
@@ -424,4 +429,18 @@ def _contents(value: Any, objects: bool) -> Iterable[Any]:
         return value
     if isinstance(value, dict):
         return value.values()
-    return list(_attributes(value).values()) if objects and _is_plain(value) else ()
+    if not objects:
+        return ()
+    if isinstance(value, _CALLABLE):
+        return _held_by_function(value)
+    return list(_attributes(value).values()) if _is_plain(value) else ()
+
+
+def _held_by_function(function: Any) -> list[Any]:
+    """What a function has beside its arguments: defaults, what it captures, and what it is a method of."""
+    if isinstance(function, functools.partial):
+        return [*function.args, *function.keywords.values(), function.func]
+    if isinstance(function, MethodType):
+        return [function.__self__, function.__func__]
+    cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # some are not bound yet
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *(c.cell_contents for c in cells)]

@@ -339,8 +339,17 @@ def _compare_evaluation(theirs: _Trained, generated: Run, result: Comparison, se
         result.traces.append((theirs.traces[-1], digests(generated.results())))
 
 
+class OriginalFails(VerifyError):
+    """The model itself fails, so that there is nothing to compare with. `said` is what it said."""
+
+    def __init__(self, index: int, said: str) -> None:
+        hint = "verify with a model and inputs that it can be trained with"
+        super().__init__(f"the original itself fails in step {index + 1}: {said}", hint=hint)
+        self.said = said
+
+
 def _step_of_original(run: Run, index: int) -> None:
-    """A step of the model itself. Raises VerifyError where it fails: then there is nothing to compare with."""
+    """A step of the model itself. Raises OriginalFails where it does."""
     try:
         run.step()
     except (MemoryError, torch.OutOfMemoryError):
@@ -348,8 +357,7 @@ def _step_of_original(run: Run, index: int) -> None:
     except Exception as error:  # whatever the user's code raises
         if is_out_of_memory(said(error)):
             raise MemoryError(said(error)) from error
-        hint = "verify with a model and inputs that it can be trained with"
-        raise VerifyError(f"the original itself fails in step {index + 1}: {said(error)}", hint=hint) from error
+        raise OriginalFails(index, said(error)) from error
 
 
 def own_model(model: torch.nn.Module, device: str = "cpu") -> torch.nn.Module:
@@ -364,9 +372,12 @@ def own_model(model: torch.nn.Module, device: str = "cpu") -> torch.nn.Module:
         raise VerifyError(f"the model cannot be copied: {said(error)}", hint=hint) from error
 
 
-def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any], apart: bool) -> tuple[Any, Any]:
+def halved(
+    args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, Any], apart: bool = False, wrapped: bool = False
+) -> tuple[Any, Any]:
     """Inputs with each size that may change halved, as far as the model takes it: the first half, or all over if `apart`.
-    `expected` and `sizes` are a file's."""
+    `expected` and `sizes` are a file's. If `wrapped`, integers stay below the least of these sizes: they may be the numbers of
+    what there is half as many of now, as those of a graph's nodes are."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     shapes = iter([wanted[0] for wanted in expected.values() if isinstance(wanted, tuple)])
     halves = {name: max(least, planned // 2) for name, (least, planned, *_) in sizes.items()}
@@ -379,7 +390,8 @@ def halved(args: Any, kwargs: Any, expected: dict[str, Any], sizes: dict[str, An
                 step = leaf.shape[dimension] // halves[size] if apart else 1
                 places = torch.arange(halves[size], device=leaf.device) * step
                 leaf = leaf.detach().index_select(dimension, places).requires_grad_(leaf.requires_grad)
-        return leaf
+        whole = not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype is torch.bool)
+        return leaf.remainder(min(halves.values())) if wrapped and whole else leaf
 
     args, kwargs = pytree.tree_unflatten([cut(leaf) for leaf in leaves], spec)
     return args, kwargs

@@ -18,6 +18,7 @@ from remat_codegen.show.results import Progress
 SOURCE = """
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -293,6 +294,42 @@ class InSlots(Over):
         return top.h * torch.exp(top.c)
 
 
+def modulated(scale, shift, x):
+    return x * torch.exp(scale) + shift
+
+
+class Modulation:
+    def __init__(self, scale, shift):
+        self.pair = (scale, shift)
+
+    def applied(self, x):
+        return modulated(*self.pair, x)
+
+
+class InFunctions(Over):
+    # What functions hold: by partial, by default, in their closure, and as methods of an object.
+
+    def __init__(self):
+        super().__init__(Block)
+
+    def modulation(self, x, turn):
+        scale, shift = torch.sin(x).sigmoid(), torch.cos(x).exp()
+        if turn == 0:
+            return partial(modulated, scale, shift)
+        if turn == 1:
+            return lambda x, scale=scale, shift=shift: modulated(scale, shift, x)
+        if turn == 2:
+            return lambda x: modulated(scale, shift, x)
+        return Modulation(scale, shift).applied
+
+    def forward(self, x):
+        for turn, block in enumerate(self.blocks):
+            modulate = self.modulation(block.up(x).sum(-1, keepdim=True), turn)
+            x = torch.tanh(block.mixed(torch.sin(modulate(x)), x)) * x
+            x = torch.sigmoid(x)
+        return x
+
+
 class Frozen(dict):
     def __setitem__(self, key, value):
         if key in self:
@@ -326,7 +363,7 @@ INPUTS = """
 def example_inputs():
     return (torch.randn(256, 32),)
 """
-NAMES = "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned GivenTwice SetInArguments SetInLists InSlots NotCopied".split()
+NAMES = "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned GivenTwice SetInArguments SetInLists InSlots InFunctions NotCopied".split()
 TWO_BYTES = 2 * 48 * 32 * 4  # tensors of these: parts within parts may hold them, which an object has lost meanwhile
 
 
