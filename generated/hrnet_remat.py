@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"159ee409274060d7"}
+#: "notes":["from\u0020dtr"],"seal":"0a9f0dc95a5fa45a"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -603,9 +603,10 @@ class Part:
         self.counts = dict(step.counts)
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
-        self.inputs, self.held = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor), [*held.values()]
-        own = [h.source for h in self.held if not h.view and _plain(h.source)]
-        self.given = {tensor.untyped_storage()._cdata for tensor in own}  # which it holds, so that autograd may, too
+        self.inputs = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor, copies := {})
+        self.held, self.as_are = [*held.values()], {i: thing for i, thing in copies.items() if id(thing) == i}
+        # What it holds itself, so that autograd may, too.
+        self.given = {h.source.untyped_storage()._cdata for h in self.held if not h.view and _plain(h.source)}
         if step.part is not None:  # which holds them for both
             self.given = step.part.given
         for lender in map(weakref.ref, self.sources()):
@@ -618,7 +619,7 @@ class Part:
         return [held.source for held in self.held if held.view and held.source]
 
     def let_go(self, but=()):
-        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = None
+        self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = self.as_are = None
         self.held = but
 
     def first(self, run, inputs):
@@ -630,15 +631,19 @@ class Part:
             result = run(*inputs)
             self.learn(given)
             if not self.entry.inside:
-                self.lend(_all(result, torch.Tensor), given)
+                self.lend(self.gives(result, inputs), given)
             elif self.keeps:
-                self.keep(_all(result, torch.Tensor))
+                self.keep(self.gives(result, inputs))
         finally:
             step.part = outer
             step.rest()
         if outer is not None:  # it gets them when that runs again; places are held, for nothing
             self.let_go([held for held in self.held if held.view])
         return result
+
+    def gives(self, result, inputs):
+        """The tensors of its result, and those of lists and objects that it is given, in which it may set some."""
+        return _all((result, [t for t in inputs if not isinstance(t, torch.Tensor)]), torch.Tensor, dict(self.as_are))
 
     def keep(self, results):
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
@@ -690,27 +695,26 @@ class Part:
         if replay.was_last():
             raise Enough
         result = run(*inputs)
-        for place, tensor in self.wanted(result):
+        for place, tensor in self.wanted(self.gives(result, inputs)):
             self.step.lend(tensor, place)
         return result
 
-    def wanted(self, result):
+    def wanted(self, tensors):
         """The places of its results that anyone still refers to, and what belongs there."""
-        tensors = _all(result, torch.Tensor) if self.results else []
-        if len(tensors) != len(self.results):
+        if self.results and len(tensors) != len(self.results):
             raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}: {SAME}")
-        return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
+        return [(place, t) for ref, t in zip(self.results, tensors, strict=False) if ref and (place := ref())]
 
     def again(self):
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
         replay = Replay(self)
-        result = self.repeat(replay)
+        tensors = self.repeat(replay)
         for ref in self.places + self.results if self.entry.late or self.entry.shared else ():
             if ref and (place := ref()):
                 place.late, place.shared = False, []
         if not replay.stopped:
             replay.check_end()
-            for place, tensor in self.wanted(result):
+            for place, tensor in self.wanted(tensors):
                 place.put(tensor)
         self.ran = True
         _passed_on(self.lent_by)
@@ -720,9 +724,9 @@ class Part:
         """Its result, for one reader: no place is filled, and it can run again. None for what is not its result."""
         if not any(ref and ref() is place for ref in self.results):
             return None
-        result = self.repeat(Replay(self, silent=True))
+        tensors = self.repeat(Replay(self, silent=True))
         self.spares -= 1
-        [tensor] = [tensor for found, tensor in self.wanted(result) if found is place]
+        [tensor] = [tensor for found, tensor in self.wanted(tensors) if found is place]
         if place.look(tensor) != place.like:  # a copy of a view
             return None
         place.check(tensor)
@@ -732,12 +736,11 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if self.inputs is None:
             return self.outer
-        empty = [place for place in self.sources() if place.value is None]
-        empty = [place for place in empty if not place.part.spares and place.read() is None]
-        return empty[0].part if empty else None
+        empty = (p for p in self.sources() if p.value is None and not (p.part.spares or p.read() is not None))
+        return next((place.part for place in empty), None)
 
     def repeat(self, replay):
-        """Runs it as in the first run."""
+        """Runs it as in the first run. Returns what it gives."""
         step = self.step
         if step.part is self or (step.part is not None and self in step.part.around()):
             raise self.error("still runs, but autograd goes back through it: take it out of the plan")
@@ -747,10 +750,10 @@ class Part:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
         taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
-        inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held)
+        inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         result = self.as_before(replay, inputs)
-        return result
+        return [] if replay.stopped else self.gives(result, inputs)
 
     def take(self, number, held, replay):
         """An input for another run. What that changes in place is nobody else's."""
@@ -1215,15 +1218,15 @@ def _all(thing, kind, known=None):
     return [found for t in things for found in _all(t, kind, known)]
 
 
-def _mapped(function, thing, kind):
-    """The same thing with function(x) for each x of a kind."""
+def _mapped(function, thing, kind, copies):
+    """The same thing with function(x) for each x of a kind. `copies` are those of objects, by id."""
     if isinstance(thing, kind):
         return function(thing)
     if type(thing) is dict:
-        return {key: _mapped(function, value, kind) for key, value in thing.items()}
+        return {key: _mapped(function, value, kind, copies) for key, value in thing.items()}
     if not isinstance(thing, (tuple, list)):
         return thing
-    return _with_items(thing, [_mapped(function, value, kind) for value in thing])
+    return _with_items(thing, [_mapped(function, value, kind, copies) for value in thing])
 
 
 def _with_items(thing, found):

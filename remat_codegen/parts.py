@@ -845,8 +845,8 @@ class Part:
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
         self.inputs = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor, copies := {})
         self.held, self.as_are = [*held.values()], {i: thing for i, thing in copies.items() if id(thing) == i}
-        own = [h.source for h in self.held if not h.view and _plain(h.source)]
-        self.given = {tensor.untyped_storage()._cdata for tensor in own}  # which it holds, so that autograd may, too
+        # What it holds itself, so that autograd may, too.
+        self.given = {h.source.untyped_storage()._cdata for h in self.held if not h.view and _plain(h.source)}
         if NESTED and step.part is not None:  # which holds them for both
             self.given = step.part.given
         if TWICE:
@@ -885,8 +885,7 @@ class Part:
 
     def gives(self, result, inputs):
         """The tensors of its result, and those of lists and objects that it is given, in which it may set some."""
-        things = result, [thing for thing in inputs if not isinstance(thing, torch.Tensor)]
-        return _all(things, torch.Tensor, dict(self.as_are)) if OBJECTS else _all(things, torch.Tensor)
+        return _all((result, [t for t in inputs if not isinstance(t, torch.Tensor)]), torch.Tensor, dict(self.as_are))
 
     def keep(self, results):
         """What it gives is kept, and need not be rebuilt where autograd has saved that in it, too."""
@@ -958,10 +957,9 @@ class Part:
 
     def wanted(self, tensors):
         """The places of its results that anyone still refers to, and what belongs there."""
-        tensors = tensors if self.results else []
-        if len(tensors) != len(self.results):
+        if self.results and len(tensors) != len(self.results):
             raise self.error(f"gave {len(tensors)} tensors when it ran again, not {len(self.results)}: {SAME}")
-        return [(place, t) for ref, t in zip(self.results, tensors, strict=True) if ref and (place := ref())]
+        return [(place, t) for ref, t in zip(self.results, tensors, strict=False) if ref and (place := ref())]
 
     def again(self):
         """Fills the places that anyone still refers to, and lets go of what it held for that."""
@@ -996,10 +994,8 @@ class Part:
         """A part that has to run again before this one: the one around it, or one that lends it an input."""
         if NESTED and self.inputs is None:
             return self.outer
-        empty = [place for place in self.sources() if place.value is None]
-        if TWICE:
-            empty = [place for place in empty if not place.part.spares and place.read() is None]
-        return empty[0].part if empty else None
+        empty = (p for p in self.sources() if p.value is None and not (TWICE and (p.part.spares or p.read() is not None)))
+        return next((place.part for place in empty), None)
 
     def repeat(self, replay):
         """Runs it as in the first run. Returns what it gives."""

@@ -414,7 +414,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """The attributes of an object by name, those in slots, too: looked at so that its class does not note that they are read."""
+    """The attributes of an object by name, those in slots, too: its class does not note that these are looked at."""
     found = dict(getattr(thing, "__dict__", None) or {})
     for kind in type(thing).__mro__ if hasattr(type(thing), "__slots__") else ():
         for name, member in vars(kind).items() if "__slots__" in vars(kind) else ():

@@ -363,7 +363,10 @@ INPUTS = """
 def example_inputs():
     return (torch.randn(256, 32),)
 """
-NAMES = "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned GivenTwice SetInArguments SetInLists InSlots InFunctions NotCopied".split()
+NAMES = (
+    "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned "
+    "GivenTwice SetInArguments SetInLists InSlots InFunctions NotCopied"
+).split()
 TWO_BYTES = 2 * 48 * 32 * 4  # tensors of these: parts within parts may hold them, which an object has lost meanwhile
 
 
