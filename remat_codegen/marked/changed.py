@@ -1,14 +1,18 @@
 """Buffers and parameters that a forward pass changes in place, as what counts the tokens of each expert, or follows what is
 trained: a part that runs again must not find what was changed since. Of small buffers parts keep copies; what may read others
-is no part. Those of batch norms are neither: in training, nothing reads them."""
+is no part. Those of batch norms are neither: in training, nothing reads them. And what is changed where nobody sees it."""
 
 from __future__ import annotations
 
+import linecache
+import re
 from dataclasses import dataclass
+
+import torch
 
 from remat_codegen.graph.record import Record
 from remat_codegen.parts import SMALL
-from remat_codegen.trace.ir import Origin, Trace
+from remat_codegen.trace.ir import Operation, Origin, Trace
 
 HELD = Origin.BUFFER, Origin.PARAMETER
 MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
@@ -51,3 +55,22 @@ def changed_buffers(trace: Trace, record: Record) -> tuple[ChangedBuffer, ...]:
             is_frozen = variable.origin is Origin.PARAMETER and not variable.requires_grad
             found.append(ChangedBuffer(path, last[storage], record.storages[storage].nbytes, is_frozen))
     return tuple(found)
+
+
+def past_autograd(trace: Trace, record: Record) -> frozenset[int]:
+    """The operations that have to do with what forward makes and changes through `x.data`, in place: neither autograd nor a
+    part notices that, so that none of them can be in one."""
+    changed = {s for row in record.operations for s in row.mutated if record.storages[s].operation is not None}
+    asked = [op for op in trace.operations if op.target is torch.ops.aten.detach.default and _is_data(op)] if changed else []
+    changed &= record.storages_of(v for op in asked for v in op.made)
+    touching = (op.id for op in trace.operations if changed and changed & record.storages_of((*op.made, *op.reads)))
+    return frozenset(touching)
+
+
+def _is_data(operation: Operation) -> bool:
+    """Whether a tensor is detached by `x.data`, for all that its source tells."""
+    if not operation.calls:
+        return True
+    call = operation.calls[-1]
+    lines = [linecache.getline(call.function.file, line) for line in range(call.span[0], call.span[2] + 1)]
+    return any(re.search(r"\.data\b", line) for line in lines) or not any(lines)

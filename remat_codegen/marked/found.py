@@ -13,7 +13,7 @@ from functools import cached_property
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.changed import ChangedBuffer, changed_buffers
+from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.given import given_to_calls, given_to_expression
 from remat_codegen.marked.holders import Holders, node_of
@@ -143,6 +143,11 @@ class Found:
         """The buffers that the forward pass changes in place."""
         return changed_buffers(self.trace, self.record)
 
+    @cached_property
+    def past_autograd(self) -> frozenset[int]:
+        """The operations that no part can have, since forward changes through `x.data` what they make or read."""
+        return past_autograd(self.trace, self.record)
+
     def _is_quiet(self, vertex: Vertex) -> bool:
         """Whether all of it is evaluated under no_grad, where no part is one."""
         operations = self.trace.operations[vertex.begin : vertex.end]
@@ -153,6 +158,8 @@ class Found:
         if not all(map(self._can_run_again, vertices)) or any(map(self._holds_by_functions, vertices)):
             return None
         operations = {op for v in vertices for op in self._operations(v)}
+        if not operations.isdisjoint(self.past_autograd):
+            return None
         nodes = sorted({self.node_of[op] for op in operations if op in self.node_of and self._works(op)})
         if not nodes or nodes != list(range(nodes[0], nodes[-1] + 1)):
             return None

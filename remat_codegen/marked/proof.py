@@ -18,9 +18,8 @@ from remat_codegen.torch_seam import proxy_tensor
 from remat_codegen.trace import Trace, trace
 from remat_codegen.trace.autograd_functions import function_call
 from remat_codegen.trace.frames import only_lines
+from remat_codegen.trace.refusals import MARKED
 from remat_codegen.trace.state import hooks_of, put_hooks_back
-
-NAME = "_marked_by_remat_codegen"  # of the module that the text is for as long as it is traced
 
 
 def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, original: Trace) -> str | None:
@@ -92,14 +91,14 @@ def _call_plainly(module: torch.nn.Module, kind: Any) -> None:
 @contextlib.contextmanager
 def imported(text: str) -> Iterator[Any]:
     """A file's text as a module, whose functions find their own, as torch.jit.script asks for it."""
-    found, file = types.ModuleType(NAME), f"<{NAME}>"
-    sys.modules[NAME] = found
+    found, file = types.ModuleType(MARKED), f"<{MARKED}>"
+    sys.modules[MARKED] = found
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     try:
         exec(compile(text, file, "exec"), vars(found))
         yield found
     finally:
-        del sys.modules[NAME]
+        del sys.modules[MARKED]
         linecache.cache.pop(file, None)
 
 

@@ -21,11 +21,11 @@ from unittest import mock
 import torch
 
 from remat_codegen.marked.changed import MOVING
-from remat_codegen.marked.proof import NAME
 from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
+from remat_codegen.trace.refusals import MARKED
 
 OWN = "lose", "read", "keep", "copied"  # methods of places and parts that look at values, and run nothing of the model's
 CONSTANT = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}  # of torch.tensor([0.1, 0.2])
@@ -281,7 +281,7 @@ def _line(thing: Any) -> int:
     """The last line of a file in which a function, or one of a class, begins; 0 for what is of elsewhere, or is neither."""
     functions = vars(thing).values() if isinstance(thing, type) else [thing]
     codes = [code for f in functions if isinstance(code := getattr(f, "__code__", None), types.CodeType)]
-    return max([code.co_firstlineno for code in codes if code.co_filename == f"<{NAME}>"], default=0)
+    return max([code.co_firstlineno for code in codes if code.co_filename == f"<{MARKED}>"], default=0)
 
 
 def keyword_of(file: Any) -> str | None:

@@ -69,12 +69,14 @@ def unknown_class(name: str) -> TraceError:
 
 LONGEST = 120  # characters of a line that asks for a value, in messages
 PACKED = "/torch/nn/modules/rnn.py", "/torch/nn/utils/rnn.py"  # where packed sequences are made and read
+MARKED = "_marked_by_remat_codegen"  # the module that a text with marks is while it is traced
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def is_library(path: str) -> bool:
+    """Whether a file is neither the user's nor a text with marks, which stands in its place."""
     between = path.endswith(("/contextlib.py", "/typing_extensions.py"))
-    return between or path.startswith("<") or "/torch/" in path or "/remat_codegen/" in path
+    return between or (path.startswith("<") and path != f"<{MARKED}>") or "/torch/" in path or "/remat_codegen/" in path
 
 
 def _user_frame(error: BaseException | None) -> str | None:
