@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"fdedea1900ca9ee2"}
+#: "notes":["from\u0020dtr"],"seal":"6073b5876c35cbbd"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -1226,7 +1226,7 @@ def _frozen(thing, tensors, known):
     if id(thing) not in known:
         cells = tuple(types.CellType() for _ in thing.__closure__)
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
-        new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
+        new.__kwdefaults__, new.__dict__, known[id(thing)] = thing.__kwdefaults__, {**vars(thing)}, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
             if old != types.CellType():  # which would not be bound yet
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)

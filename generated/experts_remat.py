@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"31529bc236dd03ae"}
+#: "notes":["from\u0020dtr"],"seal":"7e66abacb652ab8f"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -1208,7 +1208,7 @@ def _frozen(thing, tensors, known):
     if id(thing) not in known:
         cells = tuple(types.CellType() for _ in thing.__closure__)
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
-        new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
+        new.__kwdefaults__, new.__dict__, known[id(thing)] = thing.__kwdefaults__, {**vars(thing)}, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
             if old != types.CellType():  # which would not be bound yet
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"fe9debdc484d2a3f"}
+#: "notes":["from\u0020dtr"],"seal":"2695970f51891f56"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -1176,7 +1176,7 @@ def _frozen(thing, tensors, known):
     if id(thing) not in known:
         cells = tuple(types.CellType() for _ in thing.__closure__)
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
-        new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
+        new.__kwdefaults__, new.__dict__, known[id(thing)] = thing.__kwdefaults__, {**vars(thing)}, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
             if old != types.CellType():  # which would not be bound yet
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)

@@ -1709,7 +1709,7 @@ def _frozen(thing, tensors, known):
     if id(thing) not in known:
         cells = tuple(types.CellType() for _ in thing.__closure__)
         new = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, thing.__defaults__, cells)
-        new.__kwdefaults__, known[id(thing)] = thing.__kwdefaults__, new
+        new.__kwdefaults__, new.__dict__, known[id(thing)] = thing.__kwdefaults__, {**vars(thing)}, new
         for old, cell in zip(thing.__closure__, cells, strict=True):
             if old != types.CellType():  # which would not be bound yet
                 cell.cell_contents = _frozen(old.cell_contents, tensors, known)

@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 from unittest import mock
@@ -25,11 +25,16 @@ from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, stor
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
+from remat_codegen.trace.reachable import may_change, reachable, tensors_in
 from remat_codegen.trace.refusals import MARKED
 
 OWN = "lose", "read", "keep", "copied"  # methods of places and parts that look at values, and run nothing of the model's
 CONSTANT = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}  # of torch.tensor([0.1, 0.2])
 ASIDE = {torch.ops.aten.detach.default, torch.ops.aten.equal.default}  # of the helpers themselves
+
+
+CAPTURES = "is given a function that captures {}, which may be bound anew before the part runs again"
+HIDES = "gives a function or an object that has a tensor in it where no part looks for one: it would stay in memory"
 
 
 class Differs(RuntimeError):
@@ -68,6 +73,12 @@ class Calls(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._name(leaf, ("made", len(self.calls), number))
         return out
+
+    def hidden(self, there: Iterable[torch.Tensor], seen: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors there that were made in this run, and are none of those `seen`."""
+        known = set(map(storage_key, seen))
+        made = (t for t in there if self.known.get(storage_key(t), ("",))[0] == "made")
+        return [t for t in made if storage_key(t) not in known]
 
     def _note(self, call: Any) -> None:
         if self.expected is not None and self.expected[len(self.calls) : len(self.calls) + 1] != [call]:
@@ -167,10 +178,11 @@ def difference(
     try:
         alike = torch.jit.optimized_execution(False)  # a scripted function calls other operations once it was looked at
         left = contextlib.nullcontext() if data else caches_as_before(module)
-        with warnings.catch_warnings(), alike, left, _watching(file), torch.random.fork_rng(enabled=data):
+        with warnings.catch_warnings(), alike, left, _watching(file) as hidden, torch.random.fork_rng(enabled=data):
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
             first = _forward(marked, inputs, autocast)
+            _check_hidden(hidden, first)
             with _attributes_noted() as noted:
                 _forward(marked, inputs, autocast)
             for owner, name in noted:
@@ -216,10 +228,12 @@ def _empty(leaf: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _watching(file: Any) -> Iterator[None]:
-    """In here, parts of a file note what they call, and compare it with their first run."""
+def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
+    """In here, parts of a file note what they call, and compare it with their first run. Yields what each, by name, gives of
+    what it has made where the helpers do not look for it."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
     part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
+    seen, hidden = getattr(file, _helper(file, "_all")), list[tuple[str, list[torch.Tensor]]]()
     first, again, counted = part_class.first, part_class.as_before, getattr(file, _helper(file, "COUNTED"), ())
 
     @functools.cache
@@ -235,6 +249,11 @@ def _watching(file: Any) -> Iterator[None]:
         with calls:
             result = first(part, run, inputs)
         noted[id(part)] = part, calls.calls
+        captured = getattr(run, "__closure__", None)
+        for function in (f for f in reachable((captured, inputs)) if isinstance(f, types.FunctionType)):
+            if not is_frozen(function, run) and (name := may_change(function)) is not None:
+                raise Differs(CAPTURES.format(name), part.entry.name, refused=True)
+        hidden.append((part.entry.name, calls.hidden(tensors_in((result, inputs)), seen((result, inputs), torch.Tensor))))
         return result
 
     def comparing(part: Any, replay: Any, inputs: Any) -> Any:
@@ -268,7 +287,23 @@ def _watching(file: Any) -> Iterator[None]:
             *((owner, name, _aside_of_calls(getattr(owner, name))) for owner, name in looking),
         ):
             patched.enter_context(mock.patch.object(owner, name, other, create=True))
-        yield
+        yield hidden
+
+
+def _check_hidden(hidden: list[tuple[str, list[torch.Tensor]]], outputs: Any) -> None:
+    """Raises Differs for a part that gives tensors where the helpers do not look for any, but for what the model returns."""
+    returned = set(map(storage_key, tensors_in(outputs)))
+    for part, tensors in hidden:
+        if any(storage_key(tensor) not in returned for tensor in tensors):
+            raise Differs(HIDES, part, refused=True)
+    hidden.clear()
+
+
+def is_frozen(function: types.FunctionType, run: Any) -> bool:
+    """Whether a part has a function as it was when it first ran: one that its code captures itself, or by such ones."""
+    captured = [c.cell_contents for c in getattr(run, "__closure__", None) or () if c != types.CellType()]
+    functions = [f for f in captured if isinstance(f, types.FunctionType)]
+    return function in functions or any(is_frozen(function, f) for f in functions if f is not run)
 
 
 def _helper(file: Any, name: str) -> str:

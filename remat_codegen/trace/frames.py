@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -25,6 +25,7 @@ import torch
 
 from remat_codegen.torch_seam import CALLS_MODULE, HANDS_OVER, counted_calls, made_by, trace_in_progress
 from remat_codegen.trace.places import Call, Function, Span
+from remat_codegen.trace.reachable import CALLABLE, held_by_function
 from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
@@ -48,11 +49,10 @@ _NO_HOLDERS = (  # of what a forward pass makes
     *(torch.nn.Module, torch.Tensor, torch.fx.Node, torch.fx.Graph, type, ModuleType),
     *(FunctionType, MethodType, BuiltinFunctionType, functools.partial),
 )
-_CALLABLE = (FunctionType, MethodType, functools.partial)
 _GOES_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OF_TORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
-_EMPTY = frozenset({int, float, bool, complex, str, bytes, type(None), type, FrameType, CodeType, FunctionType, ModuleType})
+_EMPTY = frozenset({int, float, bool, complex, str, bytes, type(None), type, FrameType, CodeType, ModuleType})
 
 
 def calls_of(node: torch.fx.Node) -> tuple[Call, ...]:
@@ -375,7 +375,7 @@ def _places(name: str, value: Any) -> Iterator[str]:
     itself, by its defaults, its closure, or as an object's method."""
     if any(True for _ in _tensors_in(value)):
         yield name
-    elif isinstance(value, _CALLABLE):
+    elif isinstance(value, CALLABLE):
         yield from (f"{name}()" for _ in itertools.islice(_tensors_in(value, _DEPTH + 1, objects=True), 1))
     elif any(True for _ in _tensors_in(value, _DEPTH + 1, objects=True)):
         if _is_plain(value):
@@ -403,7 +403,7 @@ def _waits(frame: FrameType, inner: FrameType | None) -> bool:
 
 def _may_hold(value: Any) -> bool:
     """Whether there may ever be a tensor in a value, which others may put there while a frame waits."""
-    if isinstance(value, (torch.Tensor, list, tuple, dict, *_CALLABLE)):
+    if isinstance(value, (torch.Tensor, list, tuple, dict, *CALLABLE)):
         return True
     return _is_plain(value)
 
@@ -431,16 +431,6 @@ def _contents(value: Any, objects: bool) -> Iterable[Any]:
         return value.values()
     if not objects:
         return ()
-    if isinstance(value, _CALLABLE):
-        return _held_by_function(value)
+    if isinstance(value, CALLABLE):
+        return held_by_function(value)
     return list(_attributes(value).values()) if _is_plain(value) else ()
-
-
-def _held_by_function(function: Any) -> list[Any]:
-    """What a function has beside its arguments: defaults, what it captures, and what it is a method of."""
-    if isinstance(function, functools.partial):
-        return [*function.args, *function.keywords.values(), function.func]
-    if isinstance(function, MethodType):
-        return [function.__self__, function.__func__]
-    cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # some are not bound yet
-    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *(c.cell_contents for c in cells)]

@@ -319,7 +319,12 @@ class InFunctions(Over):
         if turn == 1:
             return lambda x, scale=scale, shift=shift: modulated(scale, shift, x)
         if turn == 2:
-            return lambda x: modulated(scale, shift, x)
+
+            def both():
+                yield scale
+                yield shift
+
+            return [lambda x: modulated(*both(), x)][0]
         return Modulation(scale, shift).applied
 
     def forward(self, x):

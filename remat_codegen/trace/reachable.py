@@ -1,0 +1,76 @@
+"""What an object leads to, in whatever way it holds it: by its attributes, as an item of any container, in what a function
+captures or a generator goes on with."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import gc
+import sys
+from collections.abc import Iterator
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+MOST = 2000  # objects that are looked into
+CALLABLE = (FunctionType, MethodType, functools.partial)
+_ELSEWHERE = (torch.nn.Module, type, ModuleType, CodeType, str, bytes, int, float, complex, type(None))
+
+
+def reachable(thing: Any) -> Iterator[Any]:
+    """Tensors, functions and other objects, each once; not what modules hold, nor what autograd holds for tensors."""
+    ahead, known = [thing], dict[int, Any]()  # which holds them, so that no other gets their numbers
+    while ahead and len(known) < MOST:
+        found = ahead.pop()
+        if isinstance(found, _ELSEWHERE) or id(found) in known:
+            continue
+        known[id(found)] = found
+        yield found
+        if isinstance(found, CALLABLE):
+            ahead += held_by_function(found)
+        elif not isinstance(found, torch.Tensor):
+            ahead += gc.get_referents(found)
+
+
+def tensors_in(thing: Any) -> list[torch.Tensor]:
+    """The tensors among these."""
+    return [found for found in reachable(thing) if isinstance(found, torch.Tensor)]
+
+
+def held_by_function(function: Any) -> list[Any]:
+    """What a function has beside its arguments: defaults, what it captures, and what it is a method of."""
+    if isinstance(function, functools.partial):
+        return [*function.args, *function.keywords.values(), function.func]
+    if isinstance(function, MethodType):
+        return [function.__self__, function.__func__]
+    cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # some are not bound yet
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *(c.cell_contents for c in cells)]
+
+
+def may_change(function: FunctionType) -> str | None:
+    """A variable that a function captures, and that one around it, which still runs, may bind anew; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if function.__closure__ and function.__code__ in _within(code):
+            return next((name for name in function.__code__.co_freevars if _is_bound_anew(code, name)), None)
+        frame = frame.f_back
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _within(code: CodeType) -> frozenset[CodeType]:
+    """The code of the functions in one."""
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return frozenset(inner).union(*map(_within, inner))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_bound_anew(code: CodeType, name: str) -> bool:
+    """Whether a function's code gives a variable a value more than once: also where it does so in a loop."""
+    instructions = list(dis.get_instructions(code))
+    bound = [i.offset for i in instructions if i.opname == "STORE_DEREF" and i.argval == name]
+    back = [(i.argval, i.offset) for i in instructions if i.opcode in dis.hasjrel + dis.hasjabs and i.argval < i.offset]
+    is_argument = name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return len(bound) + is_argument > 1 or any(first <= offset <= last for offset in bound for first, last in back)

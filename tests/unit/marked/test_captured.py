@@ -1,0 +1,163 @@
+"""Functions that a forward pass makes and hands on: what they capture may be another value by the time that a part runs again,
+and what they hold of a part's results is lent to nobody."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from second_edition import imported_file
+
+from remat_codegen.ask.request import Request
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
+from remat_codegen.trace.reachable import may_change, reachable, tensors_in
+from remat_codegen.verify.beside import load_generated
+
+SOURCE = """
+import functools
+
+import torch
+from torch import nn
+
+
+class Held:
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x, gains):
+        h = torch.exp(-gains[0](x).square())
+        h = torch.sin(self.up(torch.cos(h)))
+        return torch.tanh(x + gains[0](self.down(torch.sigmoid(h))))
+
+
+class Given(Layer):
+    def forward(self, x, gain):
+        h = torch.exp(-gain(x).square())
+        h = torch.sin(self.up(torch.cos(h)))
+        return torch.tanh(x + gain(self.down(torch.sigmoid(h))))
+
+
+class Net(nn.Module):
+    ramp, kind = 0.0, Layer
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(self.kind() for _ in range(4))
+
+    def given(self, function):
+        return [function]
+
+    def forward(self, x):
+        for turn, layer in enumerate(self.layers):
+            gain = 1.0 + self.ramp * turn
+            x = layer(x, self.given(lambda t: t * gain))
+        return x
+
+
+class InADict(Net):
+    def given(self, function):
+        return {0: function}
+
+
+class InAnObject(Net):
+    def given(self, function):
+        return [Held(function)]
+
+
+class InAPartial(Net):
+    def given(self, function):
+        return (functools.partial(function),)
+
+
+class AsItIs(Net):
+    kind = Given
+
+    def given(self, function):
+        return function
+
+
+class Holding(Layer):
+    def gain(self, x):
+        scale = torch.exp(torch.sin(x))
+        shift = torch.sigmoid(scale)
+
+        def both():
+            yield scale
+            yield shift
+
+        return lambda t: t * sum(both())
+
+    def forward(self, x, gains):
+        gain = self.gain(x)
+        return super().forward(x, [gain])
+
+
+class Holders(Net):
+    kind = Holding
+
+
+def example_inputs():
+    return (torch.randn(256, 32),)
+"""
+KINDS = "Net InADict InAnObject InAPartial AsItIs Holders".split()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_parts_are_exact_whatever_a_function_captures_later(tmp_path, name):
+    path, output = tmp_path / f"captured_{name.lower()}.py", tmp_path / "out.py"
+    path.write_text(SOURCE)
+    found = marked.generate(Request(f"{path}:{name}", "75%", output, edition=2, verify=True), Progress(None)).verify
+    assert found.ok, found.failures()
+    torch.manual_seed(0)
+    model = getattr(imported_file(path), name)().train()
+    ours = load_generated(output).rematerialize(copy.deepcopy(model))
+    model.ramp = ours.ramp = 0.25  # which was not so when the file was made
+    x = torch.randn(256, 32)
+    for one in (model, ours):
+        one(x).square().mean().backward()
+    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_reachable_goes_through_functions_and_containers_but_not_modules():
+    inside, beside, weight = torch.zeros(1), torch.zeros(2), torch.nn.Linear(2, 2)
+
+    def both():
+        yield inside
+        yield weight.weight
+
+    things = {"a": [lambda: both], "b": frozenset([iter([beside])])}
+    assert {id(t) for t in tensors_in(things)} == {id(inside), id(beside)}
+    assert both in list(reachable(things))
+
+
+def test_what_a_function_around_may_bind_anew():
+    given = torch.zeros(1)
+
+    def inner(turns, scale):
+        once = 2.0
+        for turn in range(turns):
+            often = float(turn)
+            yield [may_change(f) for f in (lambda: often, lambda: once, lambda: scale, lambda: given)]  # noqa: B023
+
+    assert list(inner(1, 3.0)) == [["often", None, None, None]]
+
+
+def test_a_function_whose_maker_has_returned_stays_what_it_is():
+    def maker():
+        for often in range(3):
+            found = lambda: often  # noqa: B023, E731
+        return found
+
+    assert may_change(maker()) is None
