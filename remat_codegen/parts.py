@@ -1676,7 +1676,7 @@ def _object_copied(copied, thing, kind, done):
             elif own and name in own:
                 copied_own[name] = value
             else:
-                object.__setattr__(changed, name, value)
+                _slots(thing)[name].__set__(changed, value)
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, copy.Error):  # its own methods may say so
         done[id(thing)] = changed = thing
     return changed
@@ -1689,15 +1689,25 @@ def _has_attributes(thing, known):
 
 
 def _dict_of(thing):
-    found = getattr(thing, "__dict__", None)
-    return found if isinstance(found, dict) else None
+    found = object.__getattribute__(thing, "__dict__") if type(thing).__dictoffset__ else None
+    return found if isinstance(found, dict) else None  # that of a class is none
 
 
 def _attributes(thing):
     """The attributes of an object, those in slots, too."""
-    kinds = [vars(kind) for kind in type(thing).__mro__ if "__slots__" in vars(kind)]
-    slots = [n for kind in kinds for n, member in kind.items() if isinstance(member, types.MemberDescriptorType)]
-    return {**{n: getattr(thing, n) for n in slots if hasattr(thing, n)}, **(_dict_of(thing) or {})}
+    found = dict(_dict_of(thing) or {})
+    for name, slot in _slots(thing).items():
+        try:
+            found[name] = slot.__get__(thing)
+        except AttributeError:  # it is not set
+            continue
+    return found
+
+
+def _slots(thing):
+    """By name: what has the values of an object's slots, whatever its class makes of these names."""
+    kinds = [vars(kind) for kind in reversed(type(thing).__mro__) if "__slots__" in vars(kind)]
+    return {n: slot for kind in kinds for n, slot in kind.items() if isinstance(slot, types.MemberDescriptorType)}
 
 
 def _frozen(thing, tensors, known):

@@ -74,7 +74,7 @@ class Calls(TorchDispatchMode):
                 self._name(leaf, ("made", len(self.calls), number))
         return out
 
-    def hidden(self, there: Iterable[torch.Tensor], seen: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def unseen(self, there: Iterable[torch.Tensor], seen: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors there that were made in this run, and are none of those `seen`."""
         known = set(map(storage_key, seen))
         made = (t for t in there if self.known.get(storage_key(t), ("",))[0] == "made")
@@ -233,8 +233,9 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     what it has made where the helpers do not look for it."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
     part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
-    seen, hidden = getattr(file, _helper(file, "_all")), list[tuple[str, list[torch.Tensor]]]()
-    first, again, counted = part_class.first, part_class.as_before, getattr(file, _helper(file, "COUNTED"), ())
+    lent, hidden = dict[int, list[torch.Tensor]](), list[tuple[str, list[torch.Tensor]]]()
+    first, again, gives = part_class.first, part_class.as_before, part_class.gives
+    counted = getattr(file, _helper(file, "COUNTED"), ())
 
     @functools.cache
     def moved(model: torch.nn.Module | None) -> list[tuple[dict[str, Any], str]]:
@@ -249,12 +250,15 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
         with calls:
             result = first(part, run, inputs)
         noted[id(part)] = part, calls.calls
-        captured = getattr(run, "__closure__", None)
-        for function in (f for f in reachable((captured, inputs)) if isinstance(f, types.FunctionType)):
-            if not is_frozen(function, run) and (name := may_change(function)) is not None:
-                raise Differs(CAPTURES.format(name), part.entry.name, refused=True)
-        hidden.append((part.entry.name, calls.hidden(tensors_in((result, inputs)), seen((result, inputs), torch.Tensor))))
+        if (name := next(filter(None, map(may_change, _handed_on(run, inputs))), None)) is not None:
+            raise Differs(CAPTURES.format(name), part.entry.name, refused=True)
+        if not part.entry.inside:  # which keeps what it gives
+            hidden.append((part.entry.name, calls.unseen(tensors_in((result, inputs)), lent.pop(id(part), []))))
         return result
+
+    def lending(part: Any, result: Any, inputs: Any) -> Any:
+        lent[id(part)] = given = gives(part, result, inputs)
+        return given
 
     def comparing(part: Any, replay: Any, inputs: Any) -> Any:
         run, expected = part.run, noted[id(part)][1] if id(part) in noted else None
@@ -276,6 +280,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(part_class, "first", noting))
         patched.enter_context(mock.patch.object(part_class, "as_before", comparing))
+        patched.enter_context(mock.patch.object(part_class, "gives", lending))
         refused = lambda part, what: Differs(what, part.entry.name, refused=True)  # noqa: E731
         patched.enter_context(mock.patch.object(part_class, "error", refused))
         none = torch.zeros(0)  # what helpers compare values with are operations, too
@@ -299,11 +304,15 @@ def _check_hidden(hidden: list[tuple[str, list[torch.Tensor]]], outputs: Any) ->
     hidden.clear()
 
 
-def is_frozen(function: types.FunctionType, run: Any) -> bool:
-    """Whether a part has a function as it was when it first ran: one that its code captures itself, or by such ones."""
-    captured = [c.cell_contents for c in getattr(run, "__closure__", None) or () if c != types.CellType()]
-    functions = [f for f in captured if isinstance(f, types.FunctionType)]
-    return function in functions or any(is_frozen(function, f) for f in functions if f is not run)
+def _handed_on(run: Any, inputs: Any) -> list[types.FunctionType]:
+    """The functions that a part comes to but does not have as they were when it first ran: those that its code captures itself,
+    or by such ones."""
+    frozen = [run]
+    for function in frozen:  # which grows
+        captured = [c.cell_contents for c in getattr(function, "__closure__", None) or () if c != types.CellType()]
+        frozen += [f for f in captured if isinstance(f, types.FunctionType) and f not in frozen]
+    there = reachable((getattr(run, "__closure__", None), inputs))
+    return [f for f in there if isinstance(f, types.FunctionType) and f not in frozen]
 
 
 def _helper(file: Any, name: str) -> str:

@@ -410,12 +410,13 @@ def _may_hold(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value is an object of the model's code that may have tensors in attributes. Some of these can be called."""
-    return (hasattr(value, "__dict__") or hasattr(type(value), "__slots__")) and not isinstance(value, _NO_HOLDERS)
+    has = type(value).__dictoffset__ != 0 or hasattr(type(value), "__slots__")  # its __getattr__ may raise whatever it likes
+    return has and not isinstance(value, (*_NO_HOLDERS, list, tuple, dict))
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
     """The attributes of an object by name, those in slots, too: its class does not note that these are looked at."""
-    found = dict(getattr(thing, "__dict__", None) or {})
+    found = dict(object.__getattribute__(thing, "__dict__") if type(thing).__dictoffset__ else {})
     for kind in type(thing).__mro__ if hasattr(type(thing), "__slots__") else ():
         for name, member in vars(kind).items() if "__slots__" in vars(kind) else ():
             if isinstance(member, MemberDescriptorType):

@@ -49,14 +49,18 @@ def held_by_function(function: Any) -> list[Any]:
 
 
 def may_change(function: FunctionType) -> str | None:
-    """A variable that a function captures, and that one around it, which still runs, may bind anew; None if there is none."""
-    frame: FrameType | None = sys._getframe(1)
+    """A variable that a function captures and that may be bound anew after it was made, by the function that has the variable
+    and still runs, or by one within that; None if there is none."""
+    return next((name for name in function.__code__.co_freevars if _may_be_bound_anew(function.__code__, name)), None)
+
+
+def _may_be_bound_anew(inner: CodeType, name: str) -> bool:
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        code = frame.f_code
-        if function.__closure__ and function.__code__ in _within(code):
-            return next((name for name in function.__code__.co_freevars if _is_bound_anew(code, name)), None)
+        if name in frame.f_code.co_cellvars and inner in _within(frame.f_code):
+            return _is_bound_anew(frame.f_code, inner, name)
         frame = frame.f_back
-    return None
+    return bool(_stores(inner, name))
 
 
 @functools.lru_cache(maxsize=256)
@@ -67,10 +71,20 @@ def _within(code: CodeType) -> frozenset[CodeType]:
 
 
 @functools.lru_cache(maxsize=256)
-def _is_bound_anew(code: CodeType, name: str) -> bool:
-    """Whether a function's code gives a variable a value more than once: also where it does so in a loop."""
-    instructions = list(dis.get_instructions(code))
-    bound = [i.offset for i in instructions if i.opname == "STORE_DEREF" and i.argval == name]
+def _is_bound_anew(outer: CodeType, inner: CodeType, name: str) -> bool:
+    """Whether a variable of a function gets a value once a function within it is made: behind that, in a loop around that, or
+    by what is within, too."""
+    if any(name in code.co_freevars and _stores(code, name) for code in _within(outer)):
+        return True
+    instructions = list(dis.get_instructions(outer))
+    codes = [(i.offset, i.argval) for i in instructions if isinstance(i.argval, CodeType)]
+    made = min(offset for offset, code in codes if code == inner or inner in _within(code))
     back = [(i.argval, i.offset) for i in instructions if i.opcode in dis.hasjrel + dis.hasjabs and i.argval < i.offset]
-    is_argument = name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return len(bound) + is_argument > 1 or any(first <= offset <= last for offset in bound for first, last in back)
+    return any(
+        made < offset or any(first <= offset <= last and made < last for first, last in back) for offset in _stores(outer, name)
+    )
+
+
+def _stores(code: CodeType, name: str) -> list[int]:
+    """Where a function binds a variable that others see, too."""
+    return [i.offset for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval == name]

@@ -87,6 +87,42 @@ class AsItIs(Net):
         return function
 
 
+class InAComprehension(Net):
+    def forward(self, x):
+        for turn, layer in enumerate(self.layers):
+            gain = 1.0 + self.ramp * turn
+            x = sum([layer(x, [lambda t: t * gain]) for _ in range(1)])
+        return x
+
+
+class SetByAnother(Net):
+    def forward(self, x):
+        gain = 1.0
+
+        def bump(turn):
+            nonlocal gain
+            gain = 1.0 + self.ramp * turn
+
+        for turn, layer in enumerate(self.layers):
+            bump(turn)
+            x = layer(x, [lambda t: t * gain])
+        return x
+
+
+class BesideMutual(Net):
+    def forward(self, x):
+        def even(n, t):
+            return t if n == 0 else odd(n - 1, t)
+
+        def odd(n, t):
+            return torch.sin(t) if n == 0 else even(n - 1, t)
+
+        for turn, layer in enumerate(self.layers):
+            gain = 1.0 + self.ramp * turn
+            x = layer(torch.tanh(even(turn, x)), [lambda t: t * gain])
+        return x
+
+
 class Holding(Layer):
     def gain(self, x):
         scale = torch.exp(torch.sin(x))
@@ -110,7 +146,7 @@ class Holders(Net):
 def example_inputs():
     return (torch.randn(256, 32),)
 """
-KINDS = "Net InADict InAnObject InAPartial AsItIs Holders".split()
+KINDS = "Net InADict InAnObject InAPartial AsItIs InAComprehension SetByAnother BesideMutual Holders".split()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -152,6 +188,25 @@ def test_what_a_function_around_may_bind_anew():
             yield [may_change(f) for f in (lambda: often, lambda: once, lambda: scale, lambda: given)]  # noqa: B023
 
     assert list(inner(1, 3.0)) == [["often", None, None, None]]
+
+
+def test_what_is_bound_further_out_or_by_others():
+    def outer(*given):
+        given, before, late, shared = tuple(given), 1.0, 1.0, 1.0
+
+        def setter():
+            nonlocal shared
+            shared = 2.0
+
+        def inner():
+            functions = lambda: given, lambda: before, lambda: late, lambda: shared
+            return [may_change(f) for f in functions]
+
+        found = [inner() for _ in range(1)]
+        late = setter()
+        return found
+
+    assert outer(1) == [[None, None, "late", "shared"]]
 
 
 def test_a_function_whose_maker_has_returned_stays_what_it_is():

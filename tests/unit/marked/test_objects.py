@@ -20,6 +20,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -274,6 +275,21 @@ class Leaf:
     c: torch.Tensor
 
 
+class Slotted:
+    __slots__ = "data", "unset"
+
+    def __init__(self, **data):
+        self.data = data
+
+    def __getattr__(self, name):
+        return self.data[name]  # KeyError, where hasattr() expects an AttributeError
+
+
+class Pair(NamedTuple):
+    first: Node
+    second: Node
+
+
 class Joins(Block):
     def forward(self, children):
         h = self.mixed(sum(child.h for child in children), children[0].c)
@@ -291,7 +307,8 @@ class InSlots(Over):
         leaves = [Node(torch.sin(x * turn), torch.cos(x)) for turn in (1.0, 2.0, 3.0)]
         one, other = self.blocks[0](leaves[:1]), self.blocks[1](leaves[1:])
         top = self.blocks[3]([self.blocks[2]([one, other]), other])
-        return top.h * torch.exp(top.c)
+        last = Slotted(h=top.h, pair=Pair(one, top))
+        return self.blocks[0].mixed(last.h, last.pair.first.c) * torch.exp(last.pair.second.c)
 
 
 def modulated(scale, shift, x):
