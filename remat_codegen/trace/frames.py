@@ -372,16 +372,28 @@ def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
 def _places(name: str, value: Any) -> Iterator[str]:
     """Where something with a name holds tensors: there, or, if it is a plain object, in attributes, `state.hidden`: all of its
     attributes are named. If it is a list of such objects, `states`, `states.*` says so; `act()` is a function that holds some
-    itself, by its defaults, its closure, or as an object's method."""
+    itself, by its defaults, its closure, or as an object's method, or contains one."""
+    if not isinstance(value, torch.Tensor) and _holds_by_functions(value, _DEPTH + 1):
+        yield f"{name}()"
     if any(True for _ in _tensors_in(value)):
         yield name
     elif isinstance(value, CALLABLE):
-        yield from (f"{name}()" for _ in itertools.islice(_tensors_in(value, _DEPTH + 1, objects=True), 1))
+        return
     elif any(True for _ in _tensors_in(value, _DEPTH + 1, objects=True)):
         if _is_plain(value):
             yield from (f"{name}.{attribute}" for attribute in _attributes(value) if attribute.isidentifier())
         else:
             yield from (name, f"{name}.*")
+
+
+def _holds_by_functions(value: Any, depth: int) -> bool:
+    """Whether a value is, or contains, a function that holds tensors."""
+    if isinstance(value, CALLABLE):
+        return any(True for _ in _tensors_in(value, depth, objects=True))
+    contents = itertools.islice(_contents(value, True), _WIDTH) if depth > 0 else ()
+    return any(
+        type(v) not in _EMPTY and not isinstance(v, torch.Tensor) and _holds_by_functions(v, depth - 1) for v in contents
+    )
 
 
 def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Iterator[torch.Tensor]:

@@ -352,6 +352,33 @@ class InFunctions(Over):
         return x
 
 
+class Applies(Block):
+    def forward(self, x, callbacks, held):
+        h = self.mixed(x, x)
+        for callback in callbacks:
+            h = callback(torch.sin(h))
+        return x + held.modulate(torch.cos(h))
+
+
+class InListsOfFunctions(Over):
+    # Functions that hold tensors, in a list and in an attribute, one of which appends to what it captures.
+
+    def __init__(self):
+        super().__init__(Applies)
+
+    def forward(self, x):
+        seen, scale = [], torch.sigmoid(x)
+
+        def note(t):
+            seen.append(torch.exp(-t.square()))
+            return t * seen[-1]
+
+        held = SimpleNamespace(modulate=partial(modulated, torch.sin(x), torch.cos(x)), x=torch.exp(x))
+        for block in self.blocks:
+            x = block(x, [note, lambda t, scale=scale: t * scale], held)
+        return x + sum(seen) * held.x
+
+
 class Frozen(dict):
     def __setitem__(self, key, value):
         if key in self:
@@ -387,7 +414,7 @@ def example_inputs():
 """
 NAMES = (
     "Returned Replaced Changed ChangedOutside InNamespaces CalledObject Owned "
-    "GivenTwice SetInArguments SetInLists InSlots InFunctions NotCopied"
+    "GivenTwice SetInArguments SetInLists InSlots InFunctions InListsOfFunctions NotCopied"
 ).split()
 TWO_BYTES = 2 * 48 * 32 * 4  # tensors of these: parts within parts may hold them, which an object has lost meanwhile
 
