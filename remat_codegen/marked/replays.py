@@ -283,16 +283,21 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
         patched.enter_context(mock.patch.object(part_class, "gives", lending))
         refused = lambda part, what: Differs(what, part.entry.name, refused=True)  # noqa: E731
         patched.enter_context(mock.patch.object(part_class, "error", refused))
-        none = torch.zeros(0)  # what helpers compare values with are operations, too
-        looking = [(owner, name) for owner in (place_class, part_class) for name in OWN if hasattr(owner, name)]
-        for owner, name, other in (
-            (place_class, "check", lambda *_: None),
-            (file, _helper(file, "_some"), lambda _: none),
-            (file, _helper(file, "CHECK"), False),
-            *((owner, name, _aside_of_calls(getattr(owner, name))) for owner, name in looking),
-        ):
+        for owner, name, other in _without_own_operations(file, place_class, part_class):
             patched.enter_context(mock.patch.object(owner, name, other, create=True))
         yield hidden
+
+
+def _without_own_operations(file: Any, place_class: Any, part_class: Any) -> list[tuple[Any, str, Any]]:
+    """What helpers compare values with are operations, too: what to put in their place, by owner and name."""
+    none = torch.zeros(0)
+    looking = [(owner, name) for owner in (place_class, part_class) for name in OWN if hasattr(owner, name)]
+    return [
+        (place_class, "check", lambda *_: None),
+        (file, _helper(file, "_some"), lambda _: none),
+        (file, _helper(file, "CHECK"), False),
+        *((owner, name, _aside_of_calls(getattr(owner, name))) for owner, name in looking),
+    ]
 
 
 def _check_hidden(hidden: list[tuple[str, list[torch.Tensor]]], outputs: Any) -> None:
