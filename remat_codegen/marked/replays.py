@@ -170,9 +170,8 @@ def difference(
     """What of an imported file computes something else when it runs again, as "mul in blocks.0.exp"; None where nothing does.
     `back` gives the loss of outputs, and `table` names the table that is meant. With `data`, the steps are real ones, of
     copies. Raises Unseen where it cannot be seen, and Fails where real steps fail."""
-    given = _copied if data else _empty
     try:
-        model, inputs = _copy(module, given), pytree.tree_map(given, (args, kwargs))
+        model, inputs = copied_with(data, module, args, kwargs)
     except Exception as error:
         raise Unseen(str(error)) from error
     try:
@@ -181,10 +180,10 @@ def difference(
         with warnings.catch_warnings(), alike, left, _watching(file) as hidden, torch.random.fork_rng(enabled=data):
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
-            first = _forward(marked, inputs, autocast)
+            first = forward_of(marked, inputs, autocast)
             _check_hidden(hidden, first)
             with _attributes_noted() as noted:
-                _forward(marked, inputs, autocast)
+                forward_of(marked, inputs, autocast)
             for owner, name in noted:
                 vars(owner)[name] = Another(name)
             back(first).backward()
@@ -195,7 +194,8 @@ def difference(
     return None
 
 
-def _forward(model: torch.nn.Module, inputs: Any, autocast: Autocast) -> Any:
+def forward_of(model: torch.nn.Module, inputs: Any, autocast: Autocast) -> Any:
+    """What a model gives for copied inputs."""
     with contextlib.ExitStack() as casts:  # each cast anew, in both runs alike
         for device, dtype in autocast:
             casts.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
@@ -203,10 +203,12 @@ def _forward(model: torch.nn.Module, inputs: Any, autocast: Autocast) -> Any:
         return know_dataclasses(model(*args, **kwargs))
 
 
-def _copy(module: torch.nn.Module, given: Callable[[Any], Any]) -> torch.nn.Module:
-    """A copy of a module, with other tensors."""
+def copied_with(data: bool, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn.Module, Any]:
+    """A copy of a module and of its inputs, with other tensors: without data, if not with `data`."""
+    given = _copied if data else _empty
     tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, computed_attributes(module) | {id(t): given(t) for t in tensors})
+    model = copy.deepcopy(module, computed_attributes(module) | {id(t): given(t) for t in tensors})
+    return model, pytree.tree_map(given, (args, kwargs))
 
 
 def _copied(leaf: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import BudgetError, PlanFileError, RematError, UnsupportedError
 from remat_codegen.files import write_atomically
@@ -16,6 +17,7 @@ from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked import replays
 from remat_codegen.marked.changed import changed_buffers
+from remat_codegen.marked.circles import left_in_circles
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.steady import ANEW, Before
@@ -36,6 +38,7 @@ from remat_codegen.trace.training import example_loss
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
 NAMED = 3  # of what forward changes in place, in a note
 MOST_AVOIDED = 6  # times that a table is looked for once more, without parts that cannot run again
+LITTLE_LEFT = 0.01  # of a step's memory: what forward leaves to the garbage collector where that is said
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
 T = TypeVar("T")
 Tabled = tuple[SavedPlan, Brought]  # a plan as a table takes it, and that table
@@ -60,6 +63,7 @@ def generate(request: Request, progress: Progress) -> Report:
         return functions.generate(first.request, progress) if request.dynamic else first.written(progress)
     note_losses(plan, made, brought, profile, progress)
     _note_reentrant(traced, progress)
+    _note_circles(traced, plan, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
@@ -85,6 +89,15 @@ def _note_reentrant(traced: Traced, progress: Progress) -> None:
         where = "" if region.where is None else f"{region.where} "
         what = f"{where}checkpoints with use_reentrant=True, which goes before the plan: a step may take more than its budget"
         progress.note(f"note: {what}; with use_reentrant=False the plan takes its place")
+
+
+def _note_circles(traced: Traced, plan: SavedPlan, progress: Progress) -> None:
+    """Says what forward leaves to Python's garbage collector, if that is noticeably much."""
+    target, trace = traced.target, traced.model.trace
+    circle = left_in_circles(target.module, target.args, target.kwargs, trace.autocast, data=trace.run is not None)
+    if circle is not None and circle.size > LITTLE_LEFT * plan.planned_peak_bytes:
+        kept = f"keeps {format_bytes(circle.size)} of each forward pass until Python's garbage collector runs"
+        progress.note(f"note: {circle.what} {kept}, which no plan counts: break that circle, and a step takes what is planned")
 
 
 class Unrepeatable(UnsupportedError):

@@ -17,7 +17,7 @@ from remat_codegen.trace.ir import Source
 def refused(what: str, hint: str = "write it with differentiable operations, or move it out of the model") -> UnsupportedError:
     """The error for what the user's line does that calls us."""
     frames = [f for f in traceback.extract_stack() if not is_library(f.filename)]
-    where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
+    where = f"{short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
     return UnsupportedError(what, where=where, hint=hint)
 
 
@@ -87,7 +87,7 @@ def _user_frame(error: BaseException | None) -> str | None:
         while frame is not None:
             path = frame.tb_frame.f_code.co_filename
             if not is_library(path):
-                found = f"{_short(path)}:{frame.tb_lineno}"
+                found = f"{short_path(path)}:{frame.tb_lineno}"
             frame = frame.tb_next
         error = error.__cause__
     return found
@@ -103,7 +103,7 @@ def _decider(error: BaseException) -> str:
         path, module = frame.tb_frame.f_code.co_filename, frame.tb_frame.f_locals.get("self")
         inner = "/torch/nn/modules/" in path and not path.endswith(("/module.py", "/container.py"))
         if inner and isinstance(module, torch.nn.Module):
-            found = f"a {type(module).__name__} ({_short(path)}:{frame.tb_lineno})"
+            found = f"a {type(module).__name__} ({short_path(path)}:{frame.tb_lineno})"
         elif not is_library(path):
             found = "the model"
         frame = frame.tb_next
@@ -119,11 +119,11 @@ def _comes_through(error: BaseException, paths: tuple[str, ...]) -> bool:
 
 
 def _quoted_frame(text: str) -> str | None:
-    found = [f"{_short(path)}:{line}" for path, line in _FRAME.findall(text) if not is_library(path)]
+    found = [f"{short_path(path)}:{line}" for path, line in _FRAME.findall(text) if not is_library(path)]
     return found[-1] if found else None
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
     """A file's name. A notebook's cells have files of their own, whose names are numbers that say nothing."""
     folder, _, name = path.rpartition("/")
     return "cell" if folder.rpartition("/")[2].startswith("ipykernel_") else name
@@ -137,12 +137,12 @@ def asking_line() -> str:
 
 def line_of(file: str, line: int, text: str) -> str:
     """A line as notes print it: file.py:12 (`n = int(index.max())`)."""
-    return f"{_short(file)}:{line} (`{text.strip().rstrip(':')[:LONGEST]}`)"
+    return f"{short_path(file)}:{line} (`{text.strip().rstrip(':')[:LONGEST]}`)"
 
 
 def location(source: Source | None) -> str | None:
     """A source line as messages print it: file.py:12."""
-    return None if source is None else f"{_short(source.file)}:{source.line}"
+    return None if source is None else f"{short_path(source.file)}:{source.line}"
 
 
 @contextlib.contextmanager
