@@ -22,6 +22,7 @@ import contextvars
 import copy
 import dis
 import functools
+import importlib
 import inspect
 import io
 import os
@@ -57,6 +58,7 @@ CHECKPOINTS = True  # its forward checkpoints, or where it is told to, as those 
 ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
 OBJECTS = True  # its variables hold objects of classes of its own with tensors in them
+DECORATED = True  # some of the functions in other files are decorated there
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
 
 CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
@@ -506,11 +508,19 @@ def _check_names(inner, ours, known=()):
         there = inner.__globals__[name]
         same = any(there is thing for thing in here)
         if FUNCTIONS and isinstance(copied := WRITTEN.get(key := (inner.__module__, name)), types.FunctionType):
+            if DECORATED and there is vars(copied).get("theirs"):
+                there = inspect.unwrap(there)
             same = _is_made_from(there, name, inner.__globals__, copied) and _stands(there, inner.__module__)
             if same and key not in known:
                 _check_names(there, copied, (*known, key))
         if not same:
             raise ValueError(f"{inner.__module__}.{name} was replaced after this file took it: import this file later")
+
+
+def as_there(module, name, ours):
+    """Takes a function with marks for one of a library: whoever calls it here does so within what decorates that."""
+    WRITTEN[module, name], theirs = ours, getattr(importlib.import_module(module), name)
+    ours.theirs, globals()[ours.__name__] = theirs, _wrapped_alike(theirs, inspect.unwrap(theirs), ours)
 
 
 def _is_made_from(there, name, names, copied):

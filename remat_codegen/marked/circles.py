@@ -36,7 +36,7 @@ def left_in_circles(module: torch.nn.Module, args: Any, kwargs: Any, autocast: A
     with contextlib.suppress(Exception), warnings.catch_warnings(), torch.random.fork_rng(enabled=data):
         warnings.simplefilter("ignore")
         model, inputs = copied_with(data, module, args, kwargs)
-        with _garbage() as left, torch.no_grad():  # with autograd, a graph would hold the tensors, too, in ways that are not seen
+        with _garbage() as left, torch.no_grad():  # else a graph holds tensors, unseen
             forward_of(model, inputs, autocast)
         try:
             sizes = {storage_key(t): t.untyped_storage().nbytes() for t in left if isinstance(t, torch.Tensor)}

@@ -7,7 +7,7 @@ import ast
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
 
@@ -44,6 +44,7 @@ class Features:
     counters: bool = True
     shares: bool = True
     objects: bool = True
+    decorated: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""
@@ -88,7 +89,7 @@ def settled(code: cst.Module, features: Features) -> cst.Module:
     kept = [s for s in code.body if not _assigns(s, features.constants())]
     settled = code.with_changes(body=kept).visit(_Settled(features.constants()))
     assert isinstance(settled, cst.Module)
-    return _reachable(settled)
+    return _reachable(settled, ROOTS | ({"as_there"} if features.decorated else set()))
 
 
 def _assigns(statement: cst.CSTNode, names: Iterable[str]) -> bool:
@@ -176,15 +177,15 @@ def _leaves(statement: cst.BaseStatement) -> bool:
 ROOTS = frozenset({"parts", "training_step", "adopt", "running_again"})
 
 
-def _reachable(module: cst.Module) -> cst.Module:
-    """Without functions, classes, constants and methods that nothing else mentions."""
+def _reachable(module: cst.Module, roots: Collection[str]) -> cst.Module:
+    """Without functions, classes, constants and methods that nothing else mentions, but for `roots`."""
     known: dict[cst.CSTNode, Counter[str]] = {}  # as long as a statement is in here, its own are not counted anew
     while True:
         reads = [known.get(s) or known.setdefault(s, _mentions(s)) for s in module.body]
         mentions = Counter[str]()
         for read in reads:
             mentions.update(read)
-        stay = [s for s, read in zip(module.body, reads, strict=True) if _stays(s, mentions, read)]
+        stay = [s for s, read in zip(module.body, reads, strict=True) if _name(s) in roots or _stays(s, mentions, read)]
         body = [_pruned(s, mentions, known) for s in stay]
         if len(body) == len(module.body) and all(a is b for a, b in zip(body, module.body, strict=True)):
             return module
@@ -193,7 +194,7 @@ def _reachable(module: cst.Module) -> cst.Module:
 
 def _stays(statement: cst.CSTNode, mentions: Counter[str], own: Counter[str]) -> bool:
     name = _name(statement)
-    return name is None or name in ROOTS or mentions[name] > own[name]
+    return name is None or mentions[name] > own[name]
 
 
 def _name(statement: cst.CSTNode) -> str | None:

@@ -32,7 +32,7 @@ from remat_codegen.marked.marking import WIDTH
 from remat_codegen.marked.table import COLUMNS, Entry, table
 
 _CALLED = (
-    *("training_step", "adopt", "fitting", "of_batch"),
+    *("training_step", "adopt", "fitting", "of_batch", "as_there"),
     *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES", "COUNTED", "SHARED"),
 )
 _BLANK = re.compile(r"\n{4,}")

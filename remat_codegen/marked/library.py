@@ -58,13 +58,14 @@ class Owner:
 class Written:
     """A class of a library with marks in its methods, as a file has it, or a function: its code, under which name, what it is
     of, by module and name, and the imports that all this needs. `about` says where it comes from; empty for the file of the
-    model's own class, whose names it has."""
+    model's own class, whose names it has. `decorated` is a function that decorators have put others around, there."""
 
     code: str
     name: str
     of: tuple[str, str]
     imports: tuple[str, ...]
     about: str
+    decorated: bool = False
 
 
 class Library:
@@ -106,21 +107,36 @@ class Library:
 def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None:
     """A function at the top of a library's file, or of the model's own, as its text stands for it; None where that is not
     so."""
-    module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == function.file), None)
-    found = vars(module).get(function.name) if module is not None else None
-    if module is None or not isinstance(found, types.FunctionType) or hasattr(found, "__wrapped__") or found.__closure__:
+    module, found = _module_of(function.file), at_top(function)
+    inner = _wrapped_in(found)
+    if module is None or inner is None or inner.__closure__ or (inner is not found and function.file == own):
         return None
-    code, text = found.__code__, method_in(text_of(function.file), "", function.name)
+    code, text = inner.__code__, method_in(text_of(function.file), "", function.name)
     same = (code.co_filename, code.co_qualname, code.co_firstlineno) == (function.file, function.name, function.line)
-    if not same or found.__globals__ is not vars(module) or text is None or first_line(text) != function.line:
-        return None  # where there are decorators, they gave it back as it is
-    if not _has_constant_defaults(text, found) or not _is_only_called(function.file, function.name):
+    if not same or inner.__globals__ is not vars(module) or text is None or first_line(text) != function.line:
+        return None
+    if not _has_constant_defaults(text, inner) or not _is_only_called(function.file, function.name):
         return None
     if module.__name__ == home and function.file == own and not _is_found_by_name(module, own, own):
         return Owner("", "", function.name) if _can_be_copied(text) and _is_its_name(own, function.name) else None
     if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
         return None
     return Owner(module.__name__, "", function.name)
+
+
+def _module_of(file: str) -> types.ModuleType | None:
+    return next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
+
+
+def at_top(function: Function) -> Any:
+    """What a loaded file has by the name of a function at its top, with what decorates that; None if there is no such."""
+    return getattr(_module_of(function.file), function.name, None)
+
+
+def is_decorated(owner: Owner) -> bool:
+    """Whether a function at the top of a library's file has others around it, put there by decorators."""
+    found = None if owner.kind else getattr(sys.modules.get(owner.module), owner.method, None)
+    return isinstance(found, types.FunctionType) and hasattr(found, "__wrapped__")
 
 
 def _has_constant_defaults(text: ast.FunctionDef, function: types.FunctionType) -> bool:
@@ -181,7 +197,7 @@ def _wrapped_in(function: Any) -> types.FunctionType | None:
             return None
         cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
         around = [f for f in cells if callable(f) and f is not function and inspect.unwrap(f) is inner]
-        if len(around) != 1 or len(cells) != len(function.__closure__ or ()):
+        if len(set(map(id, around))) != 1 or len(cells) != len(function.__closure__ or ()):
             return None
         function = around[0]
     return inner if isinstance(inner, types.FunctionType) else None
@@ -215,10 +231,10 @@ def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     method = method_in(text_of(file), kind, name)
     if method is None or not _can_be_copied(method):
         return None
-    if any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in _inside(method)):
-        return None  # which may be relative
+    if any(isinstance(n, ast.ImportFrom) and n.level for n in _inside(method)):
+        return None  # relative to where it stands
     read, beside = _global_names(file, method), _beside(method)
-    module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
+    module = _module_of(file)
     needed = {n for n in read | beside if not (hasattr(builtins, n) and not hasattr(module, n))}
     if not all(_can_be_imported(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
         return None
@@ -424,7 +440,7 @@ def _function(module: str, name: str, text: str, names: _Names) -> Written:
     code, imports = _code(module, "", [name], text, names)
     own = names.functions[module, name]
     code = code if own == name else re.sub(rf"\bdef {name}\b", f"def {own}", code, count=1)
-    return Written(code, own, (module, name), imports, about(module))
+    return Written(code, own, (module, name), imports, about(module), is_decorated(Owner(module, "", name)))
 
 
 def _code(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> tuple[str, tuple[str, ...]]:

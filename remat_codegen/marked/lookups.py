@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import torch
 
+from remat_codegen.marked.library import at_top
 from remat_codegen.marked.syntax import COMPREHENSIONS, FUNCTIONS, Syntax, syntax_of
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.places import Call, Function
@@ -76,7 +78,10 @@ class Lookups:
     def _caller(self, calls: tuple[Call, ...]) -> Caller | None:
         """Who called the function that the last of these frames runs; None where that is not by its name in the same file."""
         *outer, call = calls
-        if call.enters or not outer or outer[-1].function.file != call.function.file:
+        entered, around = bool(call.enters), _decorators(at_top(call.function))
+        while outer and outer[-1].function in around:
+            entered |= bool(outer.pop().enters)
+        if entered or not outer or outer[-1].function.file != call.function.file:
             return None
         caller = outer[-1]
         going = next((c.enters[-1][0] for c in reversed(outer) if c.enters), "")
@@ -97,7 +102,7 @@ class Lookups:
         method, name, path = calls[-1], calls[-1].function.name.rpartition(".")[2], calls[-1].module or ""
         if name.startswith("__") and name.endswith("__"):
             return Way.OTHER  # as `module(x)` finds __call__: Python asks the class
-        around = self._decorators(method, name)
+        around = _decorators(getattr(type(self.modules.get(method.module or "")), name, None))
         while len(calls) > 1 and calls[-2].function in around and not calls[-1].enters:
             calls = calls[:-1]
         if calls[-1].enters and calls[-1].enters[-1][0] == path:
@@ -107,15 +112,6 @@ class Lookups:
             if (way := self._called(calls[-1], name, path)) is not Way.HANDED:
                 return way
         return Way.UNKNOWN
-
-    def _decorators(self, method: Call, name: str) -> set[Function]:
-        """The functions that decorators have put around a method."""
-        function, found = getattr(type(self.modules.get(method.module or "")), name, None), set[Function]()
-        while function is not None and (inner := getattr(function, "__wrapped__", None)) is not None:
-            if (code := getattr(function, "__code__", None)) is not None:
-                found.add(Function(code.co_filename, code.co_qualname, code.co_firstlineno))
-            function = inner
-        return found
 
     def _called(self, caller: Call, name: str, path: str) -> Way:
         """What the expression says that a frame is at."""
@@ -153,6 +149,16 @@ class Lookups:
             return Way.UNKNOWN if caller.module is None else Way.MODULE  # something in a list that it has
         there = self.modules.get(".".join(filter(None, [caller.module, *attributes])))
         return Way.UNKNOWN if there is None else Way.MODULE if there is self.modules.get(path) else Way.OTHER
+
+
+def _decorators(function: Any) -> set[Function]:
+    """The functions that decorators have put around one."""
+    found = set[Function]()
+    while function is not None and (inner := getattr(function, "__wrapped__", None)) is not None:
+        if (code := getattr(function, "__code__", None)) is not None:
+            found.add(Function(code.co_filename, code.co_qualname, code.co_firstlineno))
+        function = inner
+    return found
 
 
 def _attributes(nodes: Sequence[ast.AST], name: str) -> Iterator[ast.Attribute]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
+from remat_codegen.marked.library import Owner, is_decorated
 from remat_codegen.marked.markable import IN_PLACE, is_only_in
 from remat_codegen.marked.syntax import functions_in, span_of, value_of
 from remat_codegen.readback.values import Problem, told_apart
@@ -25,8 +26,9 @@ _ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+)(\.\.(?P<last>\d+))?)?(
 _LAYERS = re.compile(
     r"\{f'(?P<path>(\w+\.)*)\{(?P<i>\w+)\}': .* for (?P=i) in range\(((?P<first>\d+), )?(?P<end>\d+)\)\}", re.DOTALL
 )
-_TABLE = re.compile("WRITTEN_*")
+_TABLE = re.compile("(WRITTEN|as_there)_*")
 _WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]*)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
+_DECORATED = re.compile(r"as_there_*\('(?P<module>[\w.]+)', '(?P<kind>\w+)', (?P<name>\w+)\)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
 MOST_TIMES = 100_000  # that a part is evaluated in a step
 _Names = Mapping[str, tuple[ast.expr, Any, list[Span]]]
@@ -183,10 +185,14 @@ def _written(tree: ast.Module, found: Reading) -> dict[str, tuple[str, str]]:
         if not any(isinstance(n, ast.Name) and _TABLE.fullmatch(n.id) for n in ast.walk(statement)):
             continue
         line = ast.unparse(statement)
-        said = _WRITTEN.fullmatch(line)
+        plain, decorated = _WRITTEN.fullmatch(line), _DECORATED.fullmatch(line)
+        said = plain or decorated
         of = (said["module"], said["kind"]) if said is not None else None
         if said is None or of is None or said["name"] in classes or of in classes.values():
             found.wrong(statement, f"{line} does not say for the first time which class has methods of which")
+        elif (decorated is not None) != is_decorated(Owner(said["module"], "", said["kind"])):
+            not_so = "not " if decorated is not None else ""
+            found.wrong(statement, f"{line} does not fit {said['kind']}, which is {not_so}decorated in {said['module']}")
         else:
             classes[said["name"]] = of
     return classes

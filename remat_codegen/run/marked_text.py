@@ -26,7 +26,7 @@ from remat_codegen.marked.demand import Again, Keeps, forgotten
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.features import Features, changes_in_place, draws, holds_in_objects, knows_numpy, moves_buffers
 from remat_codegen.marked.found import Found
-from remat_codegen.marked.library import method_in
+from remat_codegen.marked.library import is_decorated, method_in
 from remat_codegen.marked.markable import looks_at_class
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.origins import origins
@@ -53,6 +53,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
     own, source = next(iter(carried_sources(traced).items()), ("", None))
     made_from = _made_from(traced, brought.found, marks)
     shared = _shared(traced, made_from.get("", ())) if own else ()
+    methods = _methods(traced, brought.found, marks)
     given = writing.Given(
         target=portable(request.target),
         class_name=traced.target.class_name,
@@ -69,10 +70,11 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         parts=marks.parts if marks.names else "",
         kinds=marks.classes(own),
         defaults={CACHE: "False"} if without_cache(traced) else {},
-        methods=_methods(traced, brought.found, marks),
+        methods=methods,
         features=replace(
             features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
-            home=any(not owner.module for owner in _methods(traced, brought.found, marks).owners),
+            home=any(not owner.module for owner in methods.owners),
+            decorated=any(map(is_decorated, methods.owners)),
             static=request.static,
             shares=bool(shared) or any(_looks_at_class(source or "", name) for name in _names(made_from.get("", ()))),
         ),

@@ -1,4 +1,4 @@
-"""Forward passes that leave tensors in objects that refer to one another: Python's garbage collector frees those, when it comes."""
+"""Forward passes that leave tensors in objects that refer to one another, which Python's garbage collector frees, some time."""
 
 from __future__ import annotations
 

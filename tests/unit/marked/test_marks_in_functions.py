@@ -467,3 +467,88 @@ def test_a_function_of_another_file_gets_another_name_where_the_file_has_that(tm
     assert verify(output, f"{tmp_path / 'net.py'}:Net", steps=1, progress=QUIET).ok
     assert not check_update.check(output, QUIET).reasons
     sys.modules.pop("functions_beside", None)
+
+
+DECORATORS = """
+import functools
+from importlib import import_module
+
+
+def chosen(package):
+    def decorator(function):
+        faster = None
+        try:
+            faster = import_module(package).attention
+        except ImportError:
+            faster = function
+        is_new, names = faster is not function, ("q", "k", "v", "p", "training")
+
+        @functools.wraps(function)
+        def called(*args, **kwargs):
+            if is_new:
+                return function(*args, **kwargs)
+            CALLS.append(package)
+            return faster(*args, **{name: value for name, value in kwargs.items() if name in names})
+
+        return called
+
+    return decorator
+
+
+def halving(function):
+    @functools.wraps(function)
+    def halved(*args):
+        return function(*args) * 0.5
+
+    return halved
+
+
+CALLS = []
+"""
+
+
+@pytest.fixture
+def decorated(tmp_path, monkeypatch):
+    """A file with a function of another one, where decorators have put others around that; within, it imports something."""
+    own = "\n\n@chosen('no_such_package')\n@halving\ndef attention"
+    text = FUNCTIONS.replace("\n\ndef attention", own).replace('"""Looks around."""', "from math import sqrt")
+    text = text.replace("math.sqrt(q.shape[-1])", "sqrt(q.shape[-1])")
+    (tmp_path / "functions_decorated.py").write_text(DECORATORS + text + BLOCKS)
+    make = "import torch\nfrom functions_decorated import Net\n\n\ndef make():\n    return Net()\n"
+    (tmp_path / "make.py").write_text(make + ENDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    output = tmp_path / "make_remat.py"
+    marked.generate(Request(f"{tmp_path / 'make.py'}:make", "45%", output, edition=2, seed=0), QUIET)
+    yield output
+    sys.modules.pop("functions_decorated", None)
+
+
+def test_functions_of_other_files_stay_within_their_decorators(decorated):
+    text = decorated.read_text()
+    assert 'as_there("functions_decorated", "attention", attention)' in text
+    assert "parts()" in text.partition("def attention(q, k, v, p, training):")[2].partition("\nclass ")[0]
+    assert "def chosen" not in text and "halving" not in text
+    assert verify(decorated, f"{decorated.parent / 'make.py'}:make", steps=2, progress=QUIET).ok
+    assert not check_update.check(decorated, QUIET).reasons
+    layers, ours = sys.modules["functions_decorated"], imported(decorated, "functions_decorated_remat")
+    model, idx = layers.Net(), torch.randint(64, (2, 32))
+    wanted = gradients(model, idx)
+    layers.CALLS.clear()
+    assert all(map(torch.equal, gradients(ours.rematerialize(model), idx), wanted))
+    assert len(layers.CALLS) >= 6  # three layers, two steps
+
+
+def test_explain_tells_edits_of_what_says_that_a_function_is_decorated(decorated):
+    text, line = decorated.read_text(), 'as_there("functions_decorated", "attention", attention)'
+    for edited in ('WRITTEN["functions_decorated", "attention"] = attention', "", line.replace("attention)", "wide)")):
+        decorated.write_text(text.replace(line, edited))
+        assert not explain.explain(decorated, QUIET, target=f"{decorated.parent / 'make.py'}:make").ok, edited
+
+
+def test_another_decorated_function_there_is_refused(decorated, monkeypatch):
+    ours = imported(decorated, "functions_decorated_remat")
+    layers = sys.modules["functions_decorated"]
+    ours.rematerialize(layers.Net())(torch.randint(64, (2, 32))).sum().backward()
+    monkeypatch.setattr(layers, "attention", layers.halving(layers.attention))
+    with pytest.raises(ValueError, match=r"attention was replaced after this file took it"):
+        ours.rematerialize(layers.Net())(torch.randint(64, (2, 32)))
