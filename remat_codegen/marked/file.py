@@ -132,9 +132,11 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
     carried = None if given.source is None else usersource.carry(given.source, given.class_name, None, given.marked)
     taken = frozenset() if carried is None else carried.names
     renamed = {name: _other(name, taken) for name in _helper_names() if name in taken}
+    renamed |= {name: _other(name, taken) for name in _own_imports() if name != "torch" and _is_another(name, carried)}
     renamed |= {"parts": given.parts} if given.parts not in ("", "parts") else {}
     helpers = usersource.rename_names(helpers_of(given.features), renamed)
-    library = _library(given, carried, helpers)
+    own_imports = _imports_of_helpers(helpers, renamed)
+    library = _library(given, carried, own_imports)
     target = on_one_line(given.target)
     return _File(
         heading=Heading(title(facts.version, target, facts.source_digest, given.graph), facts, given.described).text(),
@@ -146,7 +148,7 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
         marks=bool(given.parts),
         kinds=", ".join(given.kinds),
         library=library,
-        imports=imports_of(helpers, [*(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
+        imports=imports_of([*own_imports, *(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
         plan=table(tables[0]),
         plans=_plans(tables, plans),
         uses={**_uses([entry for one in tables for entry in one]), "functions": given.features.functions},
@@ -205,19 +207,32 @@ def _uses(entries: Sequence[Entry]) -> Mapping[str, bool]:
     return found | {"numbered": any(e.number is not None for e in entries)}
 
 
-def imports_of(helpers: str, lines: Sequence[str]) -> list[list[str]]:
-    return [[part for line in section for part in within(line, WIDTH)] for section in sections([*_of_helpers(helpers), *lines])]
+def imports_of(lines: Sequence[str]) -> list[list[str]]:
+    return [[part for line in section for part in within(line, WIDTH)] for section in sections(lines)]
+
+
+def _imports_of_helpers(helpers: str, renamed: Mapping[str, str]) -> list[str]:
+    """What helpers import, under the names that they have here."""
+    used = _names_in(helpers) | {"torch"}
+    names = [(name, renamed.get(name, name)) for name in _own_imports()]
+    return [f"import {name}" if here == name else f"import {name} as {here}" for name, here in names if here in used]
 
 
 @lru_cache(maxsize=16)
-def _of_helpers(helpers: str) -> tuple[str, ...]:
-    used = names_in(helpers) | {"torch"}
-    return tuple(line for line in _own_imports() if line.removeprefix("import ") in used)
+def _names_in(helpers: str) -> frozenset[str]:
+    return names_in(helpers)
 
 
-def _library(given: Given, carried: usersource.Carried | None, helpers: str) -> tuple[Written, ...]:
+def _is_another(name: str, carried: usersource.Carried | None) -> bool:
+    """Whether a module's name is that of something else in what a file has of the user's."""
+    if carried is None or name not in carried.names:
+        return False
+    return meanings(carried.imports).get(name) != (name, "")
+
+
+def _library(given: Given, carried: usersource.Carried | None, own_imports: Sequence[str]) -> tuple[Written, ...]:
     """The classes of libraries with marks. Nothing in the file has their names, nor those of what they need."""
-    imported = meanings([*_of_helpers(helpers), *(carried.imports if carried is not None else ())])
+    imported = meanings([*own_imports, *(carried.imports if carried is not None else ())])
     defined = {*_helper_names(), *(carried.names if carried is not None else ()), "PLAN", "PLANS", "rematerialize"}
     defined |= {"BUDGET_BYTES", "PLANNED_PEAK_BYTES", given.parts, given.class_name}
     return written(given.methods.owners, given.methods.texts, dict.fromkeys(defined - {""}) | imported)
@@ -247,8 +262,9 @@ def _without_rulers(code: str) -> str:
 
 @cache
 def _own_imports() -> tuple[str, ...]:
+    """The modules that helpers import."""
     lines = [_module().code_for_node(s).strip() for s in _module().body if _is_import(s)]
-    return tuple(line for line in lines if "__future__" not in line)
+    return tuple(line.removeprefix("import ") for line in lines if "__future__" not in line)
 
 
 def _is_import(statement: cst.CSTNode) -> bool:

@@ -25,6 +25,7 @@ from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, stor
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
+from remat_codegen.trace.hidden import beginning_anew
 from remat_codegen.trace.reachable import may_change, reachable, tensors_in
 from remat_codegen.trace.refusals import MARKED
 
@@ -177,7 +178,10 @@ def difference(
     try:
         alike = torch.jit.optimized_execution(False)  # a scripted function calls other operations once it was looked at
         left = contextlib.nullcontext() if data else caches_as_before(module)
-        with warnings.catch_warnings(), alike, left, _watching(file) as hidden, torch.random.fork_rng(enabled=data):
+        chance = contextlib.ExitStack()  # what is drawn in here is nobody's
+        chance.enter_context(torch.random.fork_rng(enabled=data))
+        chance.enter_context(beginning_anew())
+        with warnings.catch_warnings(), alike, left, _watching(file) as hidden, chance:
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
             first = forward_of(marked, inputs, autocast)

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.errors import TraceError, UnsupportedError, ValuesError
 from remat_codegen.torch_seam import (
     is_fake,
     made_by,
@@ -37,13 +37,18 @@ from remat_codegen.trace.state import (
     set_attributes,
     without_data,
 )
+from remat_codegen.trace.training import seed_python_and_numpy
 
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
 
 
+SEED = 0
+
+
 def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trace:
-    """What `read` traces. Raises UnsupportedError where that depends on random numbers of Python or NumPy, or on what forward
-    itself sets (a counter of its calls, the last hidden state): a trace holds them.
+    """What `read` traces. Raises UnsupportedError where that depends on what forward itself sets (a counter of its calls, the
+    last hidden state), and ValuesError where it depends on random numbers of Python or NumPy: a trace holds them. In a
+    recorded run, they begin anew each time.
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
@@ -52,6 +57,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
     found = read(seen)
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
     hooked = have_changed(hooks)
+    drawn += seen.drawn
     alike = not (drawn or hooked or seen.left()) or _alike_again(found, read, module, seen.left())
     set_attributes(module, {name: held.get(name, ABSENT) for name in (*seen.attributes, *seen.assigned)})
     put_hooks_back(hooks)
@@ -64,7 +70,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
             "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in; or plan the model with "
             "that switched off (transformers: config.apply_spec_augment = False): the file trains it with that on, too"
         )
-        raise UnsupportedError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
+        raise ValuesError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
     if not alike:
         set_by_forward = [name for name in seen.left() if name not in seen.assigned]
         name, *_ = [*set_by_forward, *seen.assigned, "the set of hooks"]
@@ -74,6 +80,8 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
             hint = f"write into it instead: self.{name.rpartition('.')[2]}.copy_(...)"
             what = f"forward assigns to the buffer {name}, which the model holds under another name, too"
         raise UnsupportedError(what, hint=hint)
+    if found.run is not None and drawn:
+        found = replace(found, run=replace(found.run, lines=(*found.run.lines, f"forward, by {drawn[0]},")))
     return replace(found, assigned=tuple(dict.fromkeys(seen.names())))
 
 
@@ -105,6 +113,31 @@ def python_and_numpy() -> dict[str, Any]:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         states["numpy.random"] = kind, keys.tobytes(), *rest
     return states
+
+
+@contextlib.contextmanager
+def going_on() -> Iterator[None]:
+    """After this, Python's and NumPy's generators go on as if nothing was."""
+    numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
+    own, theirs = random.getstate(), None if numpy is None else numpy.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        if numpy is not None:
+            numpy.set_state(theirs)
+
+
+@contextlib.contextmanager
+def beginning_anew(drawn: list[str] | None = None) -> Iterator[None]:
+    """In here, these generators begin anew, so that every run draws the same; after this they go on. `drawn` gets the names of
+    those that were drawn from."""
+    with going_on():
+        seed_python_and_numpy(SEED)
+        begun = python_and_numpy()
+        yield
+        if drawn is not None:
+            drawn += [name for name, state in python_and_numpy().items() if state != begun.get(name, state)]
 
 
 def refused_calls() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -33,13 +33,15 @@ Attributes = dict[str, Any]  # by path, `h.0.calls`; containers are copies
 class Seen:
     """What forward changed while it was traced: in dicts and lists that it was given, and attributes, as it left them. The
     `constant` ones are tensors that it would make again, as no input, parameter or random number is in them.
-    `assigned` are the new values of buffers, which the traced forward returns beside its result.
+    `assigned` are the new values of buffers, which the traced forward returns beside its result; `drawn` are the generators
+    that a recorded run drew from, but for PyTorch's.
     """
 
     written: list[str] = field(default_factory=list)
     attributes: Attributes = field(default_factory=dict)
     constant: set[str] = field(default_factory=set)
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
+    drawn: list[str] = field(default_factory=list)
 
     def left(self) -> Attributes:
         """The attributes that the next call may come out otherwise for, and the buffers."""

@@ -22,6 +22,8 @@ from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.frames import places_noted
 from remat_codegen.trace.hidden import (
+    beginning_anew,
+    going_on,
     no_switching,
     only_plain_gradients,
     refused_calls,
@@ -50,6 +52,7 @@ from remat_codegen.trace.vmaps import flatten_vmaps
 MOST_ASKED = 8  # places that are told of the trace, one after the other
 
 
+@going_on()
 def trace(
     module: torch.nn.Module,
     args: tuple[Any, ...],
@@ -140,7 +143,7 @@ def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocas
     try:
         noting = warnings.catch_warnings(record=True), watched(module, seen, Decisions()), reads.noted(), saving_nothing()
         with contextlib.ExitStack() as around:
-            for context in (*noting, _watching(module, autocast), swapped(refused_calls())):
+            for context in (*noting, _watching(module, autocast), swapped(refused_calls()), beginning_anew(seen.drawn)):
                 around.enter_context(context)
             run = record_run(module, args, kwargs)
     except Exception as error:  # whatever the model raises

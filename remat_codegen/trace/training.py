@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import random
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
@@ -20,6 +22,19 @@ from torch.utils import _pytree as pytree
 LEARNING_RATE = 0.01
 LOSSES = ("cross-entropy", "sum", "none", "model")  # what a step may compute of a model's outputs: see `example_loss`
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)  # what is written down as it is
+
+
+def seed_all(seed: int) -> None:
+    """Has all generators begin at a seed: PyTorch's, Python's and NumPy's."""
+    torch.manual_seed(seed)
+    seed_python_and_numpy(seed)
+
+
+def seed_python_and_numpy(seed: int) -> None:
+    """Has the generators that are not PyTorch's begin at a seed."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed(seed)
 
 
 def example_loss(outputs: Any, loss: str = "cross-entropy") -> torch.Tensor:

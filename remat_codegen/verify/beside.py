@@ -31,7 +31,7 @@ from remat_codegen.profile.memory import free_bytes as free_bytes
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast
 from remat_codegen.trace.attributes import computed_attributes
-from remat_codegen.trace.training import Run, digests
+from remat_codegen.trace.training import Run, digests, seed_all
 
 Left = list[tuple[str, str, Any]]  # kind, name and value of what a step leaves behind
 OUT_OF_MEMORY = "OutOfMemoryError", "MemoryError", "can't allocate memory", "ALLOC_FAILED"  # the last: cuBLAS's and cuDNN's own
@@ -258,7 +258,7 @@ def compare(
         raise VerifyError("the generated model's state_dict has other keys than the original's", hint=hint)
     for index in range(steps):
         told(steps + index)
-        torch.manual_seed(seed + index)
+        seed_all(seed + index)
         with file_does(f"step {index + 1}"):
             if index == steps - 1:
                 generated.outputs = None  # of the step before: not a part of what this one holds
@@ -291,13 +291,13 @@ def _train_original(run: Run, steps: int, seed: int, told: Callable[[int], None]
     found = _Trained(list(run.model.state_dict()))
     for index in range(steps):
         told(index)
-        torch.manual_seed(seed + index)
+        seed_all(seed + index)
         _step_of_original(run, index)
         run.note_generators()
         found.steps.append(_on_host(run.state()))
         found.traces += [digests(run.state())] if traced else []
         run.update()
-    torch.manual_seed(seed)
+    seed_all(seed)
     with contextlib.suppress(Exception):  # a model that is only ever trained, or that takes other inputs to be evaluated
         run.evaluate()
         found.evaluation = _on_host(run.results())
@@ -326,7 +326,7 @@ def collect(device: str) -> None:
 def _compare_evaluation(theirs: _Trained, generated: Run, result: Comparison, seed: int) -> None:
     """What both give in evaluation mode."""
     assert theirs.evaluation is not None
-    torch.manual_seed(seed)
+    seed_all(seed)
     try:
         generated.evaluate()
     except Exception as error:  # whatever the user's code raises, which it did not before

@@ -144,14 +144,14 @@ def steps(task: Any, folder: Path, training: ModuleType) -> Iterator[dict[str, s
     casts = [(device, getattr(torch, dtype)) for device, dtype in task.autocast]
     run = training.Run(model, args, kwargs, casts, task.loss)
     for index in range(task.steps):
-        torch.manual_seed(task.seed + index)
+        training.seed_all(task.seed + index)
         with doing(f"step {index + 1}"):
             run.step()
         run.note_generators()
         yield training.digests(run.state())
         run.update()
     if task.evaluates:
-        torch.manual_seed(task.seed)
+        training.seed_all(task.seed)
         with doing("evaluation"):
             run.evaluate()
         yield training.digests(run.results())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.trace.training import Run
+from remat_codegen.trace.training import Run, seed_all
 
 PAIRS, ENOUGH_S = 5, 2.0  # steps of both that are timed: so many, or those within so many seconds
 
@@ -48,12 +48,13 @@ def _ratio(original: Run, generated: Run, device: str) -> float:
     generated.step()
     begin, pairs = time.perf_counter(), list[tuple[float, float]]()
     while len(pairs) < PAIRS and (not pairs or time.perf_counter() - begin <= ENOUGH_S):
-        pairs.append((_seconds(original.step, device), _seconds(generated.step, device)))
+        pairs.append((_seconds(original.step, device, len(pairs)), _seconds(generated.step, device, len(pairs))))
     usual, own = map(min, zip(*pairs, strict=True))
     return own / usual
 
 
-def _seconds(work: Callable[[], Any], device: str) -> float:
+def _seconds(work: Callable[[], Any], device: str, seed: int) -> float:
+    seed_all(seed)  # what a model leaves out by chance is the same for both
     _finish(device)
     begin = time.perf_counter()
     work()

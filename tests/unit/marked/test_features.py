@@ -26,7 +26,7 @@ from torch import nn
 from remat_codegen import parts
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.features import Features, knows_numpy, settled
-from remat_codegen.marked.file import helpers_of, imports_of
+from remat_codegen.marked.file import _imports_of_helpers, helpers_of, imports_of
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 NAMES = [f.name for f in fields(Features)]
@@ -48,7 +48,7 @@ def named(features):
 def text_for(features):
     """A module with the helpers alone."""
     helpers = helpers_of(features)
-    imports = "\n\n".join("\n".join(section) for section in imports_of(helpers, ()))
+    imports = "\n\n".join("\n".join(section) for section in imports_of(_imports_of_helpers(helpers, {})))
     return f"from __future__ import annotations\n\n{imports}\n\n{helpers}"
 
 

@@ -45,8 +45,6 @@ LINES = {
     "h * self.tick()": "forward changes ticks, and computes with it",
     "h * self.tally()": "forward changes tallies, and computes with it",
     "h * torch.rand(h.shape, generator=self.own)": "the model uses a torch.Generator of its own",
-    "h * random.random()": "forward draws from Python's random",
-    "h * numpy.random.rand()": "forward draws from numpy.random",
 }
 
 
