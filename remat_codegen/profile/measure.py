@@ -27,7 +27,7 @@ from remat_codegen.profile.clock import Clock, clock_for
 from remat_codegen.profile.corrections import Destined, with_held_gradients, with_sums, workspaces
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.memory import peak_bytes
-from remat_codegen.profile.numbers import counting, near_identity, random_tensor
+from remat_codegen.profile.numbers import counting, near_identity, ones, random_tensor
 from remat_codegen.profile.pace import Pace
 from remat_codegen.profile.ranges import integer_ranges
 from remat_codegen.trace import Ref, Variable, location
@@ -150,6 +150,7 @@ def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     ranges = integer_ranges([model.trace.operations[op] for op in model.bodies[node.id].operations], model.trace.variables)
     refused: list[Exception] = []
     tried: list[tuple[Values, dict[int, int]]] = [(random_tensor, {}), (near_identity, {}), (counting, {})]
+    tried += [(ones, {})]
     for values, drawn in [(random_tensor, ranges), *tried] if ranges else tried:
         try:
             return Bench(model, node, clock, key, values, drawn).run()

@@ -50,6 +50,11 @@ def recorded_tensor(variable: Variable, value: torch.Tensor, device: str) -> tor
     return tensor
 
 
+def ones(variable: Variable, device: str, high: int = 1) -> torch.Tensor:
+    """Another one, for operations that find places from how much there is of a mask: `mask.sum(1).long() - 1`."""
+    return random_tensor(variable, device, high).fill_(1)
+
+
 def near_identity(variable: Variable, device: str, high: int = 1) -> torch.Tensor:
     """Another tensor of its layout, for operations that take probabilities or positive definite matrices only."""
     tensor = random_tensor(variable, device, high, _small)

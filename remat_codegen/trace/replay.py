@@ -69,8 +69,13 @@ class _Replay:
     def run(self, op: Operation) -> None:
         """The next operation."""
         args, kwargs = substitute(op.args, self.tensors), substitute(dict(op.kwargs), self.tensors)
-        with autocasting(op.autocast), _Finding() as finding:
-            out = op.target(*args, **kwargs)
+        try:
+            with autocasting(op.autocast), _Finding() as finding:
+                out = op.target(*args, **kwargs)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            said = str(error).partition("\n")[0]
+            what = f"{called(op.target)} cannot be run as it was recorded, which is so for sparse tensors: {said}"
+            raise UnsupportedError(what, where=location(op.source), hint="use dense ones (index_add)") from error
         if finding.found:
             self.found[op.id] = tuple(finding.found)
         if finding.by_values and op.source is not None:

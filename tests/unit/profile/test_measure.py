@@ -104,6 +104,14 @@ def test_nodes_run_on_integers_of_their_range_and_on_zeros_where_these_do_not_fi
     assert set(seen) == {50, 1000, 1}
 
 
+def test_places_that_are_found_by_a_mask_are_within_what_there_is():
+    def last(w, mask):
+        return w.gather(1, mask.sum(1, keepdim=True).long() - 1)
+
+    model = model_of(Reads(last), (torch.ones(50, 8),), {})
+    assert min(measure.Measured("cpu", Cache("cpu", enabled=False)).of(model).time_ns) > 0
+
+
 def test_each_timed_run_prepares_anew_and_lets_go_of_the_run_before(monkeypatch):
     alive, most, ran = set(), [0], []
 
