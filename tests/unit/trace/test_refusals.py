@@ -32,7 +32,7 @@ LINES = {
     "h.relu().to_sparse() @ self.weight": "to_sparse is a sparse tensor",
     "torch.nn.functional.embedding(x.long(), self.weight, sparse=True)": "aten.embedding.default has a sparse gradient",
     "h.index_fill(0, torch.tensor([0]), h.sum())": "aten.index_fill",
-    "torch.sparse_coo_tensor([[0], [1]], h.sum()[None]).coalesce().sum() * int(h.argmax())": "aten.coalesce.default cannot be run",
+    "torch.sparse_coo_tensor([[0], [1]], h.sum()[None]).coalesce().sum() * int(h.max())": "aten.coalesce.default cannot be run",
     "torch.cond(h.sum() > 0, torch.sin, torch.cos, (h,))": "operation cond is not supported",
     "Answer(h)": "forward returns a Answer, which torch.export does not know",
     "AnswerCache(h)": "training needs no cache: set use_cache=False",
