@@ -19,7 +19,7 @@ from remat_codegen.trace import Trace, trace
 from remat_codegen.trace.autograd_functions import function_call
 from remat_codegen.trace.frames import only_lines
 from remat_codegen.trace.refusals import MARKED
-from remat_codegen.trace.state import hooks_of, put_hooks_back
+from remat_codegen.trace.state import attributes_of, hooks_of, put_hooks_back, set_attributes
 
 
 def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, original: Trace) -> str | None:
@@ -140,12 +140,15 @@ def _what_is_there(module: torch.nn.Module) -> tuple[int, list[tuple[str, int]]]
 
 @contextlib.contextmanager
 def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Takes back what a file sets on the modules that it takes over, and the hooks of a forward pass that failed."""
+    """Takes back what a file sets on the modules that it takes over, what forward writes into their dicts and lists, and the
+    hooks of a forward pass that failed."""
     before, hooks = [(m, dict(vars(m))) for m in module.modules()], hooks_of(module)
+    containers = {name: value for name, value in attributes_of(module).items() if isinstance(value, (dict, list))}
     try:
         yield
     finally:
         for owner, attributes in before:
             vars(owner).clear()
             vars(owner).update(attributes)
+        set_attributes(module, containers)
         put_hooks_back(hooks)
