@@ -119,8 +119,10 @@ def _within_budget(
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search = Search(traced, found, profile, plan.budget_bytes, progress.update, possible)
     more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced, profile), plan.budget_bytes)
+    over_bytes = math.inf
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left(), before)
+        over_bytes = min(over_bytes, brought.over_bytes)
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
         enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
@@ -129,7 +131,8 @@ def _within_budget(
     if best is None:
         budget = format_bytes(plan.budget_bytes)
         what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
-        raise BudgetError(what, hint="allow more memory" + (", or use --edition 1" if traced.model.trace.run is None else ""))
+        hint = f"allow {format_bytes(plan.budget_bytes + int(over_bytes), up=True)}, which the best one takes"
+        raise BudgetError(what, hint=hint + (", or use --edition 1" if traced.model.trace.run is None else ""))
     return best
 
 
