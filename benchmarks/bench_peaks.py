@@ -120,10 +120,9 @@ def summary(found: list[float]) -> str:
 
 
 WHY = """\
-Where ALBERT and ModernBERT take less than planned: the trace has attention's mask, which transformers leaves out where nothing
-is masked, as in these inputs. Time-series transformer and Perceiver: what a node takes at most beside its results, and what
-variables hold while it runs, are added, though not at the same moment. Swin of transformers is written as functions; why it
-takes less was not looked into."""
+Time-series transformer and Perceiver: what a node takes at most beside its results, and what variables hold while it runs,
+are added, though not at the same moment. Swin of transformers is written as functions; why it takes less was not looked
+into"""
 
 
 def main() -> None:

@@ -86,6 +86,13 @@ def tokens(*shape: int, high: int = 99) -> torch.Tensor:
     return torch.randint(0, high, shape)
 
 
+def padded_mask() -> torch.Tensor:
+    """Of a text of 16 tokens and one of 12. Where all is to be read, libraries leave out masks, but for those of a trace."""
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[1, 12:] = 0
+    return mask
+
+
 def language_inputs() -> dict[str, torch.Tensor]:
     """What a language model is trained with."""
     return {"input_ids": tokens(2, 16), "labels": tokens(2, 16)}

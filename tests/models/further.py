@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from builders import Catalogue, language_inputs, narrow, text, tokens
+from builders import Catalogue, language_inputs, narrow, padded_mask, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
@@ -91,7 +91,7 @@ _add("squeezebert", "SqueezeBertForSequenceClassification", _labelled, vocab_siz
 _add(
     "modernbert",
     "ModernBertForSequenceClassification",
-    _labelled,
+    lambda: _labelled() | {"attention_mask": padded_mask()},
     vocab_size=99,
     pad_token_id=0,
     cls_token_id=1,

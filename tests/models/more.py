@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from builders import Catalogue, language_inputs, narrow, text, tokens
+from builders import Catalogue, language_inputs, narrow, padded_mask, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
@@ -105,7 +105,14 @@ _add(
     max_position_embeddings=32,
 )
 _add("roberta", "RobertaForSequenceClassification", _labelled, vocab_size=99, pad_token_id=1, **narrow)
-_add("albert", "AlbertForSequenceClassification", _labelled, vocab_size=99, embedding_size=16, **narrow)
+_add(
+    "albert",
+    "AlbertForSequenceClassification",
+    lambda: _labelled() | {"attention_mask": padded_mask()},
+    vocab_size=99,
+    embedding_size=16,
+    **narrow,
+)
 _add("electra", "ElectraForSequenceClassification", _labelled, vocab_size=99, embedding_size=16, **narrow)
 _add(
     "deberta_v2",
