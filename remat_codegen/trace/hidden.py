@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from remat_codegen.errors import TraceError, UnsupportedError, ValuesError
+from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.torch_seam import (
     is_fake,
     made_by,
@@ -47,7 +47,7 @@ SEED = 0
 
 def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trace:
     """What `read` traces. Raises UnsupportedError where that depends on what forward itself sets (a counter of its calls, the
-    last hidden state), and ValuesError where it depends on random numbers of Python or NumPy: a trace holds them. In a
+    last hidden state), and TraceError where it depends on random numbers of Python or NumPy: a trace holds them. In a
     recorded run, they begin anew each time.
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
@@ -70,7 +70,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
             "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in; or plan the model with "
             "that switched off (transformers: config.apply_spec_augment = False): the file trains it with that on, too"
         )
-        raise ValuesError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
+        raise TraceError(f"forward draws from {drawn[0]}, whose numbers a trace would hold for good", hint=hint)
     if not alike:
         set_by_forward = [name for name in seen.left() if name not in seen.assigned]
         name, *_ = [*set_by_forward, *seen.assigned, "the set of hooks"]

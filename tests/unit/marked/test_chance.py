@@ -11,7 +11,7 @@ import torch
 from second_edition import imported_file
 
 from remat_codegen.ask.request import Request
-from remat_codegen.errors import UnsupportedError
+from remat_codegen.errors import TraceError, UnsupportedError
 from remat_codegen.run import check_update, marked
 from remat_codegen.run.pipeline import verify
 from remat_codegen.show.results import Progress
@@ -107,6 +107,11 @@ def test_generators_go_on_as_if_nothing_was(model):
         generated(model, "Dropped", edition=1)
     drawn = random.random(), numpy.random.rand()
     assert drawn == wanted
+
+
+def test_a_device_that_is_not_there_runs_nothing_that_could_be_recorded(model):
+    with pytest.raises(TraceError, match="forward draws from Python's random, whose numbers a trace would hold for good"):
+        generated(model, "Dropped", device="t4")
 
 
 def test_nothing_is_said_where_nothing_is_drawn(model):
