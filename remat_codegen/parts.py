@@ -519,8 +519,10 @@ def _check_names(inner, ours, known=()):
 
 def as_there(module, name, ours):
     """Takes a function with marks for one of a library: whoever calls it here does so within what decorates that."""
-    WRITTEN[module, name], theirs = ours, getattr(importlib.import_module(module), name)
-    ours.theirs, globals()[ours.__name__] = theirs, _wrapped_alike(theirs, inspect.unwrap(theirs), ours)
+    WRITTEN[module, name], theirs = ours, getattr(importlib.import_module(module), name, None)
+    inner = inspect.unwrap(theirs)
+    if _holds(theirs, inner):  # else rematerialize() says that it was replaced
+        ours.theirs, globals()[ours.__name__] = theirs, _wrapped_alike(theirs, inner, ours)
 
 
 def _is_made_from(there, name, names, copied):
@@ -553,7 +555,8 @@ def _wrapped_alike(theirs, inner, ours):
     held = [cell.cell_contents for cell in theirs.__closure__]
     wraps = [callable(f) and f is not theirs and inspect.unwrap(f) is inner for f in held]
     alike = [_wrapped_alike(f, inner, ours) if wrapping else f for f, wrapping in zip(held, wraps, strict=True)]
-    closure = tuple(map(types.CellType, alike))
+    cells = zip(theirs.__closure__, held, alike, strict=True)
+    closure = tuple(cell if same is f else types.CellType(same) for cell, f, same in cells)  # it may bind the others anew
     made = types.FunctionType(theirs.__code__, theirs.__globals__, theirs.__name__, theirs.__defaults__, closure)
     made.__kwdefaults__ = theirs.__kwdefaults__
     made.__dict__.update(theirs.__dict__, __wrapped__=ours)

@@ -17,6 +17,7 @@ import torch
 from remat_codegen.marked.replays import copied_with, forward_of
 from remat_codegen.torch_seam import storage_key
 from remat_codegen.trace import Autocast
+from remat_codegen.trace.hidden import going_on
 from remat_codegen.trace.refusals import is_library, short_path
 
 LOOKED_AT = 200  # objects left behind, of which one is named
@@ -33,7 +34,7 @@ class Circle:
 def left_in_circles(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, data: bool) -> Circle | None:
     """What a forward pass of a copy leaves for the garbage collector; None where that is no tensor, or cannot be seen. Without
     `data`, nothing is computed."""
-    with contextlib.suppress(Exception), warnings.catch_warnings(), torch.random.fork_rng(enabled=data):
+    with contextlib.suppress(Exception), warnings.catch_warnings(), torch.random.fork_rng(enabled=data), going_on():
         warnings.simplefilter("ignore")
         model, inputs = copied_with(data, module, args, kwargs)
         with _garbage() as left, torch.no_grad():  # else a graph holds tensors, unseen
@@ -49,7 +50,7 @@ def left_in_circles(module: torch.nn.Module, args: Any, kwargs: Any, autocast: A
 @contextlib.contextmanager
 def _garbage() -> Iterator[list[Any]]:
     """Yields a list that has, afterwards, what was made in here and only refers to itself."""
-    left, was_on, flags = list[Any](), gc.isenabled(), gc.get_debug()
+    left, was_on, flags, frozen = list[Any](), gc.isenabled(), gc.get_debug(), gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -63,6 +64,8 @@ def _garbage() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(flags)
         gc.unfreeze()
+        if frozen:
+            gc.freeze()  # as the user has done, with some more
         if was_on:
             gc.enable()
 

@@ -33,6 +33,7 @@ from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.results import Progress, Report, percent
+from remat_codegen.trace.hidden import going_on
 from remat_codegen.trace.training import example_loss
 
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead
@@ -45,6 +46,7 @@ Tabled = tuple[SavedPlan, Brought]  # a plan as a table takes it, and that table
 PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
 
 
+@going_on()
 def generate(request: Request, progress: Progress) -> Report:
     """Writes the file that `request` asks for. Where that leaves the edition open, it is the second, if a table of parts takes
     at most `MOST_LOST` longer than the plan, and else the first, which says so. Raises RematError for whatever the user can put

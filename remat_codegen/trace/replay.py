@@ -72,7 +72,9 @@ class _Replay:
         try:
             with autocasting(op.autocast), _Finding() as finding:
                 out = op.target(*args, **kwargs)
-        except (RuntimeError, TypeError, NotImplementedError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError) as error:
             said = str(error).partition("\n")[0]
             what = f"{called(op.target)} cannot be run as it was recorded, which is so for sparse tensors: {said}"
             raise UnsupportedError(what, where=location(op.source), hint="use dense ones (index_add)") from error

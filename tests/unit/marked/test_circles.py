@@ -9,7 +9,9 @@ import torch
 from second_edition import imported_file
 
 from remat_codegen.ask.request import Request
+from remat_codegen.marked import circles
 from remat_codegen.marked.circles import left_in_circles
+from remat_codegen.marked.replays import forward_of
 from remat_codegen.run import marked
 from remat_codegen.show.results import Progress
 
@@ -97,10 +99,12 @@ def test_what_stays_in_a_circle_is_seen_and_named(models, name, data):
 
 
 @pytest.mark.parametrize("name", ["Plain", "Closed"])
-def test_nothing_is_said_of_what_goes_by_itself(models, name):
-    was_on, flags = gc.isenabled(), gc.get_debug()
-    left = left_in_circles(getattr(models[1], name)(), (torch.rand(32, 64),), {}, (), data=False)
-    assert left is None or left.size == 0
+@pytest.mark.parametrize("data", [False, True])
+def test_nothing_is_said_of_what_goes_by_itself(models, monkeypatch, name, data):
+    was_on, flags, ran = gc.isenabled(), gc.get_debug(), []
+    monkeypatch.setattr(circles, "forward_of", lambda *given: ran.append(forward_of(*given).shape))
+    left = left_in_circles(getattr(models[1], name)(), (torch.rand(32, 64),), {}, (), data)
+    assert left is None and ran == [torch.Size([])]
     assert (gc.isenabled(), gc.get_debug(), gc.garbage) == (was_on, flags, [])
 
 

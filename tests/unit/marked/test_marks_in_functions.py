@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import math
 import random
@@ -495,22 +496,29 @@ def chosen(package):
     return decorator
 
 
-def halving(function):
+def scaling(function):
+    scale = 0.5
+
     @functools.wraps(function)
-    def halved(*args):
-        return function(*args) * 0.5
+    def scaled(*args):
+        return function(*args) * scale
 
-    return halved
+    def set_scale(value):
+        nonlocal scale
+        scale = value
+
+    SCALES.append(set_scale)
+    return scaled
 
 
-CALLS = []
+CALLS, SCALES = [], []
 """
 
 
 @pytest.fixture
 def decorated(tmp_path, monkeypatch):
     """A file with a function of another one, where decorators have put others around that; within, it imports something."""
-    own = "\n\n@chosen('no_such_package')\n@halving\ndef attention"
+    own = "\n\n@chosen('no_such_package')\n@scaling\ndef attention"
     text = FUNCTIONS.replace("\n\ndef attention", own).replace('"""Looks around."""', "from math import sqrt")
     text = text.replace("math.sqrt(q.shape[-1])", "sqrt(q.shape[-1])")
     (tmp_path / "functions_decorated.py").write_text(DECORATORS + text + BLOCKS)
@@ -527,15 +535,20 @@ def test_functions_of_other_files_stay_within_their_decorators(decorated):
     text = decorated.read_text()
     assert 'as_there("functions_decorated", "attention", attention)' in text
     assert "parts()" in text.partition("def attention(q, k, v, p, training):")[2].partition("\nclass ")[0]
-    assert "def chosen" not in text and "halving" not in text
+    assert "def chosen" not in text and "scaling" not in text
     assert verify(decorated, f"{decorated.parent / 'make.py'}:make", steps=2, progress=QUIET).ok
     assert not check_update.check(decorated, QUIET).reasons
     layers, ours = sys.modules["functions_decorated"], imported(decorated, "functions_decorated_remat")
     model, idx = layers.Net(), torch.randint(64, (2, 32))
     wanted = gradients(model, idx)
     layers.CALLS.clear()
-    assert all(map(torch.equal, gradients(ours.rematerialize(model), idx), wanted))
+    planned = ours.rematerialize(copy.deepcopy(model))
+    assert all(map(torch.equal, gradients(planned, idx), wanted))
     assert len(layers.CALLS) >= 6  # three layers, two steps
+    layers.SCALES[-1](2.0)  # what a decorator binds anew counts here, too
+    scaled = gradients(model, idx)
+    assert not all(map(torch.equal, scaled, wanted))
+    assert all(map(torch.equal, gradients(planned, idx), scaled))
 
 
 def test_explain_tells_edits_of_what_says_that_a_function_is_decorated(decorated):
@@ -549,6 +562,32 @@ def test_another_decorated_function_there_is_refused(decorated, monkeypatch):
     ours = imported(decorated, "functions_decorated_remat")
     layers = sys.modules["functions_decorated"]
     ours.rematerialize(layers.Net())(torch.randint(64, (2, 32))).sum().backward()
-    monkeypatch.setattr(layers, "attention", layers.halving(layers.attention))
+    monkeypatch.setattr(layers, "attention", layers.scaling(layers.attention))
+    with pytest.raises(ValueError, match=r"attention was replaced after this file took it"):
+        ours.rematerialize(layers.Net())(torch.randint(64, (2, 32)))
+
+
+def patched_by_name(function):
+    @functools.wraps(function)
+    def timed(*args):
+        return PATCHED[0](*args)
+
+    return timed
+
+
+PATCHED = []
+BEFORE = {
+    "a wrapper without a closure": lambda attention: patched_by_name(attention),
+    "no function": functools.lru_cache,
+    "nothing": lambda attention: None,
+}
+
+
+@pytest.mark.parametrize("what", BEFORE)
+def test_what_was_put_there_before_the_file_is_imported_is_refused(decorated, monkeypatch, what):
+    layers = sys.modules["functions_decorated"]
+    PATCHED[:] = [layers.attention]
+    monkeypatch.setattr(layers, "attention", BEFORE[what](layers.attention))
+    ours = imported(decorated, "functions_decorated_remat")
     with pytest.raises(ValueError, match=r"attention was replaced after this file took it"):
         ours.rematerialize(layers.Net())(torch.randint(64, (2, 32)))
