@@ -17,7 +17,7 @@ import torch
 from remat_codegen.marked.replays import copied_with, forward_of
 from remat_codegen.torch_seam import storage_key
 from remat_codegen.trace import Autocast
-from remat_codegen.trace.hidden import going_on
+from remat_codegen.trace.chance import going_on
 from remat_codegen.trace.refusals import is_library, short_path
 
 LOOKED_AT = 200  # objects left behind, of which one is named

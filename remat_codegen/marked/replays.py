@@ -25,7 +25,7 @@ from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, stor
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
-from remat_codegen.trace.hidden import beginning_anew
+from remat_codegen.trace.chance import beginning_anew
 from remat_codegen.trace.reachable import may_change, reachable, tensors_in
 from remat_codegen.trace.refusals import MARKED
 

@@ -33,7 +33,7 @@ from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate
 from remat_codegen.schedule.order import order_of
 from remat_codegen.show.results import Progress, Report, percent
-from remat_codegen.trace.hidden import going_on
+from remat_codegen.trace.chance import going_on
 from remat_codegen.trace.training import example_loss
 
 MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, if the first edition is there instead

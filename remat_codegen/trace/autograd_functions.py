@@ -33,8 +33,8 @@ from remat_codegen.torch_seam import (
     storage_key,
     version,
 )
+from remat_codegen.trace.chance import python_and_numpy
 from remat_codegen.trace.checkpoints import run_reentrant
-from remat_codegen.trace.hidden import python_and_numpy
 from remat_codegen.trace.refusals import refused
 
 NAMESPACE = "remat_functions"

@@ -4,7 +4,6 @@ sets, hooks, prints."""
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ from remat_codegen.torch_seam import (
     pytree,
     trace_in_progress,
 )
+from remat_codegen.trace.chance import HIGHEST, LOWEST, force, own_generators, python_and_numpy
 from remat_codegen.trace.ir import Trace
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import (
@@ -37,12 +37,8 @@ from remat_codegen.trace.state import (
     set_attributes,
     without_data,
 )
-from remat_codegen.trace.training import seed_python_and_numpy
 
 AGAIN = 2  # times that a forward pass is traced once more to see whether it comes out the same
-SEED = 0  # of Python's and NumPy's generators in recorded runs
-LOWEST, HIGHEST = 0, 0x12DD9BB3  # words of a Mersenne Twister's state from which it makes 0 and 2**32 - 1
-FORCED = 600  # such words: decisions by the first 300 numbers go one way, then the other
 
 
 def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trace:
@@ -52,13 +48,13 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
-    before, held, seen, own = python_and_numpy(), attributes_of(module), Seen(), _own_generators(module)
+    before, held, seen, own = python_and_numpy(), attributes_of(module), Seen(), own_generators(module)
     hooks = hooks_of(module)
     found = read(seen)
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
     hooked = have_changed(hooks)
     drawn += seen.drawn
-    drawn_from = next((name for name, state in _own_generators(module).items() if state != own.get(name, state)), None)
+    drawn_from = next((name for name, state in own_generators(module).items() if state != own.get(name, state)), None)
     alike = not (drawn or hooked or seen.left()) or _alike_again(found, read, module, seen.left())
     alike = alike and (not drawn or found.run is not None or _alike_by_any_chance(found, read))
     set_attributes(module, {name: held.get(name, ABSENT) for name in (*seen.attributes, *seen.assigned)})
@@ -109,7 +105,7 @@ def _alike_by_any_chance(found: Trace, read: Callable[[Seen], Trace]) -> bool:
     """Whether forward is traced alike where what it draws is small, and where it is large: it may decide by that once in a
     hundred times."""
     for word in (LOWEST, HIGHEST):
-        _force(word)
+        force(word)
         try:
             again = read(Seen())
         except (TraceError, UnsupportedError):
@@ -119,73 +115,10 @@ def _alike_by_any_chance(found: Trace, read: Callable[[Seen], Trace]) -> bool:
     return True
 
 
-def _force(word: int) -> None:
-    """Has Python's and NumPy's generators make their next numbers of one word of their state. The words behind are others, so
-    that what draws until it likes the number ends."""
-    version, words, _ = random.getstate()
-    random.setstate((version, (word,) * FORCED + words[FORCED:-1] + (0,), None))
-    if "numpy" in sys.modules:
-        kind, keys, *_ = sys.modules["numpy"].random.get_state()
-        keys = keys.copy()
-        keys[:FORCED] = word
-        sys.modules["numpy"].random.set_state((kind, keys, 0, 0, 0.0))
-
-
-def _own_generators(module: torch.nn.Module) -> dict[str, Any]:
-    """The states of generators of Python's and NumPy's kinds that modules have in attributes, or their files by a name."""
-    homes = {kind.__module__ for m in module.modules() for kind in type(m).__mro__ if not kind.__module__.startswith("torch.")}
-    named = [(f"self.{name}", value) for m in module.modules() for name, value in vars(m).items()]
-    named += [(name, value) for home in homes & sys.modules.keys() for name, value in vars(sys.modules[home]).items()]
-    return {name: state for name, value in named if (state := _state_of(value)) is not None}
-
-
-def _state_of(value: Any) -> Any:
-    kind, numpy = type(value), sys.modules.get("numpy.random")  # a proxy may say that it is of another class
-    if issubclass(kind, random.Random):
-        return value.getstate()
-    if numpy is None or not issubclass(kind, (numpy.Generator, numpy.RandomState)):
-        return None
-    return repr(value.bit_generator.state if issubclass(kind, numpy.Generator) else value.get_state(legacy=False))
-
-
 def _alike(one: Trace, other: Trace) -> bool:
     same = [a.equal(b) for (_, a), (_, b) in zip(one.constants, other.constants, strict=False)]
     shapes = [[v.shape for v in trace.variables] for trace in (one, other)]
     return repr(one.operations) == repr(other.operations) and repr(shapes[0]) == repr(shapes[1]) and all(same)
-
-
-def python_and_numpy() -> dict[str, Any]:
-    """The states of the generators that are not PyTorch's."""
-    states: dict[str, Any] = {"Python's random": random.getstate()}
-    if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy.random"] = kind, keys.tobytes(), *rest
-    return states
-
-
-@contextlib.contextmanager
-def going_on() -> Iterator[None]:
-    """After this, Python's and NumPy's generators go on as if nothing was."""
-    numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
-    own, theirs = random.getstate(), None if numpy is None else numpy.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(own)
-        if numpy is not None:
-            numpy.set_state(theirs)
-
-
-@contextlib.contextmanager
-def beginning_anew(drawn: list[str] | None = None) -> Iterator[None]:
-    """In here, these generators begin anew, so that every run draws the same; after this they go on. `drawn` gets the names of
-    those that were drawn from."""
-    with going_on():
-        seed_python_and_numpy(SEED)
-        begun = python_and_numpy()
-        yield
-        if drawn is not None:
-            drawn += [name for name, state in python_and_numpy().items() if state != begun.get(name, state)]
 
 
 def refused_calls() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -18,12 +18,11 @@ from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distr
 from remat_codegen.trace import absent, cudnn_rnn
 from remat_codegen.trace.autograd_functions import functions_as_operations
 from remat_codegen.trace.caches import caches_as_before
+from remat_codegen.trace.chance import beginning_anew, going_on
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.frames import places_noted
 from remat_codegen.trace.hidden import (
-    beginning_anew,
-    going_on,
     no_switching,
     only_plain_gradients,
     refused_calls,
