@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,8 +24,10 @@ from remat_codegen.marked.choose import OPTIONS, parts_of
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.profile.cache import Cache
+from remat_codegen.profile.costs import Profile
 from remat_codegen.profile.measure import Measured
-from remat_codegen.run import marked_text, tabling
+from remat_codegen.run import marked, marked_text, tabling
+from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
 from remat_codegen.schedule.order import order_of
@@ -52,6 +55,16 @@ def imported_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def known_times(monkeypatch: pytest.MonkeyPatch, **slow: int) -> None:
+    """Has operations take as long on all machines: so many nanoseconds those that are named by their names, others few."""
+
+    def costs(*given: Any) -> Profile:
+        times = (slow.get(node.name.partition("_")[0], 10_000) for node in given[1].graph.nodes)
+        return replace(measured_costs(*given), time_ns=tuple(times))
+
+    monkeypatch.setattr(marked, "measured_costs", costs)
 
 
 def carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,17 @@ import importlib.util
 import pickle
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 from emitted import load
-from second_edition import found_in, planned_peak, random_rows, text_of, traced_module, trained
+from second_edition import found_in, known_times, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
 from remat_codegen.run import check_update, explain, marked
-from remat_codegen.run.priced import measured_costs
 from remat_codegen.show.results import Progress
 
 SOURCE = """
@@ -111,21 +109,17 @@ def home(tmp_path_factory):
     return path
 
 
+SLOW = {"tanh": 40_000, "linear": 20_000}  # ns
+
+
 @pytest.fixture(scope="module")
 def output(home):
     """A file with marks in methods and functions, whatever machine this is."""
     found = home.with_name("net_remat.py")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(marked, "measured_costs", known_costs)
+        known_times(patched, **SLOW)
         marked.generate(Request(f"{home}:Net", "50%", found, edition=2), Progress(None))
     return found
-
-
-def known_costs(request, traced, progress):
-    """Measured memory, and times that are the same everywhere."""
-    slow = {"tanh": 40_000, "linear": 20_000}
-    times = (slow.get(node.name.partition("_")[0], 10_000) for node in traced.graph.nodes)
-    return replace(measured_costs(request, traced, progress), time_ns=tuple(times))
 
 
 @pytest.fixture
@@ -255,7 +249,7 @@ def test_what_was_defined_otherwise_is_refused(tmp_path, monkeypatch, what, carr
         path = tmp_path / f"beside_{what[:3]}.py"
         path.write_text(f"from home_{what[:3]}_{carries} import Net, example_inputs\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(marked, "measured_costs", known_costs)
+    known_times(monkeypatch, **SLOW)
     marked.generate(Request(f"{path}:Net", "50%", tmp_path / "out.py", edition=2), Progress(None))
     text = (tmp_path / "out.py").read_text()
     assert f"def {what.rpartition('.')[2]}(" in text
