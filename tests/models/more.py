@@ -9,7 +9,7 @@ _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
 REFUSED = {  # by name: what is said of a file of functions
     "deberta_v2": "depends on values, which no file of functions can follow",
-    "wav2vec2_masked": "depends on values, which no file of functions can follow",
+    "wav2vec2_masked": "depend on values, which no file of functions can follow",
 }
 
 
