@@ -17,6 +17,7 @@ import torch
 from remat_codegen.marked.replays import copied_with, forward_of
 from remat_codegen.torch_seam import storage_key
 from remat_codegen.trace import Autocast
+from remat_codegen.trace.caches import caches_as_before
 from remat_codegen.trace.chance import going_on
 from remat_codegen.trace.refusals import is_library, short_path
 
@@ -37,7 +38,8 @@ def left_in_circles(module: torch.nn.Module, args: Any, kwargs: Any, autocast: A
     with contextlib.suppress(Exception), warnings.catch_warnings(), torch.random.fork_rng(enabled=data), going_on():
         warnings.simplefilter("ignore")
         model, inputs = copied_with(data, module, args, kwargs)
-        with _garbage() as left, torch.no_grad():  # else a graph holds tensors, unseen
+        caches = contextlib.nullcontext() if data else caches_as_before(module)
+        with caches, _garbage() as left, torch.no_grad():  # else a graph holds tensors, unseen
             forward_of(model, inputs, autocast)
         try:
             sizes = {storage_key(t): t.untyped_storage().nbytes() for t in left if isinstance(t, torch.Tensor)}

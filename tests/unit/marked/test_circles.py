@@ -68,6 +68,16 @@ class Caught(Plain):
         return x.sum()
 
 
+class Cached(Plain):
+    def forward(self, x):
+        if x.shape not in KNOWN:
+            KNOWN[x.shape] = torch.arange(x.shape[1], device=x.device)
+        return super().forward(x + KNOWN[x.shape])
+
+
+KNOWN = {}
+
+
 class Closed(Plain):
     def forward(self, x):
         def visit(h, n):
@@ -106,6 +116,11 @@ def test_nothing_is_said_of_what_goes_by_itself(models, monkeypatch, name, data)
     left = left_in_circles(getattr(models[1], name)(), (torch.rand(32, 64),), {}, (), data)
     assert left is None and ran == [torch.Size([])]
     assert (gc.isenabled(), gc.get_debug(), gc.garbage) == (was_on, flags, [])
+
+
+def test_nothing_without_data_is_left_in_caches(models):
+    assert left_in_circles(models[1].Cached(), (torch.rand(32, 64),), {}, (), data=False) is None
+    assert models[1].KNOWN == {}
 
 
 @pytest.mark.parametrize("name, said", [("Caught", True), ("Plain", False)])
