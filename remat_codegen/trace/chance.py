@@ -63,12 +63,13 @@ def force(word: int) -> None:
         sys.modules["numpy"].random.set_state((kind, keys, 0, 0, 0.0))
 
 
-def own_generators(module: torch.nn.Module) -> dict[str, Any]:
-    """The states of generators of Python's and NumPy's kinds that modules have in attributes, or their files by a name."""
+def own_generators(module: torch.nn.Module) -> dict[tuple[str, int], Any]:
+    """The states of generators of Python's and NumPy's kinds that modules have in attributes, or their files by a name: by that
+    name, and by the generator's number, as each module may have one of its own."""
     homes = {kind.__module__ for m in module.modules() for kind in type(m).__mro__ if not kind.__module__.startswith("torch.")}
     named = [(f"self.{name}", value) for m in module.modules() for name, value in vars(m).items()]
     named += [(name, value) for home in homes & sys.modules.keys() for name, value in vars(sys.modules[home]).items()]
-    return {name: state for name, value in named if (state := _state_of(value)) is not None}
+    return {(name, id(value)): state for name, value in named if (state := _state_of(value)) is not None}
 
 
 def _state_of(value: Any) -> Any:

@@ -54,7 +54,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
     hooked = have_changed(hooks)
     drawn += seen.drawn
-    drawn_from = next((name for name, state in own_generators(module).items() if state != own.get(name, state)), None)
+    drawn_from = next((key[0] for key, state in own_generators(module).items() if state != own.get(key, state)), None)
     alike = not (drawn or hooked or seen.left()) or _alike_again(found, read, module, seen.left())
     alike = alike and (not drawn or found.run is not None or _alike_by_any_chance(found, read))
     set_attributes(module, {name: held.get(name, ABSENT) for name in (*seen.attributes, *seen.assigned)})

@@ -84,6 +84,16 @@ class Plain(Net):
         return x.sum()
 
 
+class First(Plain):
+    def __init__(self):
+        super().__init__()
+        for layer in self.layers:
+            layer.rng = np.random.default_rng(0)
+
+    def forward(self, x):
+        return super().forward(x * self.layers[0].rng.random())
+
+
 def example_inputs():
     return (torch.rand(512, 64),)
 """
@@ -146,6 +156,7 @@ def test_nothing_is_said_where_nothing_is_drawn(model, name):
     assert not any("depends on values" in note for note in generated(model, name)[1].noted)
 
 
-def test_generators_of_a_model_s_own_are_refused(model):
-    with pytest.raises(UnsupportedError, match="forward draws from DRAWS, which no plan sets back"):
-        generated(model, "Own")
+@pytest.mark.parametrize("name, own", [("Own", "DRAWS"), ("First", r"self\.rng")])
+def test_generators_of_a_model_s_own_are_refused(model, name, own):
+    with pytest.raises(UnsupportedError, match=f"forward draws from {own}, which no plan sets back"):
+        generated(model, name)
