@@ -69,7 +69,7 @@ Where `auto` is both more than 5 % of the overhead and more than 0.3 points abov
   that are twice as fine. Which side is at fault, plan or bound, is not known.
 - GPT2-medium (2, 1024) at 1.0 GiB, a tenth of the peak: `best` gets 1.1 points closer, by moves on the order that each count
   its memory anew (`planners/search/improve.py`). In `auto` they would take more than the 10 seconds that chains may take.
-- H100, GPT2-medium at 30 %: in 90 s, `best` finds 0.2 points less with (4, 512), nothing less with (2, 1024).
+- H100, GPT2-medium at 30 %: in 90 s, `best` finds 0.1 points less with either.
 - Layered graphs of 500 nodes, and of 1,000 at 50 %: nodes run several times within one stage. `best` finds 0.4 points less
   with 500 nodes at 50 %, else none. The bound, a linear program, is loose there: it may keep parts of values.
 """
