@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import inspect
 import math
 import re
 import sys
@@ -311,6 +312,45 @@ def check_call(model, planned, frozen, expected, given, autocast):
     for what, found, wanted in rows:
         if found != wanted:
             raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
+
+
+def check_arguments(given, planned):
+    """Refuses other arguments of forward: what is not a tensor, and how many there are in lists and dicts."""
+    for name, wanted in planned.items():
+        if (found := told(given[name])) != wanted:
+            raise ValueError(f"{name} is {found}, but this file was planned for {wanted}: generate it again")
+
+
+def told(thing, deep=4):
+    """What something is, by its type and what is in it, down to some depth; tensors only as such."""
+    kind, own = type(thing).__name__, getattr(thing, "__dict__", None)
+    if isinstance(thing, (torch.Tensor, torch.nn.Module, types.ModuleType)) or not deep:
+        return "tensor" if torch.is_tensor(thing) else kind
+    if isinstance(thing, (tuple, list)):
+        return f"[{', '.join(told(t, deep - 1) for t in thing)}]"
+    if isinstance(thing, (set, frozenset)):
+        return f"{{{', '.join(sorted(told(t, deep - 1) for t in thing))}}}"
+    if isinstance(thing, dict):
+        return f"{{{', '.join(sorted(f'{told(k, deep - 1)}: {told(t, deep - 1)}' for k, t in thing.items()))}}}"
+    if hasattr(type(thing), "__members__"):  # of an Enum
+        return f"{kind}.{thing.name}"
+    if callable(thing) and hasattr(thing, "__qualname__"):
+        return thing.__qualname__
+    if isinstance(own, dict):
+        return f"{kind}({', '.join(f'{n}={told(t, deep - 1)}' for n, t in own.items())})"
+    known = (bool, int, float, complex, str, bytes, range, slice, type(None), torch.dtype, torch.device, torch.memory_format)
+    return repr(thing) if isinstance(thing, known) else kind
+
+
+def defaulted_as(theirs, ours):
+    """`ours`, with the defaults of the method it stands for: they may be of the original's file, as members of an Enum."""
+    if not isinstance(ours, types.FunctionType) or hasattr(ours, "__wrapped__"):
+        return ours
+    defaults = [p for p in inspect.signature(theirs).parameters.values() if p.default is not p.empty]
+    made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, None, ours.__closure__)
+    made.__defaults__ = tuple(p.default for p in defaults if p.kind is not p.KEYWORD_ONLY)
+    made.__kwdefaults__ = {p.name: p.default for p in defaults if p.kind is p.KEYWORD_ONLY}
+    return made
 
 
 def check_modes(model, modes):

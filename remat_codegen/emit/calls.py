@@ -9,6 +9,7 @@ from dataclasses import dataclass, is_dataclass
 from keyword import iskeyword
 from typing import Any
 
+from remat_codegen import runtime
 from remat_codegen.emit.spell import literal
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.torch_seam import pytree
@@ -48,6 +49,32 @@ def arguments(
         if parameter.name not in given and parameter.default is not parameter.empty and _is_plain(parameter.default):
             expression = parameter.name if bound is None else f"{bound}[{parameter.name!r}]"
             found.append(Argument(parameter.name, expression, None, parameter.default))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An argument that is not, or not only, leaves: its name, its expression in forward, what runtime.told says of it, and
+    whether that is forward's own default."""
+
+    name: str
+    expression: str
+    text: str
+    is_default: bool
+
+
+def told(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], bound: str | None = None) -> list[Told]:
+    """Those arguments of a call `forward(*args, **kwargs)` that a step has to be given alike, beside its leaves: defaults that
+    are things, and lists and dicts, which may be of other lengths. `bound` is as in `arguments`."""
+    call = inspect.signature(forward).bind(*args, **kwargs)
+    given = set(call.arguments)
+    call.apply_defaults()
+    found = []
+    for name, value in call.arguments.items():
+        is_default = name not in given
+        if isinstance(value, (tuple, list, dict)) or (is_default and not _is_plain(value)):
+            expression = name if bound is None else f"{bound}[{name!r}]"
+            found.append(Told(name, expression, runtime.told(value), is_default))
     return found
 
 

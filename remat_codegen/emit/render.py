@@ -81,6 +81,7 @@ class _Renderer:
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
+        self.told = calls.told(original.forward, original.args, original.kwargs, bound)
         paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
         self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
         peaks = facts.plan.unmodified_peak_bytes, facts.plan.budget_bytes
@@ -165,6 +166,8 @@ class _Renderer:
             imports=self._imports("\n".join([functions, schedule, helpers]), carried),
             new_forward=forward,
             guarded=guarded,
+            arguments=", ".join(f"{t.name!r}: {t.text!r}" for t in self.told),
+            defaulted=any(t.is_default for t in self.told),
             functions=functions,
             schedule=schedule,
             helpers=helpers,
@@ -196,6 +199,7 @@ class _Renderer:
             passed_on=calls.passed_on(self.original.forward) if self.parameters else "*args, **kwargs",
             plain="self.plain_forward" if self.carries else "self.original",
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
+            told=", ".join(f"{t.name!r}: {t.expression}" for t in self.told),
             binds=None if self.parameters else self._plain(),
             without_cache=any(a.name == "use_cache" and a.value is False for a in self.arguments),
             guarded=guarded,
@@ -213,6 +217,7 @@ class _Renderer:
         """The helpers that the new forward and all other code call."""
         called, own = Uses.of("\n\n".join(code)), Uses.of(forward)
         names = called.names | (own.names - {a.name for a in self.arguments})
+        names |= {"defaulted_as"} if self.carries and any(t.is_default for t in self.told) else set()
         return "\n\n".join(needed_helpers(Uses(names, called.attributes | own.attributes | {"forward"})))
 
     def _function(self, named: Named) -> str:
@@ -292,10 +297,10 @@ class _Renderer:
 
     def _imports(self, code: str, carried: usersource.Carried | None) -> list[list[str]]:
         used = names_in(code)
-        standard = "base64 contextlib functools math re sys types warnings weakref zlib".split()
+        standard = "base64 contextlib functools inspect math re sys types warnings weakref zlib".split()
         lines = [f"import {m}" for m in standard if m in used]
         lines += ["import torch"] if carried is not None else ["import torch", "from torch import nn"]
-        lines += ["import inspect"] if self.parameters is None else []
+        lines += ["import inspect"] if self.parameters is None and "inspect" not in used else []
         lines += ["import torch.nn.functional as F"] if "F" in used else []
         return sections([*lines, *(carried.imports if carried is not None else ())])
 

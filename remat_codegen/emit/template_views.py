@@ -74,6 +74,8 @@ class Guarded:
 class Forward(View):
     """The new forward.
 
+    `told` is a text of those arguments that have to be as in TOLD, by name; empty where there are none.
+
     It takes `parameters`, and passes them on as `passed_on` to the `plain` one; `given` is a text of all of them by name, bound
     by the signature of `binds` where that is not None. It calls run_forward with `inputs`, and a step where one is used, and
     puts results into the places `assigned`. `decisions` are values that have to be again as they were. `names` are our own.
@@ -85,6 +87,7 @@ class Forward(View):
     passed_on: str
     plain: str
     given: str
+    told: str
     binds: str | None
     without_cache: bool
     guarded: Guarded
@@ -100,7 +103,9 @@ class Forward(View):
 
 @dataclass(frozen=True, slots=True)
 class Module(View):
-    """A whole file of functions. `carried` is what it has of the user's file, None where it wraps the original class."""
+    """A whole file of functions. `carried` is what it has of the user's file, None where it wraps the original class.
+    `arguments` is a text of what TOLD has; `defaulted` says whether forward's defaults are things, of which each file has its
+    own."""
 
     template: ClassVar[str] = "module.py.jinja"
 
@@ -112,6 +117,8 @@ class Module(View):
     imports: Sequence[Sequence[str]]
     new_forward: str
     guarded: Guarded
+    arguments: str
+    defaulted: bool
     functions: str
     schedule: str
     helpers: str

@@ -37,13 +37,13 @@ OURS = {
 TAKEN = ("plain_forward", "__init_subclass__")  # our name for the original forward; and rematerialize() makes a subclass
 OWN_NAMES = frozenset(
     "rematerialize BUDGET_BYTES PLANNED_PEAK_BYTES STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLAIN_AT_ONE "
-    "SMALLER".split()
+    "SMALLER TOLD".split()
 )
 IN_FORWARD = frozenset(
     (
-        "torch inspect check_call check_decisions check_dtypes check_layouts check_modes check_objects tell_hooks run_forward "
-        "run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES PLANNED_PEAK_BYTES PLAIN_AT_ONE SMALLER "
-        "uncached_casts with_sizes is_one smaller_call super"
+        "torch inspect check_arguments check_call check_decisions check_dtypes check_layouts check_modes check_objects "
+        "tell_hooks run_forward run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES "
+        "PLANNED_PEAK_BYTES PLAIN_AT_ONE SMALLER uncached_casts with_sizes is_one smaller_call super TOLD"
     ).split()
 )
 PLACES = frozenset(
