@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from remat_codegen.marked.changed import MOVING
-from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, pytree, storage_key
+from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, parameters_of, pytree, storage_key
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
@@ -150,6 +150,27 @@ def _attributes_noted() -> Iterator[list[tuple[torch.nn.Module, str]]]:
         yield found
 
 
+def _versions_of_frozen(model: torch.nn.Module) -> dict[int, int]:
+    """The version of each parameter that is not trained, by its id."""
+    return {id(p): p._version for p in model.parameters() if not p.requires_grad}
+
+
+@contextlib.contextmanager
+def _others_for(model: torch.nn.Module, before: dict[int, int]) -> Iterator[None]:
+    """In here, frozen parameters that have changed since, as those of a teacher that follows a student, are others: parts
+    refuse to run again where a second forward has changed what they may read. In training it comes after the first way back."""
+    held = [parameters_of(m) for m in model.modules()]
+    moved = [(d, n, p) for d in held for n, p in d.items() if p is not None and before.get(id(p), p._version) != p._version]
+    others = {id(p): _copied(p) for _, _, p in moved}
+    try:
+        for parameters, name, parameter in moved:
+            parameters[name] = others[id(parameter)]
+        yield
+    finally:
+        for parameters, name, parameter in moved:
+            parameters[name] = parameter
+
+
 class Unseen(RuntimeError):
     """The steps cannot be run without data, or for no copy of the model."""
 
@@ -184,9 +205,10 @@ def difference(
         with warnings.catch_warnings(), alike, left, _watching(file) as hidden, chance:
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
+            before = _versions_of_frozen(marked)
             first = forward_of(marked, inputs, autocast)
             _check_hidden(hidden, first)
-            with _attributes_noted() as noted:
+            with _attributes_noted() as noted, _others_for(marked, before):
                 forward_of(marked, inputs, autocast)
             for owner, name in noted:
                 vars(owner)[name] = Another(name)

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from remat_codegen.errors import TraceError, UnsupportedError
+from remat_codegen.errors import RematError, TraceError, UnsupportedError
 from remat_codegen.torch_seam import (
     is_fake,
     made_by,
@@ -33,6 +33,7 @@ from remat_codegen.trace.state import (
     attributes_of,
     have_changed,
     hooks_of,
+    put_back,
     put_hooks_back,
     set_attributes,
     without_data,
@@ -50,7 +51,12 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
     """
     before, held, seen, own = python_and_numpy(), attributes_of(module), Seen(), own_generators(module)
     hooks = hooks_of(module)
-    found = read(seen)
+    try:
+        found = read(seen)
+    except RematError:  # which leaves what forward has set by then, tensors without data among it
+        put_back(module, held)
+        put_hooks_back(hooks)
+        raise
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
     hooked = have_changed(hooks)
     drawn += seen.drawn

@@ -327,3 +327,15 @@ def test_a_frozen_parameter_of_another_module_is_not_changed_before_backward(tmp
         model.other.bias.fill_(3)
     with pytest.raises(RuntimeError, match=r"other\.bias was changed in place between forward and backward"):
         loss.backward()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_second_forward_does_not_keep_what_follows_from_having_marks(tmp_path, late):
+    traced = followed(tmp_path, late)
+    found = found_in(traced)
+    rows = random_rows(found, random.Random(0), 0.7)
+    target, trace = traced.target, traced.model.trace
+    versions = [p._version for p in target.module.parameters()]
+    with imported(text_of(traced, found, rows)) as file:
+        assert replays.difference(file, target.module, target.args, target.kwargs, trace.autocast, lambda loss: loss) is None
+    assert [p._version for p in target.module.parameters()] == versions

@@ -332,3 +332,27 @@ def test_no_file_of_functions_is_written_where_no_table_is_found(made, monkeypat
 def test_what_comes_out_otherwise_each_time_is_refused():
     with pytest.raises(UnsupportedError, match=r"some_rows\.default gives something else each time"):
         trace(Unsteady(4, 4), (torch.randn(8, 4),), {})
+
+
+class LeavesMaps(nn.Module):
+    """Sets attributes before what depends on values, which ends an attempt without data."""
+
+    last = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.maps = nn.Linear(8, 8), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.linear(x))
+        self.last, self.maps = x.detach().mean(), [x.detach()]
+        return x[x.sum(1) > 0].sum()
+
+
+def test_what_an_attempt_leaves_before_it_fails_is_put_back():
+    module = LeavesMaps().train()
+    maps = module.maps
+    found = trace(module, (torch.randn(6, 8),), {})
+    assert found.run is not None
+    assert module.maps is maps or module.maps == []
+    assert "last" not in vars(module)
