@@ -342,6 +342,7 @@ def told(thing, deep=4):
     return repr(thing) if isinstance(thing, known) else kind
 
 
+@functools.cache
 def defaulted_as(theirs, ours):
     """`ours`, with the defaults of the method it stands for: they may be of the original's file, as members of an Enum."""
     if not isinstance(ours, types.FunctionType) or hasattr(ours, "__wrapped__"):

@@ -54,11 +54,15 @@ class Calls(TorchDispatchMode):
     the first run, which this one has to make, or the first of them. Raises Differs for another one.
     """
 
-    def __init__(self, given: list[Any], expected: list[Any] | None = None) -> None:
+    def __init__(self, given: Iterable[Any] = (), expected: list[Any] | None = None) -> None:
         super().__init__()
         self.calls: list[Any] = []
         self.expected, self.held = expected, list[torch.Tensor]()
         self.known: dict[int, Any] = {}
+        self.give(given)
+
+    def give(self, given: Iterable[Any]) -> None:
+        """Names what the part is given."""
         for number, tensor in enumerate(given):
             if isinstance(tensor, torch.Tensor):
                 self._name(tensor, ("given", number))
@@ -262,7 +266,8 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     noted: dict[int, tuple[Any, list[Any]]] = {}
     part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
     lent, hidden = dict[int, list[torch.Tensor]](), list[tuple[str, list[torch.Tensor]]]()
-    first, again, gives = part_class.first, part_class.as_before, part_class.gives
+    first, again, gives, hold = part_class.first, part_class.as_before, part_class.gives, part_class.hold
+    all_in, first_calls = getattr(file, _helper(file, "_all")), dict[int, Calls]()
     counted = getattr(file, _helper(file, "COUNTED"), ())
 
     @functools.cache
@@ -273,8 +278,18 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     def moving(part: Any) -> list[Any]:
         return [held.get(name) for held, name in moved(part.step.model())]
 
+    def given_to(part: Any, inputs: Any) -> list[Any]:
+        """The tensors that it has anew for each run, in objects too, but for those that are not copied for it."""
+        return [*all_in(inputs, torch.Tensor, dict(part.as_are)), *moving(part)]
+
+    def holding(part: Any, run: Any, inputs: Any) -> Any:
+        found = hold(part, run, inputs)
+        if (calls := first_calls.pop(id(part), None)) is not None:
+            calls.give(given_to(part, inputs))
+        return found
+
     def noting(part: Any, run: Any, inputs: Any) -> Any:
-        calls = Calls([*pytree.tree_leaves(inputs), *moving(part)])
+        first_calls[id(part)] = calls = Calls()
         with calls:
             result = first(part, run, inputs)
         noted[id(part)] = part, calls.calls
@@ -293,7 +308,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
 
         def compared(*given: Any) -> Any:
             try:
-                with Calls([*pytree.tree_leaves(given), *moving(part)], expected):
+                with Calls(given_to(part, given), expected):
                     return run(*given)
             except Differs as found:
                 raise Differs(str(found), part.entry.name) from None
@@ -306,6 +321,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
                 part.run = run
 
     with contextlib.ExitStack() as patched:
+        patched.enter_context(mock.patch.object(part_class, "hold", holding))
         patched.enter_context(mock.patch.object(part_class, "first", noting))
         patched.enter_context(mock.patch.object(part_class, "as_before", comparing))
         patched.enter_context(mock.patch.object(part_class, "gives", lending))

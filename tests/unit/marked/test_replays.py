@@ -288,8 +288,31 @@ class TestDifference:
 
         net = Parted(run, lin=torch.nn.Linear(8, 8), **modules).train()
         own = {"Part": parts.Part, "Place": parts.Place, "rematerialize": staticmethod(lambda model: planned(model, plan))}
-        file = type("File", (), own)
+        file = type("File", (), {**own, "_all": staticmethod(parts._all)})
         return replays.difference(file, net, (X,), {}, (), example_loss)
+
+    def test_an_object_with_what_another_part_made(self):
+        """Which that makes again: the tensors in it are others, but the same object's."""
+
+        class Pyramid:
+            def __init__(self, x):
+                self.levels = [x.sin(), x.cos()]
+
+            def __call__(self, x):
+                return x * self.levels[0].exp() + self.levels[1].exp()
+
+        def run(self, kept, x):
+            pyramid = kept.part("a", Pyramid, self.lin(x))
+            return kept.part("b", lambda pyramid, x: pyramid(x.tanh()), pyramid, x)
+
+        def another(self, kept, x):
+            pyramid = kept.part("a", Pyramid, self.lin(x))
+            y = kept.part("b", lambda x: pyramid(x.tanh()), x)  # which looks it up when it runs again
+            pyramid.levels = [x, x]
+            return y
+
+        assert self.found(run, {"": "a b"}) is None
+        assert "exp" in str(self.found(another, {"": "b"}))
 
     def test_numbers_that_forward_sets(self):
         def run(self, kept, x):
