@@ -479,7 +479,7 @@ def with_sizes(expected, sizes, given, planned_peak):
     for size, n in found.items():
         least, _, most, _ = sizes[size]
         if n < least or (most is not None and n > most):
-            limits = f"the model takes {least} to {most or 'any'}: pad or cut the input"
+            limits = f"this file takes {least} to {most or 'any'}: pad or cut the input"
             raise ValueError(f"the size {size} is {n}, but {limits}")
     ratios = [(n / sizes[size][1], sizes[size][3]) for size, n in found.items()]
     factor = math.prod(ratio**power for ratio, power in ratios)

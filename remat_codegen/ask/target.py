@@ -41,6 +41,8 @@ FORM = "a target is written like model.py:Name or package.module:Name"
 MODULES = "name a class of modules, a function that returns one, or a module"
 PROVIDE = "define example_inputs() beside the model, or give --inputs like 'x=float32[2,3,224,224]'"
 
+# What classes beside models are made from.
+NO_MODELS = {"object", "Enum", "IntEnum", "StrEnum", "Flag", "NamedTuple", "TypedDict", "Protocol", "ABC", "Exception"}
 _PLACE = re.compile(r"[^\[\];=<>\"']+:[^\W\d]\w*")
 
 
@@ -130,20 +132,21 @@ def split_spec(spec: str) -> tuple[str, str]:
     """`model.py:GPT2` as its file (or module) and its name. Raises TargetError where it has no such form."""
     place, _, name = spec.rpartition(":")
     if not place and spec.endswith(".py"):
-        raise TargetError("names no model", where=spec, hint=f"write {spec}:Name{_models_in(Path(spec))}")
+        raise TargetError("names no model", where=spec, hint=f"write {spec}:{_models_in(Path(spec))}")
     if not place or not name.isidentifier():
         raise TargetError(f"cannot read the target {spec!r}", hint=FORM)
     return place, name
 
 
 def _models_in(path: Path) -> str:
-    """The classes in a file that may be meant; read, not imported."""
+    """What stands for the name of a class in a file, and which may be meant; read, not imported."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return ""
-    names = [n.name for n in tree.body if isinstance(n, ast.ClassDef)]
-    return f", where Name is one of {', '.join(names)}" if names else ""
+        return "Name"
+    classes = [(n.name, {ast.unparse(b).rpartition(".")[2] for b in n.bases}) for n in tree.body if isinstance(n, ast.ClassDef)]
+    names = [name for name, bases in classes if bases - NO_MODELS]
+    return names[0] if len(names) == 1 else f"Name, where Name is one of {', '.join(names)}" if names else "Name"
 
 
 def place_of(text: str) -> torch.device | Device:

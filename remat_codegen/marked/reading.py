@@ -26,6 +26,7 @@ _ENTRY = re.compile(r"(?P<name>[^#/\s]+)(#(?P<number>\d+)(\.\.(?P<last>\d+))?)?(
 _LAYERS = re.compile(
     r"\{f'(?P<path>(\w+\.)*)\{(?P<i>\w+)\}': .* for (?P=i) in range\(((?P<first>\d+), )?(?P<end>\d+)\)\}", re.DOTALL
 )
+OPERATORS = ast.operator, ast.unaryop, ast.boolop, ast.cmpop
 _TABLE = re.compile("(WRITTEN|as_there)_*")
 _WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]*)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
 _DECORATED = re.compile(r"as_there_*\('(?P<module>[\w.]+)', '(?P<kind>\w+)', (?P<name>\w+)\)")
@@ -270,9 +271,13 @@ class _Walk:
             for a, b in zip(theirs, ours, strict=True):
                 self.walk(a, b, names)
         elif isinstance(theirs, ast.AST) and type(theirs) is type(ours):
+            if _operators(theirs) != _operators(ours):  # which have no text, nor a line, of their own
+                self.not_the_same(theirs, ours)
             for name in theirs._fields:
                 if name not in ("ctx", "type_comment", "kind"):
                     self.walk(getattr(theirs, name, None), getattr(ours, name, None), names)
+        elif isinstance(theirs, OPERATORS) and isinstance(ours, OPERATORS):
+            return None
         elif isinstance(theirs, (ast.AST, list)) or isinstance(ours, (ast.AST, list)) or theirs != ours:
             self.not_the_same(theirs, ours)
 
@@ -322,6 +327,11 @@ class _Walk:
             self.walk(theirs, ast.copy_location(call, ours), names)
             outside += [span_of(value_of(a)) for a in getattr(theirs, "args", ()) if not isinstance(a, ast.Name)]
         self.found.marks.append(Mark(self.file, self.function, word, span_of(theirs), ours.lineno, tuple(outside)))
+
+
+def _operators(node: ast.AST) -> list[type]:
+    """What an expression does to its operands."""
+    return [type(child) for child in ast.iter_child_nodes(node) if isinstance(child, OPERATORS)]
 
 
 def _shown(node: Any) -> str:

@@ -177,7 +177,7 @@ def test_larger_inputs_warn_once_with_the_expected_peak(made):
     [
         (
             (torch.zeros(2, 65, dtype=torch.long), torch.zeros(2, 65, dtype=torch.long)),
-            "idx_1 is 65, but the model takes 1 to 64: pad or cut the input",
+            "idx_1 is 65, but this file takes 1 to 64: pad or cut the input",
         ),
         ((torch.zeros(2, 8, dtype=torch.long), torch.zeros(3, 8, dtype=torch.long)), "targets is int64.3, 8."),
         ((torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.long)), "idx is float32.2, 8."),
