@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +142,7 @@ class _Stored:
 
 
 CHANGED = "modified by an inplace operation"  # says PyTorch
+OF_TYPES = "same dtype|scalar type"  # so does PyTorch, where types are not those it takes
 
 
 def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
@@ -164,6 +166,9 @@ def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     if any(CHANGED in str(error) for error in refused):
         what = f"the model cannot be trained as it is: backward needs what {node.name} changes in place, and PyTorch refuses it"
         raise TraceError(what, where=where, hint="give a new tensor there, x * y for x.mul_(y)") from refused[0]
+    if all(re.search(OF_TYPES, str(error)) for error in refused):
+        what = f"{node.name} does not take numbers of these types: {said}"
+        raise TraceError(what, where=where, hint="give inputs of the type that the model is trained with") from refused[0]
     what = f"{node.name} cannot be measured, forward and backward, on numbers that are drawn for it: {said}"
     hint = "compute it before the model and pass in the result, or keep what it takes in range (clamp)"
     raise TraceError(what, where=where, hint=hint) from refused[0]

@@ -407,6 +407,13 @@ def test_a_model_whose_own_backward_fails_is_told_so(write_file, tmp_path):
     assert ":7" in str(error.value)
 
 
+def test_inputs_of_another_type_are_what_is_wrong(write_file, tmp_path):
+    file = write_file("import torch\n\n\nclass Net(torch.nn.Linear):\n    pass\n")
+    request = Request(f"{file}:Net", "50%", tmp_path / "net.py", init="4, 4", inputs="int64[2,4]")
+    with pytest.raises(RematError, match="does not take numbers of these types: "):
+        pipeline.generate(request, Progress(None))
+
+
 def test_verify_refuses_what_it_did_not_write(tmp_path):
     for text in ("x = 1\n", "raise ValueError('no')\n"):
         (tmp_path / "other.py").write_text(text)
