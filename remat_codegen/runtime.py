@@ -314,32 +314,45 @@ def check_call(model, planned, frozen, expected, given, autocast):
             raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
 
 
-def check_arguments(given, planned):
-    """Refuses other arguments of forward: what is not a tensor, and how many there are in lists and dicts."""
-    for name, wanted in planned.items():
-        if (found := told(given[name])) != wanted:
-            raise ValueError(f"{name} is {found}, but this file was planned for {wanted}: generate it again")
+def check_arguments(model, given, planned, defaulted=(), theirs=None):
+    """Refuses other arguments of forward: what is not a tensor, and how many there are in lists and dicts. Those `defaulted`
+    were planned for as forward's own defaults, or those of `theirs`, if it passes arguments on: another thing that looks
+    alike will do only where that tells all of it."""
+    own: dict = {}
+    if defaulted:
+        own = inspect.signature(theirs).parameters if theirs else parameters_of(type(model), sys._getframe(1).f_code)
+    for name, thing in given.items():
+        found, another = told(thing), name in defaulted and thing is not own[name].default
+        if found != planned[name] or (another and "<" in found):
+            other = f"{found}, but" if found != planned[name] else f"another {found}, and"
+            raise ValueError(f"{name} is {other} this file was planned for {planned[name]}: generate it again")
+
+
+@functools.lru_cache(maxsize=64)
+def parameters_of(kind, code):
+    """The parameters of the forward that has this code, in a class or those that it is made from."""
+    found = (inspect.unwrap(vars(base)["forward"]) for base in kind.__mro__ if "forward" in vars(base))
+    return inspect.signature(next(f for f in found if getattr(f, "__code__", None) is code)).parameters
 
 
 def told(thing, deep=4):
-    """What something is, by its type and what is in it, down to some depth; tensors only as such."""
+    """What something is, with what is in it, down to some depth; in <> where that does not tell one from another."""
     kind, own = type(thing).__name__, getattr(thing, "__dict__", None)
-    if isinstance(thing, (torch.Tensor, torch.nn.Module, types.ModuleType)) or not deep:
-        return "tensor" if torch.is_tensor(thing) else kind
-    if isinstance(thing, (tuple, list)):
+    if torch.is_tensor(thing):
+        return "<tensor>"
+    if isinstance(thing, (tuple, list)) and deep:
         return f"[{', '.join(told(t, deep - 1) for t in thing)}]"
-    if isinstance(thing, (set, frozenset)):
+    if isinstance(thing, (set, frozenset)) and deep:
         return f"{{{', '.join(sorted(told(t, deep - 1) for t in thing))}}}"
-    if isinstance(thing, dict):
+    if isinstance(thing, dict) and deep:
         return f"{{{', '.join(sorted(f'{told(k, deep - 1)}: {told(t, deep - 1)}' for k, t in thing.items()))}}}"
     if hasattr(type(thing), "__members__"):  # of an Enum
         return f"{kind}.{thing.name}"
-    if callable(thing) and hasattr(thing, "__qualname__"):
-        return thing.__qualname__
-    if isinstance(own, dict):
-        return f"{kind}({', '.join(f'{n}={told(t, deep - 1)}' for n, t in own.items())})"
+    if isinstance(own, dict) and deep and not isinstance(thing, (torch.nn.Module, types.ModuleType, types.FunctionType)):
+        name = kind if hasattr(type(thing), "__dataclass_fields__") else f"<{kind}>"
+        return f"{name}({', '.join(f'{n}={told(t, deep - 1)}' for n, t in own.items())})"
     known = (bool, int, float, complex, str, bytes, range, slice, type(None), torch.dtype, torch.device, torch.memory_format)
-    return repr(thing) if isinstance(thing, known) else kind
+    return repr(thing) if type(thing) in known else f"<{getattr(thing, '__name__', kind)}>"
 
 
 @functools.cache
@@ -347,10 +360,14 @@ def defaulted_as(theirs, ours):
     """`ours`, with the defaults of the method it stands for: they may be of the original's file, as members of an Enum."""
     if not isinstance(ours, types.FunctionType) or hasattr(ours, "__wrapped__"):
         return ours
-    defaults = [p for p in inspect.signature(theirs).parameters.values() if p.default is not p.empty]
+    named, own = inspect.signature(theirs).parameters, inspect.signature(ours).parameters.values()
+    defaults = {p.name: named[p.name].default if p.name in named else p.default for p in own}
+    defaults |= {p.name: p.default for p in own if defaults[p.name] is p.empty}
     made = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, None, ours.__closure__)
-    made.__defaults__ = tuple(p.default for p in defaults if p.kind is not p.KEYWORD_ONLY)
-    made.__kwdefaults__ = {p.name: p.default for p in defaults if p.kind is p.KEYWORD_ONLY}
+    made.__doc__, made.__qualname__, made.__annotations__ = ours.__doc__, ours.__qualname__, ours.__annotations__
+    positional = [p.name for p in own if p.kind is not p.KEYWORD_ONLY and p.default is not p.empty]
+    made.__defaults__ = tuple(defaults[name] for name in positional)
+    made.__kwdefaults__ = {p.name: defaults[p.name] for p in own if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
     return made
 
 

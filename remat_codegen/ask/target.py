@@ -20,8 +20,8 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -60,6 +60,7 @@ class Target:
 
     `path` and `source` are the file that was named, `name` what was named in it; `init_text` is `--init` as it was written.
     `without_cache` says that the inputs have use_cache=False because training needs no cache, though the model makes one.
+    `defaults` are those of forward's arguments, as runtime.told says them before it has run: what forward does not change.
     """
 
     spec: str
@@ -72,6 +73,7 @@ class Target:
     kwargs: dict[str, Any]
     init_text: str = ""
     without_cache: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def class_name(self) -> str:

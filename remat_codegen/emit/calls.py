@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from keyword import iskeyword
 from typing import Any
@@ -63,15 +63,24 @@ class Told:
     is_default: bool
 
 
-def told(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], bound: str | None = None) -> list[Told]:
-    """Those arguments of a call `forward(*args, **kwargs)` that a step has to be given alike, beside its leaves: defaults that
-    are things, and lists and dicts, which may be of other lengths. `bound` is as in `arguments`."""
+def told(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    defaults: Mapping[str, str],
+    bound: str | None = None,
+) -> list[Told]:
+    """Those arguments of a call `forward(*args, **kwargs)` that a step has to be given alike, beside its leaves: lists and
+    dicts, which may be of other lengths, and defaults that are things, but for those that forward itself changes. `defaults`
+    are as runtime.told said them before it ran, `bound` is as in `arguments`."""
     call = inspect.signature(forward).bind(*args, **kwargs)
     given = set(call.arguments)
     call.apply_defaults()
     found = []
     for name, value in call.arguments.items():
         is_default = name not in given
+        if is_default and runtime.told(value) != defaults.get(name, runtime.told(value)):
+            continue
         if isinstance(value, (tuple, list, dict)) or (is_default and not _is_plain(value)):
             expression = name if bound is None else f"{bound}[{name!r}]"
             found.append(Told(name, expression, runtime.told(value), is_default))

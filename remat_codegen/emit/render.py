@@ -53,7 +53,7 @@ _COOKIE = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*[-_.a-zA-Z0-9]+")  # what Pyt
 class Original:
     """What a file is generated from. `structure` is runtime.structure of the model with its settings, `objects` what the
     objects that it holds have by name, by path, `source` the text of its own file, if its class stands in one. `hooked` has
-    the number of hooks of each module that has any.
+    the number of hooks of each module that has any, `defaults` what runtime.told said of those of forward before it ran.
     """
 
     target: str
@@ -65,6 +65,7 @@ class Original:
     objects: Mapping[str, Mapping[str, str]]
     source: str | None = None
     hooked: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def render(original: Original, model: Model, schedule: Schedule, facts: Facts) -> str:
@@ -81,7 +82,7 @@ class _Renderer:
         self.parameters = self._parameters()
         bound = "given" if self.parameters is None else None
         self.arguments = calls.arguments(self.trace, original.forward, original.args, original.kwargs, bound)
-        self.told = calls.told(original.forward, original.args, original.kwargs, bound)
+        self.told = calls.told(original.forward, original.args, original.kwargs, original.defaults, bound)
         paths = [(path, module_expression("self", path, self.trace.containers), v) for path, v in self.trace.state]
         self.state = [calls.Argument(path.rpartition(".")[2], expression, v, None) for path, expression, v in paths]
         peaks = facts.plan.unmodified_peak_bytes, facts.plan.budget_bytes
@@ -200,6 +201,7 @@ class _Renderer:
             plain="self.plain_forward" if self.carries else "self.original",
             given=", ".join(f"{a.name!r}: {a.expression}" for a in self.arguments),
             told=", ".join(f"{t.name!r}: {t.expression}" for t in self.told),
+            defaulted=repr(defaulted) if (defaulted := tuple(t.name for t in self.told if t.is_default)) else "",
             binds=None if self.parameters else self._plain(),
             without_cache=any(a.name == "use_cache" and a.value is False for a in self.arguments),
             guarded=guarded,

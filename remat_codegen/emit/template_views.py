@@ -74,7 +74,8 @@ class Guarded:
 class Forward(View):
     """The new forward.
 
-    `told` is a text of those arguments that have to be as in TOLD, by name; empty where there are none.
+    `told` is a text of those arguments that have to be as in TOLD, by name; empty where there are none. `defaulted` is one of
+    those that are forward's own defaults.
 
     It takes `parameters`, and passes them on as `passed_on` to the `plain` one; `given` is a text of all of them by name, bound
     by the signature of `binds` where that is not None. It calls run_forward with `inputs`, and a step where one is used, and
@@ -88,6 +89,7 @@ class Forward(View):
     plain: str
     given: str
     told: str
+    defaulted: str
     binds: str | None
     without_cache: bool
     guarded: Guarded

@@ -161,6 +161,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         objects=traced.model.trace.modules.objects,
         source=source,
         hooked={path: len(hooks) for path, m in target.module.named_modules() if path and (hooks := hooks_of(m))},
+        defaults=target.defaults,
     )
     facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
     return seal(render(original, traced.model, schedule, facts))

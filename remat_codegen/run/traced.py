@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ from remat_codegen.graph.simplify import Model, simplify
 from remat_codegen.graph.unplannable import check_indices, check_place
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.run.dynamic import trace_sizes, with_least
+from remat_codegen.runtime import told
 from remat_codegen.show.results import Progress
 from remat_codegen.torch_seam import pytree
 from remat_codegen.trace import Autocast, Trace, know_dataclasses
@@ -58,9 +60,16 @@ def trace_target(request: Request, progress: Progress) -> Traced:
 def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced:
     """Finds the graph of a target that is there already, and that of each smaller batch asked for. Raises RematError where it
     cannot."""
+    target = target if target.defaults else replace(target, defaults=_defaults_of(target.module))
     found = _trace_loaded(target, request, progress)
     smaller = parse_batches(request.batch)[1:] if request.batch else ()
     return replace(found, others=tuple(_trace_loaded(at_batch(target, batch), request, progress) for batch in smaller))
+
+
+def _defaults_of(module: torch.nn.Module) -> dict[str, str]:
+    """What forward's defaults are."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return {p.name: told(p.default) for p in parameters if p.default is not p.empty}
 
 
 def _trace_loaded(target: Target, request: Request, progress: Progress) -> Traced:

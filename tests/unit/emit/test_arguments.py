@@ -86,13 +86,13 @@ def test_what_was_planned_for_computes_the_same_by_the_defaults_of_each_file(fil
 
 
 OTHERS = {
-    "xs is [tensor, tensor, tensor], but this file was planned for [tensor, tensor]": lambda m, x: (([x] * 3,), {}),
-    "xs is [tensor], but this file was planned for [tensor, tensor]": lambda m, x: (([x],), {}),
-    "more is [tensor], but this file was planned for []": lambda m, x: (([x] * 2, x.sum()), {}),
+    "xs is [<tensor>, <tensor>, <tensor>], but this file was planned for [<tensor>, <tensor>]": lambda m, x: (([x] * 3,), {}),
+    "xs is [<tensor>], but this file was planned for [<tensor>, <tensor>]": lambda m, x: (([x],), {}),
+    "more is [<tensor>], but this file was planned for []": lambda m, x: (([x] * 2, x.sum()), {}),
     "others is {'more': 2.0}, but this file was planned for {}": lambda m, x: (([x] * 2,), {"more": 2.0}),
     "phase is Phase.ONE, but this file was planned for Phase.BOTH": lambda m, x: (([x] * 2,), {"phase": m.Phase.ONE}),
     "opts is Options(scale=2.0), but this file was": lambda m, x: (([x] * 2,), {"opts": m.Options(2.0)}),
-    "act is relu, but this file was planned for silu": lambda m, x: (([x] * 2,), {"act": torch.nn.functional.relu}),
+    "act is <relu>, but this file was planned for <silu>": lambda m, x: (([x] * 2,), {"act": torch.nn.functional.relu}),
     "names is ['a', 'b'], but this file was planned for ['a']": lambda m, x: (([x] * 2,), {"names": ("a", "b")}),
     "dtype is torch.float64, but this file was": lambda m, x: (([x] * 2,), {"dtype": torch.float64}),
 }
@@ -130,10 +130,9 @@ def test_told():
     assert told({"b": 1, "a": torch.ones(2)}) == told({"a": torch.zeros(3), "b": 1})
     assert told({3, 1, 2}) == "{1, 2, 3}"
     assert told(Color.RED) == "Color.RED"
-    assert told(Point(1.0, Point(2.0, torch.ones(1)))) == "Point(x=1.0, inner=Point(x=2.0, inner=tensor))"
-    assert told(torch.nn.Linear(2, 2)) == "Linear"
+    assert told(Point(1.0, Point(2.0, torch.ones(1)))) == "Point(x=1.0, inner=Point(x=2.0, inner=<tensor>))"
     assert told(torch.bfloat16) == "torch.bfloat16"
-    assert told(functools.partial(torch.relu)) == told(functools.partial(torch.relu))
+    assert told([torch.nn.Linear(2, 2), functools.partial(torch.relu), len]) == "[<Linear>, <partial>(), <len>]"
     around = []
     around.append(around)
-    assert told(around) == "[[[[list]]]]"
+    assert told(around) == "[[[[<list>]]]]"
