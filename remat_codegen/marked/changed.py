@@ -57,6 +57,14 @@ def changed_buffers(trace: Trace, record: Record) -> tuple[ChangedBuffer, ...]:
     return tuple(found)
 
 
+def reading_followers(trace: Trace, record: Record) -> frozenset[int]:
+    """The operations that read frozen parameters which forward changes: the next forward pass, which may come before the way
+    back, changes them again, and where it does so through `x.data`, nobody notices."""
+    frozen = {v.id for v in trace.variables if v.origin is Origin.PARAMETER and not v.requires_grad}
+    changed = record.storages_of(frozen) & {s for row in record.operations for s in row.mutated}
+    return frozenset(op.id for op in trace.operations if changed and changed & record.storages_of(op.reads))
+
+
 def past_autograd(trace: Trace, record: Record) -> frozenset[int]:
     """The operations that have to do with what forward makes and changes through `x.data`, in place: neither autograd nor a
     part notices that, so that none of them can be in one."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
-from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd
+from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd, reading_followers
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.given import given_to_calls, given_to_expression
 from remat_codegen.marked.holders import Holders, node_of
@@ -145,8 +145,8 @@ class Found:
 
     @cached_property
     def past_autograd(self) -> frozenset[int]:
-        """The operations that no part can have, since forward changes through `x.data` what they make or read."""
-        return past_autograd(self.trace, self.record)
+        """The operations that no part can have, since forward changes what they make or read, in ways that nobody notices."""
+        return past_autograd(self.trace, self.record) | reading_followers(self.trace, self.record)
 
     def _is_quiet(self, vertex: Vertex) -> bool:
         """Whether all of it is evaluated under no_grad, where no part is one."""

@@ -150,6 +150,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
     if (found := recorded_lines(traced.model.trace)) is not None:
         what = f"{found}, which no file of functions can follow"
         raise UnsupportedError(what, where=target.label, hint="only files with marks can be made")
+    _check_parameters(traced)
     source = own_source(target)
     original = Original(
         target=portable(request.target),
@@ -165,6 +166,20 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
     )
     facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
     return seal(render(original, traced.model, schedule, facts))
+
+
+def _check_parameters(traced: Traced) -> None:
+    """Raises UnsupportedError where functions would not have parameters as forward has them: where it sets other ones, or reads
+    them by a list or dict, of which torch.export does not tell whether that is with gradients."""
+    named, trace = dict(traced.target.module.named_parameters(remove_duplicate=False)), traced.model.trace
+    if (path := next((name for name in trace.assigned if name in named), None)) is not None:
+        what = f"forward sets another parameter {path}, which no file of functions does"
+        hint = "change it in place, self.weight.copy_(...) under torch.no_grad()"
+        raise UnsupportedError(what, where=traced.target.label, hint=hint)
+    if trace.elsewhere:
+        path = trace.elsewhere[0]
+        what = f"forward reads {path} by a list, a dict or a variable of its own, in which a file of functions does not find it"
+        raise UnsupportedError(what, where=traced.target.label, hint=f"read it as self.{path}")
 
 
 def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[int, float]) -> Facts:

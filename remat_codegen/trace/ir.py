@@ -179,6 +179,7 @@ class Trace:
     sizes: tuple[Dynamic, ...] = ()  # those of the inputs that may differ from call to call
     fixed: frozenset[int] = frozenset()  # the variables of those that may not after all, as tracing has used their values
     modules: Modules = Modules()
+    elsewhere: tuple[str, ...] = ()  # the paths of parameters that it reads by a list, a dict or a variable
     # Attributes of modules that forward sets to tensors, and places in dicts and lists that it is given, as it calls them.
     assigned: tuple[str, ...] = ()
     # The variables that modules hold in attributes when it has ended, and whether with their autograd nodes.

@@ -20,6 +20,7 @@ from remat_codegen.torch_seam import (
     detect_fake_mode,
     is_functorch,
     pytree,
+    storage_key,
 )
 from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
@@ -60,6 +61,7 @@ class Reader:
         self.inputs: list[int | None] = []
         self.left: dict[int, bool] = {}  # variables that modules hold when forward has ended: whether with their autograd nodes
         self.constants: list[tuple[int, torch.Tensor]] = []
+        self.elsewhere: dict[str, None] = {}  # parameters that forward reads by a list, a dict or a variable
 
     def read(self) -> Trace:
         graph = self.exported.graph
@@ -79,6 +81,7 @@ class Reader:
             output_spec=self.exported.call_spec.out_spec,
             constants=tuple(self.constants),
             containers=self.containers,
+            elsewhere=tuple(self.elsewhere),
             autocast=self.autocast,
             sizes=tuple(self.sizes),
             fixed=self.symbols.fixed(self._guards(), self.sizes) if self.sizes else frozenset(),
@@ -178,6 +181,9 @@ class Reader:
             return
         path = spec.target or node.name
         constant = self.exported.constants[path] if origin is Origin.CONSTANT else None
+        if constant is not None and (same := self._parameter_of(constant)) is not None:
+            self.elsewhere[same.path], self.of_node[node] = None, Ref(same.id)
+            return
         if id(constant) in self.attributes:  # what the model holds is reached there, like a buffer
             origin, path = Origin.BUFFER, self.attributes[id(constant)]
         elif constant is not None and constant.requires_grad:
@@ -196,6 +202,18 @@ class Reader:
             self.inputs.append(variable)
         if origin is Origin.CONSTANT and constant is not None:
             self.constants.append((variable, constant))
+
+    def _parameter_of(self, constant: torch.Tensor) -> Variable | None:
+        """The parameter that torch.export takes for a constant, as forward reads it by a list, a dict or a variable; None where
+        it is none."""
+        if constant.layout is not torch.strided:
+            return None
+
+        def place(tensor: torch.Tensor) -> tuple[Any, ...]:
+            return storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+        known = (v for v in self.variables if v.origin is Origin.PARAMETER)
+        return next((v for v in known if place(self.parameters[v.path]) == place(constant)), None)
 
     def _variable(
         self, name: str, origin: Origin, path: str, value: torch.Tensor, grad: bool = False, aliases: tuple[str, ...] = ()

@@ -31,7 +31,8 @@ Attributes = dict[str, Any]  # by path, `h.0.calls`; containers are copies
 
 @dataclass
 class Seen:
-    """What forward changed while it was traced: in dicts and lists that it was given, and attributes, as it left them. The
+    """What forward changed while it was traced: in dicts and lists that it was given, and attributes, as it left them. Among
+    the `written` are parameters that it gave modules instead of others. The
     `constant` ones are tensors that it would make again, as no input, parameter or random number is in them.
     `assigned` are the new values of buffers, which the traced forward returns beside its result; `drawn` are the generators
     that a recorded run drew from, but for PyTorch's.
@@ -62,14 +63,17 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
     another where some are None."""
     containers = list[tuple[str, Any, Any]]()
     attributes: Attributes = {}
+    parameters: dict[str, torch.nn.Parameter] = {}
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         containers.extend((name, c, copy.copy(c)) for name, value in named.items() for name, c in _containers(name, value))
         attributes.update(attributes_of(module))
+        parameters.update(module.named_parameters(remove_duplicate=False))
 
     def after(module: torch.nn.Module, args: Any, result: Any) -> Any:
         seen.written.extend(part for name, container, copied in containers for part in _changed(name, container, copied))
+        seen.written += [n for n, p in module.named_parameters(remove_duplicate=False) if parameters.get(n) is not p]
         seen.assigned |= _assigned_buffers(module, attributes)
         now = attributes_of(module)
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
