@@ -346,8 +346,8 @@ def told(thing, deep=4):
         return f"{{{', '.join(sorted(told(t, deep - 1) for t in thing))}}}"
     if isinstance(thing, dict) and deep:
         return f"{{{', '.join(sorted(f'{told(k, deep - 1)}: {told(t, deep - 1)}' for k, t in thing.items()))}}}"
-    if hasattr(type(thing), "__members__"):  # of an Enum
-        return f"{kind}.{thing.name}"
+    if hasattr(type(thing), "__members__") and not isinstance(thing, type):  # of an Enum; a flag of several has no name
+        return f"{kind}.{thing.name or thing.value}"
     if isinstance(own, dict) and deep and not isinstance(thing, (torch.nn.Module, types.ModuleType, types.FunctionType)):
         name = kind if hasattr(type(thing), "__dataclass_fields__") else f"<{kind}>"
         return f"{name}({', '.join(f'{n}={told(t, deep - 1)}' for n, t in own.items())})"

@@ -38,6 +38,7 @@ from remat_codegen.run.traced import Traced, recorded_lines, target_of, trace_ta
 from remat_codegen.runtime import hooks_of, structure
 from remat_codegen.schedule import Schedule
 from remat_codegen.show.results import OtherPlan, Progress, Report, Verification
+from remat_codegen.torch_seam import storage_key
 from remat_codegen.trace import Trace
 from remat_codegen.trace.sizes import Asked, parse_limits
 from remat_codegen.trace.training import deterministic_algorithms
@@ -176,8 +177,10 @@ def _check_parameters(traced: Traced) -> None:
         what = f"forward sets another parameter {path}, which no file of functions does"
         hint = "change it in place, self.weight.copy_(...) under torch.no_grad()"
         raise UnsupportedError(what, where=traced.target.label, hint=hint)
-    if trace.elsewhere:
-        path = trace.elsewhere[0]
+    own = {storage_key(p): path for path, p in named.items()}
+    held = [*trace.elsewhere, *(own[key] for _, t in trace.constants if (key := storage_key(t)) in own)]
+    if held:
+        path = held[0]
         what = f"forward reads {path} by a list, a dict or a variable of its own, in which a file of functions does not find it"
         raise UnsupportedError(what, where=traced.target.label, hint=f"read it as self.{path}")
 

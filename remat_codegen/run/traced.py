@@ -68,7 +68,10 @@ def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced
 
 def _defaults_of(module: torch.nn.Module) -> dict[str, str]:
     """What forward's defaults are."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # what is no Python function may tell nothing
+        return {}
     return {p.name: told(p.default) for p in parameters if p.default is not p.empty}
 
 

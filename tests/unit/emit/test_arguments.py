@@ -124,12 +124,18 @@ class Color(enum.Enum):
     RED = 1
 
 
+class Ways(enum.Flag):
+    UP = 1
+    DOWN = 2
+
+
 def test_told():
     told = runtime.told
     assert told([1, (2.5, "a"), {"b": None}]) == "[1, [2.5, 'a'], {'b': None}]"
     assert told({"b": 1, "a": torch.ones(2)}) == told({"a": torch.zeros(3), "b": 1})
     assert told({3, 1, 2}) == "{1, 2, 3}"
-    assert told(Color.RED) == "Color.RED"
+    assert told(Color.RED) == "Color.RED" and told(Color) == "<Color>"
+    assert told(Ways.UP) == "Ways.UP" and told(Ways.UP | Ways.DOWN) != told(Ways.UP)
     assert told(Point(1.0, Point(2.0, torch.ones(1)))) == "Point(x=1.0, inner=Point(x=2.0, inner=<tensor>))"
     assert told(torch.bfloat16) == "torch.bfloat16"
     assert told([torch.nn.Linear(2, 2), functools.partial(torch.relu), len]) == "[<Linear>, <partial>(), <len>]"

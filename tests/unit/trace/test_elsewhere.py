@@ -37,6 +37,18 @@ class Renewed(Listed):
         for layer in self.layers:
             x = torch.sigmoid(F.gelu(layer(x)))
         return x.sum()
+
+
+class Viewed(Listed):
+    def __init__(self):
+        super().__init__()
+        half = self.scale.detach()[:32]
+        self.half = lambda: half
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.sigmoid(F.gelu(layer(x)) * self.half().sum())
+        return (x * self.scale).sum()
 """
 
 
@@ -54,6 +66,7 @@ def test_a_parameter_in_a_list_gets_gradients_and_takes_what_these_need(tmp_path
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("Viewed", "forward reads scale by a list, a dict or a variable"),
         ("Listed", "forward reads scale by a list, a dict or a variable"),
         ("Renewed", "forward sets another parameter layers.0.bias"),
     ],
