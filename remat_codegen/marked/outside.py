@@ -38,6 +38,7 @@ LOOKS, SIZES = frozenset("shape dtype device ndim".split()), frozenset("size dim
 LIKE = frozenset(
     "to type_as view_as expand_as reshape_as zeros_like ones_like empty_like full_like rand_like randn_like".split()
 )
+COUNTING = (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub)  # `i + 1` of a number
 SOMETIMES = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)  # what is in there may run never, or often
 
 
@@ -71,7 +72,8 @@ class _Reading:
         taken_from = node.value
         if not is_dotted(taken_from) or ast.unparse(taken_from) not in self.held:
             return False
-        return all(isinstance(n, (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)) for n in ast.walk(node.slice))
+        number = [n for n in ast.walk(node.slice) if not isinstance(n, ast.expr_context)]
+        return all(isinstance(n, COUNTING) and not (isinstance(n, ast.BinOp) and span_of(n) in self.made) for n in number)
 
 
 def outside_of(

@@ -136,3 +136,41 @@ def test_a_number_is_not_changed_in_place():
     spans = {v.text.span[0] for c in found_in(traced).candidates.all for v in c.vertices if v.text is not None}
     source = traced.target.source.split("\n")
     assert spans and not any("+=" in source[line - 1] for line in spans)
+
+
+class TopDown(nn.Module):
+    """Takes levels out of lists by what is counted, while other entries are set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(4, 4, 3, 2, 1) for _ in range(3))
+        self.over = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+    def weigh(self, levels: list[torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(levels[0] * 0.5 + levels[1].sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        levels = [x]
+        for conv in self.down:
+            levels.append(conv(levels[-1]))
+        found: list[torch.Tensor] = [*levels]
+        i = len(levels) - 2
+        while i >= 0:
+            up = F.interpolate(found[i + 1].sigmoid(), size=levels[i].shape[-2:], mode="nearest")
+            found[i] = torch.sigmoid(self.over[i](self.weigh([levels[i], up]))) * found[i + 1].mean()
+            i -= 1
+        return found[0].exp().sum()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_entries_at_numbers_that_are_counted_are_handed_in(seed, tmp_path):
+    torch.manual_seed(0)
+    one = traced_module(TopDown().train(), (torch.randn(2, 4, 16, 16),), {}, Path(__file__))
+    found = found_in(one)
+    rows = random_rows(found, random.Random(seed), 0.8)
+    text = text_of(one, found, rows)
+    result = trained(one, text, tmp_path)
+    assert result.identical, result.differences
+    spans = {v.text.span for c in found.candidates.all for v in c.vertices if v.text is not None}
+    lines = Path(__file__).read_text().split("\n")
+    assert any(lines[line - 1][column:].startswith("F.interpolate(found[i + 1]") for line, column, *_ in spans)
