@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from remat_codegen.marked.changed import MOVING
-from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, parameters_of, pytree, storage_key
+from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, parameters_of, pytree, storage_key, version
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
@@ -156,7 +156,7 @@ def _attributes_noted() -> Iterator[list[tuple[torch.nn.Module, str]]]:
 
 def _versions_of_frozen(model: torch.nn.Module) -> dict[int, int]:
     """The version of each parameter that is not trained, by its id."""
-    return {id(p): p._version for p in model.parameters() if not p.requires_grad}
+    return {id(p): version(p) for p in model.parameters() if not p.requires_grad}
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def _others_for(model: torch.nn.Module, before: dict[int, int]) -> Iterator[None
     """In here, frozen parameters that have changed since, as those of a teacher that follows a student, are others: parts
     refuse to run again where a second forward has changed what they may read. In training it comes after the first way back."""
     held = [parameters_of(m) for m in model.modules()]
-    moved = [(d, n, p) for d in held for n, p in d.items() if p is not None and before.get(id(p), p._version) != p._version]
+    moved = [(d, n, p) for d in held for n, p in d.items() if p is not None and before.get(id(p), version(p)) != version(p)]
     others = {id(p): _copied(p) for _, _, p in moved}
     try:
         for parameters, name, parameter in moved:

@@ -181,11 +181,11 @@ class Reader:
             return
         path = spec.target or node.name
         constant = self.exported.constants[path] if origin is Origin.CONSTANT else None
-        if constant is not None and (same := self._parameter_of(constant)) is not None:
-            self.elsewhere[same.path], self.of_node[node] = None, Ref(same.id)
-            return
         if id(constant) in self.attributes:  # what the model holds is reached there, like a buffer
             origin, path = Origin.BUFFER, self.attributes[id(constant)]
+        elif constant is not None and (same := self._parameter_of(constant)) is not None:
+            self.elsewhere[same.path], self.of_node[node] = None, Ref(same.id)
+            return
         elif constant is not None and constant.requires_grad:
             hint = "make it a parameter of the model"
             raise UnsupportedError("a tensor that is not the model's own requires a gradient", hint=hint)

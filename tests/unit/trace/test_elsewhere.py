@@ -39,6 +39,17 @@ class Renewed(Listed):
         return x.sum()
 
 
+class Detached(Listed):
+    def __init__(self):
+        super().__init__()
+        self.own, self.others = self.scale.detach(), [self.layers[0].bias.detach()]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.sigmoid(F.gelu(layer(x)) * self.own + self.others[0])
+        return (x * self.scale).sum()
+
+
 class Viewed(Listed):
     def __init__(self):
         super().__init__()
@@ -75,6 +86,12 @@ def test_files_of_functions_are_refused(name, said, tmp_path):
     with pytest.raises(UnsupportedError, match=said):
         pipeline.generate(request(tmp_path, name, 1), Progress(None))
     assert not (tmp_path / "out.py").exists()
+
+
+def test_what_is_held_without_gradients_is_reached_where_it_is_held(tmp_path):
+    pipeline.generate(asked := request(tmp_path, "Detached", 1), Progress(None))
+    assert "m.own" in (text := (tmp_path / "out.py").read_text()) and "m.others[0]" in text
+    assert pipeline.verify(tmp_path / "out.py", asked.target, steps=3, inputs=asked.inputs, progress=Progress(None)).ok
 
 
 class Held(torch.nn.Linear):
