@@ -169,12 +169,16 @@ def _method(function: Function, kind: type, own: str, home: str) -> Owner | None
     if method is None or first_line(method) != function.line:
         return None
     if owner.__module__ == home and function.file == own and not _is_importable(owner, own, own):
-        marked = any(isinstance(n, ast.Name) and n.id == "parts" for n in ast.walk(method))  # by somebody else, already
-        copied = _can_be_copied(method) and _has_constant_defaults(method, inner) and not marked
+        copied = _can_be_copied(method) and _has_constant_defaults(method, inner) and not _asks_for_parts(method)
         return Owner("", place, name) if copied else None
     if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
     return Owner(owner.__module__, place, name)
+
+
+def _asks_for_parts(method: ast.FunctionDef) -> bool:
+    """Whether a method has marks already, `parts(self)`, by somebody else."""
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "parts" for n in ast.walk(method))
 
 
 def _home_of(kind: type, own: str) -> str:

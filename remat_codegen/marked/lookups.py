@@ -117,9 +117,12 @@ class Lookups:
         """What the expression says that a frame is at."""
         syntax = syntax_of(self.read(caller.function.file))
         node = None if syntax is None else syntax.find(caller.span)
-        if syntax is None or not isinstance(node, ast.Call):  # an attribute is a property, which classes have
+        if syntax is not None and isinstance(node, (ast.Tuple, ast.List)):  # map calls it as its items are asked for
+            function, given = None, [_listed(syntax, node)]
+        elif syntax is None or not isinstance(node, ast.Call):  # an attribute is a property, which classes have
             return Way.OTHER if isinstance(node, ast.Attribute) else Way.UNKNOWN
-        function, given = node.func, [*node.args, *(k.value for k in node.keywords)]
+        else:
+            function, given = node.func, [*node.args, *(k.value for k in node.keywords)]
         if isinstance(function, ast.Attribute) and function.attr == name:
             return self._owner(syntax, function.value, caller, path)
         bound = list(_bound(syntax, node, function.id)) if isinstance(function, ast.Name) else []
@@ -163,6 +166,12 @@ def _decorators(function: Any) -> set[Function]:
 
 def _attributes(nodes: Sequence[ast.AST], name: str) -> Iterator[ast.Attribute]:
     return (n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr == name)
+
+
+def _listed(syntax: Syntax, node: ast.Tuple | ast.List) -> ast.expr:
+    """Whose items a list takes, `[*map(self.widened, xs)]`, or that are assigned to several names, `k, v = map(...)`."""
+    statement = syntax.parents[node]
+    return statement.value if isinstance(statement, ast.Assign) and node in statement.targets else node
 
 
 def _way_to(node: ast.expr) -> tuple[list[str | None], ast.expr]:

@@ -117,7 +117,11 @@ class Model(Base):
         x = picked(self.child).of_call(x)
         x = self.decorated(x)
         x = self.twice(x)
-        return Model.twice(self, x)
+        x, y = map(functools.partial(self.mapped), (x, x))
+        x = torch.stack([*map(self.spread, (x, y))]).sum(0)
+        items = map(self.later, (x, y))
+        x, y = items
+        return Model.twice(self, x + y)
 
     def plain(self, x):
         return x + 1
@@ -149,6 +153,15 @@ class Model(Base):
 
     def inside(self, x):
         return x + 9
+
+    def mapped(self, x):
+        return x + 13
+
+    def spread(self, x):
+        return x + 14
+
+    def later(self, x):
+        return x + 15
 
     @around
     def decorated(self, x):
@@ -191,6 +204,9 @@ def function(name):
         pytest.param("Child.in_loop", "layers.1", {Way.MODULE}, id="on what a loop goes through it is"),
         pytest.param("Child.of_name", "child", {Way.MODULE}, id="on a name for an attribute of self it is"),
         pytest.param("Child.of_call", "child", {Way.UNKNOWN}, id="on what a call returns, nobody knows"),
+        pytest.param("Model.mapped", "", {Way.MODULE}, id="given to map, whose items several names take, it is"),
+        pytest.param("Model.spread", "", {Way.MODULE}, id="given to map, whose items a list takes, it is"),
+        pytest.param("Model.later", "", {Way.UNKNOWN}, id="given to map elsewhere, nobody knows"),
         pytest.param("Model.decorated", "", {Way.MODULE}, id="a decorator around it does not matter"),
         pytest.param("Model.twice", "", {Way.MODULE, Way.OTHER}, id="one that is found in two ways has both"),
     ],
