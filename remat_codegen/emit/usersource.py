@@ -12,6 +12,7 @@ import ast
 import builtins
 import contextlib
 import io
+import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from remat_codegen.emit.statements import Names, Statement, bound_in, import_lin
 from remat_codegen.emit.userfile import File
 
 RECURSION = 20_000
+_F_STRING = re.compile("(f|rf|fr)['\"]", re.IGNORECASE)
+_BRACES = re.compile(r"\{+")  # two are one in the text
 
 # What generated code calls what; a user's file in which one of these means something else is not carried over.
 OURS = {
@@ -132,13 +135,46 @@ def rename_names(code: str, names: Mapping[str, str]) -> str:
     within = accumulate((t.string in "([{") - (t.string in ")]}") if t.type == tokenize.OP else 0 for t in tokens)
     rows = zip([None, *tokens], tokens, [*tokens[1:], None], within, strict=False)
     for before, token, after, brackets in reversed(list(rows)):
-        if token.type != tokenize.NAME or token.string not in names or (before is not None and before.string == "."):
+        if token.type == tokenize.STRING:
+            new = _renamed_in_fields(token.string, names)
+        elif token.type != tokenize.NAME or token.string not in names or (before is not None and before.string == "."):
             continue
-        if brackets and after is not None and after.string == "=" and before is not None and before.string in ("(", ","):
+        elif brackets and after is not None and after.string == "=" and before is not None and before.string in ("(", ","):
             continue
-        (row, column), (_, end) = token.start, token.end
-        lines[row - 1] = lines[row - 1][:column] + names[token.string] + lines[row - 1][end:]
+        else:
+            new = names[token.string]
+        (row, column), (last, end) = token.start, token.end
+        lines[row - 1 : last] = [lines[row - 1][:column] + new + lines[last - 1][end:]]
     return "\n".join(lines)
+
+
+def _renamed_in_fields(literal: str, names: Mapping[str, str]) -> str:
+    """A literal with names replaced in the fields of an f-string, which is one token before Python 3.12."""
+    if not _F_STRING.match(literal):
+        return literal
+    found, ahead = "", literal
+    while (braces := _BRACES.search(ahead)) is not None:
+        begin, is_field = braces.end(), len(braces.group()) % 2
+        end = _end_of_expression(ahead, begin) if is_field else begin
+        found += ahead[:begin] + rename_names(f"({ahead[begin:end]})", names)[1:-1]
+        ahead = ahead[end:]
+    return found + ahead
+
+
+def _end_of_expression(text: str, begin: int) -> int:
+    """Where the expression of an f-string's field ends that begins there: at its conversion, its format, or its brace."""
+    depth, quoted = 0, ""
+    for place in range(begin, len(text)):
+        character = text[place]
+        if quoted:
+            quoted = "" if character == quoted else quoted
+        elif character in "\"'":
+            quoted = character
+        elif not depth and (character in ":}" or (character == "!" and text[place + 1] != "=")):
+            return place
+        else:
+            depth += (character in "([{") - (character in ")]}")
+    return len(text)
 
 
 Chosen = tuple[cst.Module, Statement, list[Statement], frozenset[str], tuple[int, ...]]

@@ -454,6 +454,10 @@ def test_a_decorated_or_inherited_forward_has_no_parameter_list():
         ("Stepping + MyStep", "Stepping + MyStep"),
         ("One, Step = 1, Step\n", "One, Step_ = 1, Step_\n"),
         ("f(one, [Step], Step=Step)[Step]", "f(one, [Step_], Step=Step_)[Step_]"),
+        ("f'Step {Step} {{Step}} {x.Step!r}'", "f'Step {Step_} {{Step}} {x.Step!r}'"),
+        ("rf'{{{Step!r}}}' 'Step {Step}'", "rf'{{{Step_!r}}}' 'Step {Step}'"),
+        ("f'{f(Step != 1, {1: Step}):>{Step}.3f}' + Step", "f'{f(Step_ != 1, {1: Step_}):>{Step_}.3f}' + Step_"),
+        ('f"""\n{Step["Step"]}\n{Step}\n""", Step', 'f"""\n{Step_["Step"]}\n{Step_}\n""", Step_'),
     ],
 )
 def test_names_are_renamed_and_nothing_else(before, after):
