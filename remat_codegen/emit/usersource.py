@@ -135,14 +135,14 @@ def rename_names(code: str, names: Mapping[str, str]) -> str:
     within = accumulate((t.string in "([{") - (t.string in ")]}") if t.type == tokenize.OP else 0 for t in tokens)
     rows = zip([None, *tokens], tokens, [*tokens[1:], None], within, strict=False)
     for before, token, after, brackets in reversed(list(rows)):
+        is_attribute = before is not None and before.string == "."
+        named = before is not None and before.string in ("(", ",") and after is not None and after.string == "="
         if token.type == tokenize.STRING:
             new = _renamed_in_fields(token.string, names)
-        elif token.type != tokenize.NAME or token.string not in names or (before is not None and before.string == "."):
-            continue
-        elif brackets and after is not None and after.string == "=" and before is not None and before.string in ("(", ","):
-            continue
+        elif token.type == tokenize.NAME and not (is_attribute or (brackets and named)):
+            new = names.get(token.string, token.string)
         else:
-            new = names[token.string]
+            continue
         (row, column), (last, end) = token.start, token.end
         lines[row - 1 : last] = [lines[row - 1][:column] + new + lines[last - 1][end:]]
     return "\n".join(lines)

@@ -163,6 +163,19 @@ def test_any_table_is_exact_and_within_what_the_simulator_says(home, tmp_path, s
     assert compared.measured_peak_bytes <= planned_peak(traced, found, rows) + 4096 + 5056 * (len(rows) + 1)
 
 
+def test_models_may_call_things_as_helpers_do(tmp_path, monkeypatch):
+    listed = "parts = []\n        parts.append(x)\n        return parts[0] + self.down("
+    source = SOURCE.replace("return x + self.down(", listed)
+    path = tmp_path / "home_of_parts.py"
+    path.write_text(source)
+    known_times(monkeypatch, **SLOW)
+    marked.generate(Request(f"{path}:Net", "50%", tmp_path / "out.py", edition=2), Progress(None))
+    text = (tmp_path / "out.py").read_text()
+    assert "def forward(self, x, scale=1.0):\n        kept = remat_parts(self)" in text
+    net = loaded(path).Net().train()
+    assert same(net, load(text, tmp_path).rematerialize(copy.deepcopy(net)))
+
+
 def test_a_file_is_verified_read_and_up_to_date(home, output, monkeypatch):
     monkeypatch.chdir(home.parent)
     result = CliRunner().invoke(cli, ["verify", str(output), f"{home}:Net"])
