@@ -26,6 +26,7 @@ from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import span_of, syntax_of
 from remat_codegen.trace.places import Function, Span
 
+MOST_WAYS = 4  # to mark an expression, of which each is a candidate
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
@@ -64,7 +65,7 @@ class Found:
         covering = [self._covering(found) for found in innermost]
         alone = [tuple(self._without_others(v, self.working[n]) for v in vertices) for n, vertices in enumerate(covering)]
         apart = [tuple(self._without_others(v, operations) for v, operations in found) for found in innermost]
-        found = map(self.candidate, (*covering, *self._in_one_way(alone), *self._in_one_way(apart)))
+        found = map(self.candidate, (*covering, *self._in_other_ways([*alone, *apart])))
         return tuple(c for c in found if c is not None)
 
     def is_module(self, vertex: Vertex) -> bool:
@@ -323,29 +324,24 @@ class Found:
             return False
         return first.span[:2] <= second.span[:2] and second.span[2:] <= first.span[2:]
 
-    def _in_one_way(self, found: Sequence[tuple[Vertex, ...]]) -> list[tuple[Vertex, ...]]:
-        """The same, each expression marked in the way of the evaluation that has most handed in: in others some of that may
-        make no operation, as a shortcut that gives its input."""
-        ways: dict[tuple[Function, Span], list[tuple[Span, ...]]] = {}
+    def _in_other_ways(self, found: Sequence[tuple[Vertex, ...]]) -> list[tuple[Vertex, ...]]:
+        """The same, each expression also marked in the ways of other evaluations, those first that have most handed in: in some
+        of them that may make no operation, as a shortcut that gives its input."""
+        ways: dict[tuple[Function, Span], Counter[tuple[Span, ...]]] = {}
         for vertex in (v for vertices in found for v in vertices if v.text is not None):
             assert vertex.text is not None
-            ways.setdefault((vertex.text.function, vertex.text.span), []).append(vertex.outside)
-        return [tuple(self._widened(v, ways) for v in vertices) for vertices in found]
+            ways.setdefault((vertex.text.function, vertex.text.span), Counter())[vertex.outside] += 1
+        several = ([self._otherwise(v, ways) for v in vertices] for vertices in found)
+        return [tuple(s[min(n, len(s) - 1)] for s in same) for same in several for n in range(max(map(len, same), default=0))]
 
-    def _widened(self, vertex: Vertex, ways: Mapping[tuple[Function, Span], Sequence[tuple[Span, ...]]]) -> Vertex:
+    def _otherwise(self, vertex: Vertex, ways: Mapping[tuple[Function, Span], Counter[tuple[Span, ...]]]) -> list[Vertex]:
+        """A vertex in the ways in which its expression is marked, among those by which it makes the same."""
         if vertex.text is None:
-            return vertex
-        inside = {v.text.span for v in self._texts_in(vertex) if v.text is not None}
-        own = set(vertex.outside)
-        fitting = [w for w in ways[vertex.text.function, vertex.text.span] if own <= set(w) and not (set(w) - own) & inside]
-        return replace(vertex, outside=max(fitting, key=len))
-
-    def _texts_in(self, vertex: Vertex) -> Iterator[Vertex]:
-        """The expressions of its own text that are evaluated in a vertex."""
-        for child in self.tree.children(vertex):
-            if self._is_around(vertex, child):
-                yield child
-            yield from self._texts_in(child)
+            return [vertex]
+        counted = ways[vertex.text.function, vertex.text.span]
+        own = self._operations(vertex)
+        alike = (replace(vertex, outside=way) for way in sorted(counted, key=lambda w: (-len(w), -counted[w])))
+        return [v for v in alike if v.outside == vertex.outside or self._operations(v) == own][:MOST_WAYS]
 
     def _operations(self, vertex: Vertex) -> set[int]:
         """What a vertex makes, less what is handed in."""
