@@ -59,12 +59,14 @@ ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
 OBJECTS = True  # its variables hold objects of classes of its own with tensors in them
 DECORATED = True  # some of the functions in other files are decorated there
+GIVEN = True  # some are called by what methods are given, or by the name of a module: with_marks(F.normalize)(x)
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
 
 CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
 RUNNING = contextvars.ContextVar("the training step that runs", default=None)
 TABLES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of the models that were used, by plan
 WRITTEN: dict = {}  # by module and name of a class of another file: the one here that has methods of it, with marks
+WITH_MARKS: dict = {}  # by function of another file, once it was compared: the one here
 TEXTS: dict = {}  # by module: digests of what stands in its file, each with its first line
 MADE_FROM: dict = {}  # by module ("": the model's): what methods with marks need of it, and digests of that text
 DEFAULTS: dict = {}  # arguments of training steps, for those that are not given
@@ -121,6 +123,19 @@ def _parts(module):
     if FUNCTIONS and step is not None and module is None:
         return step.call(step.table.marks.get(step.called))
     return PLAIN if step is None else step.call(step.table.marks.get(id(module)))
+
+
+def with_marks(function):
+    """The function of this file that is this one of a library, with marks; else the one itself."""
+    key = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if torch.compiler.is_compiling() or not isinstance(ours := WRITTEN.get(key), types.FunctionType):
+        return function
+    if function not in WITH_MARKS:
+        there = vars(sys.modules[key[0]])
+        _check(_is_made_from(function, key[1], there, ours) and _stands(function, key[0]), *key)
+        _check_names(function, ours)
+        WITH_MARKS[function] = ours
+    return WITH_MARKS[function]
 
 
 def training_step(forward, plan):
@@ -484,14 +499,15 @@ def _at_home(code, names):
     ours = {}
     if FUNCTIONS:
         ours = {name: f for (module, name), f in WRITTEN.items() if not module and isinstance(f, types.FunctionType)}
-    called = {name: f"_{name} {id(parts):x}" for name in (parts.__name__, *ours)}  # which no code can mean
+    helpers = {f.__name__: f for f in ((parts, with_marks) if GIVEN else (parts,))}
+    called = {name: f"_{name} {id(parts):x}" for name in (*helpers, *ours)}  # which no code can mean
     for name, copied in ours.items():
         there = names.get(name)
         _check(_is_made_from(there, name, names, copied) and _stands(there, ""), names["__name__"], name)
         made = types.FunctionType(_renamed(copied.__code__, called), names, name, copied.__defaults__)
         made.__kwdefaults__ = copied.__kwdefaults__
         names[called[name]] = made
-    names[called[parts.__name__]] = parts
+    names.update({called[name]: helper for name, helper in helpers.items()})
     return _renamed(code, called)
 
 

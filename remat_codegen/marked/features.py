@@ -45,6 +45,7 @@ class Features:
     shares: bool = True
     objects: bool = True
     decorated: bool = False
+    given: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""
@@ -89,7 +90,8 @@ def settled(code: cst.Module, features: Features) -> cst.Module:
     kept = [s for s in code.body if not _assigns(s, features.constants())]
     settled = code.with_changes(body=kept).visit(_Settled(features.constants()))
     assert isinstance(settled, cst.Module)
-    return _reachable(settled, ROOTS | ({"as_there"} if features.decorated else set()))
+    called = {"as_there"} if features.decorated else set[str]()
+    return _reachable(settled, ROOTS | called | ({"with_marks"} if features.given else set()))
 
 
 def _assigns(statement: cst.CSTNode, names: Iterable[str]) -> bool:

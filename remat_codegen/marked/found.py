@@ -17,10 +17,10 @@ from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_au
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.given import given_to_calls, given_to_expression
 from remat_codegen.marked.holders import Holders, node_of
-from remat_codegen.marked.library import Library, Owner, first_line, method_in, text_of
-from remat_codegen.marked.lookups import Lookups
+from remat_codegen.marked.library import Library, Owner, at_top, first_line, is_only_called, method_in, text_of
+from remat_codegen.marked.lookups import Caller, Lookups
 from remat_codegen.marked.markable import IN_PLACE
-from remat_codegen.marked.marking import Mark, refusal_of
+from remat_codegen.marked.marking import GIVEN, Mark, refusal_of
 from remat_codegen.marked.origins import callers
 from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import span_of, syntax_of
@@ -45,6 +45,7 @@ class Found:
         self.numbers, self.times = self._counted()
         self.refused: dict[Hashable, bool] = {}
         self.by_name: dict[Function, tuple[Owner, ...] | None] = {}
+        self.given: dict[Function, frozenset[Caller]] = {}
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
@@ -53,9 +54,19 @@ class Found:
 
     @cached_property
     def ways(self) -> tuple[Candidate[Vertex], ...]:
-        """The same, with all ways to mark the same nodes."""
+        """The same, with all ways to mark the same nodes; in functions that have to be given only where there is no other."""
         single = (self.candidate((self._handed(v),)) for v in self.tree.vertices)
-        return tuple(c for c in (*single, *self.several) if c is not None)
+        found = [(c, self._given_within(c)) for c in (*single, *self.several) if c is not None]
+        least: dict[tuple[int, int], int] = {}
+        for candidate, given in found:
+            least[candidate.first, candidate.last] = min(given, least.get((candidate.first, candidate.last), given))
+        return tuple(c for c, given in found if given == least[c.first, c.last])
+
+    def _given_within(self, candidate: Candidate[Vertex]) -> int:
+        """How many functions have to be given for its expressions to be met: not called by their names in their own files."""
+        texts = (v.text for v in candidate.vertices if v.text is not None and not self.is_module(v))
+        giving = (c for text in texts if text.function.is_at_top for c in self.giving(text.function))
+        return len({(c.function.file, c.given) for c in giving})
 
     @cached_property
     def several(self) -> tuple[Candidate[Vertex], ...]:
@@ -278,16 +289,45 @@ class Found:
 
     def _with_callers(self, function: Function) -> tuple[Owner, ...] | None:
         assert self.library is not None
-        carried, modules = function.file in self.library.carried, self.library.modules
-        calling = None if self.lookups is None else self.lookups.all_callers(function, not carried)
-        if calling is None:
+        calling = self._calling(function)
+        found = [c for c in calling or () if c.function.file not in self.library.carried]
+        owners = [self.library.owner_by_kind(c.function, type(self.library.modules.get(c.path or ""))) for c in found]
+        if calling is None or None in owners or not self._are_carried([c for c in calling if c not in found]):
             return None
-        if carried:
-            known = all(self._is_carried(f) and self._is_known_to_call(f, function) for f, _ in calling)
-            return () if known else None
-        found = [self.library.owner_by_kind(f, type(modules.get(path or ""))) for f, path in calling]
-        owners = tuple(sorted((o for o in found if o is not None), key=lambda o: (o.module, o.kind, o.method)))
-        return owners if len(owners) == len(found) else None
+        away = [c.function for c, o in zip(found, owners, strict=True) if o is not None and o.module]
+        if not self._may_be_given(calling, away):
+            return None
+        return tuple(sorted((o for o in owners if o is not None), key=lambda o: (o.module, o.kind, o.method)))
+
+    def _calling(self, function: Function) -> frozenset[Caller] | None:
+        """A function and what calls it, as far as that is to be known."""
+        assert self.library is not None
+        carried = function.file in self.library.carried
+        return None if self.lookups is None else self.lookups.all_callers(function, not carried)
+
+    def _are_carried(self, calling: Sequence[Caller]) -> bool:
+        """Whether these, of carried files, are in the file, and their text tells which methods call such functions."""
+        functions = [c.function for c in calling if c.function.is_at_top]
+        known = (c.given or any(self._is_known_to_call(c.function, f) for f in functions) for c in calling)
+        return all(self._is_carried(c.function) for c in calling) and all(known)
+
+    def _may_be_given(self, calling: Iterable[Caller], away: Sequence[Function]) -> bool:
+        """Whether a file can say `with_marks(F.normalize)(x)` wherever something of these is called that is given: that is a
+        function of a file `away` from the model's, as it stands there, and nobody has that word."""
+        assert self.lookups is not None
+        functions = {c.function for c in calling if c.function.is_at_top}
+        given = {f for f in functions if any(c is None or c.given for c in self.lookups.callers.get(f, ()))}
+        if not given.issubset(away) or any(hasattr(at_top(f), "__wrapped__") for f in given):
+            return False
+        known = all(c.function.file in self.sources for c in calling if c.given)
+        return not given or (known and not any(GIVEN in source for source in self.sources.values()))
+
+    def giving(self, function: Function) -> frozenset[Caller]:
+        """What calls a function with marks, or what calls that, by an expression which has to give the one of the file."""
+        if function not in self.given:
+            calling = (self._calling(function) if self.library is not None else None) or ()
+            self.given[function] = frozenset(c for c in calling if c.given is not None)
+        return self.given[function]
 
     def _is_known_to_call(self, caller: Function, function: Function) -> bool:
         """Whether the text of a carried file tells that a function, or a method, may call another one: helpers go by that."""
@@ -304,7 +344,14 @@ class Found:
     @cached_property
     def lookups(self) -> Lookups | None:
         """How the model's methods are found while it runs."""
-        return None if self.library is None else Lookups(self.trace, self.library.modules, text_of)
+        if self.library is None:
+            return None
+        return Lookups(self.trace, self.library.modules, text_of, self._may_be_meant_by_name)
+
+    def _may_be_meant_by_name(self, function: Function) -> bool:
+        """Whether a file's own one of a function may have its name, for all that names it."""
+        carried = self.library is not None and function.file in self.library.carried
+        return carried or is_only_called(function.file, function.name)
 
     def owner_of(self, text: Text) -> Owner | None:
         """The class of a library that an expression stands in."""

@@ -115,7 +115,7 @@ def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None
     same = (code.co_filename, code.co_qualname, code.co_firstlineno) == (function.file, function.name, function.line)
     if not same or inner.__globals__ is not vars(module) or text is None or first_line(text) != function.line:
         return None
-    if not _has_constant_defaults(text, inner) or not _is_only_called(function.file, function.name):
+    if not _has_constant_defaults(text, inner):
         return None
     if module.__name__ == home and function.file == own and not _is_found_by_name(module, own, own):
         return Owner("", "", function.name) if _can_be_copied(text) and _is_its_name(own, function.name) else None
@@ -254,9 +254,10 @@ def _can_be_copied(method: ast.FunctionDef) -> bool:
     return not names & WITHIN and not any(map(_is_private, names))
 
 
-def _is_only_called(file: str, name: str) -> bool:
-    """Whether functions of a file do no more than call one at its top. Its copy is another thing, in a dictionary for instance,
-    and has no attributes."""
+@lru_cache(maxsize=4096)
+def is_only_called(file: str, name: str) -> bool:
+    """Whether functions of a file do no more than call one at its top, so that its name can mean a copy there: that is another
+    thing, in a dictionary for instance, and has no attributes."""
     syntax = syntax_of(text_of(file))
     named = [n for n in (syntax.parents if syntax is not None else ()) if isinstance(n, ast.Name) and n.id == name]
     return syntax is not None and all(_is_called(syntax, n) for n in named)
@@ -370,17 +371,21 @@ def written(owners: Iterable[Owner], texts: Mapping[str, str], taken: Mapping[st
             functions.append((owner.module, owner.method))
     words = {word for text in texts.values() for word in re.findall(r"\w+", text)}
     names = _Names(taken, words, sorted(functions))
-    alone = [_function(*key, texts[key[0]], names) for key in names.functions]
+    alone = [_function(*key, texts[key[0]], names) for key in sorted(functions)]
     return (*alone, *(_class(*key, methods, texts[key[0]], names) for key, methods in sorted(by_kind.items())))
 
 
 class _Names:
     """The names of a file at its top, each with what it means: (a module, "") or (a module, a name in it); None for what is
-    defined there. `functions` are those of the latter that are of a module, by its name and theirs there."""
+    defined there. `functions` are those of the latter that are of a module, by its name and theirs there; `called` are those of
+    them that the name means wherever it stands."""
 
-    def __init__(self, taken: Mapping[str, Meaning], words: Iterable[str], functions: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, taken: Mapping[str, Meaning], words: Iterable[str], functions: Sequence[tuple[str, str]] = ()) -> None:
         self.meant, self.words = dict.fromkeys(dir(builtins)) | dict(taken), frozenset(words)
-        self.functions = {(module, name): self.new(name, None) for module, name in functions}
+        files = {module: (sys.modules[module].__file__ or "") if module else "" for module, _ in functions}
+        only = {(module, name): not module or is_only_called(files[module], name) for module, name in functions}
+        self.functions = {key: self.new(key[1] if called else f"marked_{key[1]}", None) for key, called in only.items()}
+        self.called = {key: name for key, name in self.functions.items() if only[key]}
         self.there = {*self.functions.values(), *(name for name, meaning in taken.items() if meaning is not None)}
 
     def new(self, name: str, meaning: Meaning) -> str:
@@ -391,8 +396,8 @@ class _Names:
 
     def of(self, module: str, name: str = "") -> str:
         """What to call a module, or what it calls `name`."""
-        if (module, name) in self.functions:
-            return self.functions[module, name]
+        if (module, name) in self.called:
+            return self.called[module, name]
         value = getattr(sys.modules[module], name) if name else sys.modules[module]
         if _is_module(value):
             meaning = value.__name__, ""

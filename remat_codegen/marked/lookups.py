@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 
 from remat_codegen.marked.library import at_top
-from remat_codegen.marked.syntax import COMPREHENSIONS, FUNCTIONS, Syntax, syntax_of
+from remat_codegen.marked.syntax import COMPREHENSIONS, FUNCTIONS, Syntax, is_dotted, span_of, syntax_of
 from remat_codegen.trace.ir import Trace
-from remat_codegen.trace.places import Call, Function
+from remat_codegen.trace.places import Call, Function, Span
 
 Method = tuple[str, str, str]  # the file, the name in it, and the path of the module
-Caller = tuple[Function, str | None]  # a method with the path of its module, or a function
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What calls a function at the top of a file: a method of the module at `path`, or another such function. `given` is where
+    it says what it calls, if that is no name of a function in its own file: `F.normalize`, or a variable."""
+
+    function: Function
+    path: str | None = None
+    given: Span | None = None
 
 
 class Way(Enum):
@@ -40,10 +50,17 @@ class _Bound(Enum):
 
 
 class Lookups:
-    """How the methods of modules were found in a traced forward pass."""
+    """How the methods of modules were found in a traced forward pass. `by_name` knows whether the name of a function may mean
+    another one in its file."""
 
-    def __init__(self, trace: Trace, modules: Mapping[str, torch.nn.Module], read: Callable[[str], str]) -> None:
-        self.modules, self.read = modules, read
+    def __init__(
+        self,
+        trace: Trace,
+        modules: Mapping[str, torch.nn.Module],
+        read: Callable[[str], str],
+        by_name: Callable[[Function], bool] = lambda function: True,
+    ) -> None:
+        self.modules, self.read, self.by_name = modules, read, by_name
         self.found: dict[Method, set[Way]] = {}
         self.callers: dict[Function, set[Caller | None]] = {}
         frames: set[int] = set()
@@ -64,38 +81,36 @@ class Lookups:
         return Way.OTHER not in ways and not (sure and Way.UNKNOWN in ways)
 
     def all_callers(self, function: Function, sure: bool) -> frozenset[Caller] | None:
-        """The functions at the top of a file by which modules' methods call this one, itself among them, and these methods;
-        None where a call is not made by its name, `attention(q, k, v)`, or not by the module whose call is going on; `sure` as
-        for `is_met`."""
-        found: list[Caller] = [(function, None)]
-        for inner, _ in found:  # which grows
-            for caller in self.callers.get(inner, ()):
-                if caller is None or (caller[1] is not None and not self.is_met(caller[0], caller[1], sure)):
+        """The functions at the top of files by which modules' methods call this one, itself among them, and these methods; None
+        where it is no expression that calls one, `attention(q, k, v)`, or not the module whose call is going on; `sure` as for
+        `is_met`."""
+        found = [Caller(function)]
+        for inner in found:  # which grows
+            for caller in self.callers.get(inner.function, ()) if inner.path is None else ():
+                if caller is None or (caller.path is not None and not self.is_met(caller.function, caller.path, sure)):
                     return None
                 found += [caller] if caller not in found else []
         return frozenset(found)
 
     def _caller(self, calls: tuple[Call, ...]) -> Caller | None:
-        """Who called the function that the last of these frames runs; None where that is not by its name in the same file."""
+        """Who called the function that the last of these frames runs; None where no expression says so."""
         *outer, call = calls
         entered, around = bool(call.enters), _decorators(at_top(call.function))
         while outer and outer[-1].function in around:
             entered |= bool(outer.pop().enters)
-        if entered or not outer or outer[-1].function.file != call.function.file:
+        if entered or not outer:
             return None
         caller = outer[-1]
         going = next((c.enters[-1][0] for c in reversed(outer) if c.enters), "")
-        syntax = syntax_of(self.read(call.function.file))
+        syntax = syntax_of(self.read(caller.function.file))
         node = None if syntax is None else syntax.find(caller.span)
-        if syntax is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        if syntax is None or not isinstance(node, ast.Call) or not is_dotted(node.func):
             return None
-        if node.func.id != call.function.name or any(_bound(syntax, node, node.func.id)):
+        if not caller.function.is_at_top and ("<" in caller.function.name or caller.module != going):
             return None
-        if caller.function.is_at_top:
-            return caller.function, None
-        if "<locals>" in caller.function.name or caller.module != going:
-            return None
-        return caller.function, going
+        named = isinstance(node.func, ast.Name) and node.func.id == call.function.name and self.by_name(call.function)
+        named = named and caller.function.file == call.function.file and not any(_bound(syntax, node, call.function.name))
+        return Caller(caller.function, None if caller.function.is_at_top else going, None if named else span_of(node.func))
 
     def _way(self, calls: tuple[Call, ...]) -> Way:
         """How the method was found that the last of these frames runs."""

@@ -26,6 +26,7 @@ from remat_codegen.marked.syntax import Syntax, is_dotted, span_of, syntax_of
 from remat_codegen.trace.places import Span
 
 WIDTH = 120
+GIVEN = "with_marks"  # what files call the helper that gives their own one of a function
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,11 @@ def _named_elsewhere(syntax: Syntax, node: ast.expr) -> str:
     return "it reads a name that an inner function assigns" if declared & set(free_names(node)) else ""
 
 
-def marked(source: str, marks: Sequence[Mark], width: int = WIDTH, taken: Collection[str] = ()) -> Marked:
-    """The text of a file with marks. `taken` are names that `parts` is not called by.
+def marked(
+    source: str, marks: Sequence[Mark], width: int = WIDTH, taken: Collection[str] = (), given: Collection[Span] = ()
+) -> Marked:
+    """The text of a file with marks. `taken` are names that `parts` is not called by; `given` say what is called of which the
+    file has one with marks, `with_marks(F.normalize)(x)`.
 
     Raises UnsupportedError for one that cannot be written."""
     for mark in marks:
@@ -82,15 +86,18 @@ def marked(source: str, marks: Sequence[Mark], width: int = WIDTH, taken: Collec
             what = f"the part {mark.name} cannot be marked: {refused}"
             raise UnsupportedError(what, where=f"line {mark.span[0]}", hint="use --edition 1")
     syntax = syntax_of(source)
-    if syntax is None or not marks:
+    if syntax is None or not (marks or given):
         return Marked(source, "parts")
-    writer = _Writer(source, syntax, marks, taken)
+    writer = _Writer(source, syntax, marks, taken, given)
     return Marked(laid_out(writer.edited(), writer.changed, width), writer.parts)
 
 
 class _Writer:
-    def __init__(self, source: str, syntax: Syntax, marks: Sequence[Mark], taken: Collection[str]) -> None:
+    def __init__(
+        self, source: str, syntax: Syntax, marks: Sequence[Mark], taken: Collection[str], given: Collection[Span]
+    ) -> None:
         self.source, self.syntax = source.encode(), syntax
+        self.given: set[ast.AST] = {node for span in given if (node := syntax.find(span)) is not None}
         starts = [0, *(m.end() for m in re.finditer(rb"\r\n|\n|\r", self.source))]
         self.starts = starts
         self.marks: dict[ast.AST, Mark] = {node: m for m in marks if (node := syntax.find(m.span)) is not None}
@@ -115,7 +122,8 @@ class _Writer:
     def edited(self) -> bytes:
         edits = [Edit(*self._range(node), self._part(node, {})) for node in self.marks if not self._is_inside(node)]
         edits = [self._without_parentheses(edit) for edit in edits]
-        lines = {self._statement(node).lineno for node in self.marks}
+        edits += [Edit(*self._range(node), self._giving(node)) for node in self.given if not self._is_inside(node)]
+        lines = {self._statement(node).lineno for node in (*self.marks, *self.given)}
         for home, line in self.begun.items():
             start = self.starts[line - 1]
             begun = f"{self._indent(home)}{self.kept} = {self._called(home.body[0])}{self._newline()}"  # type: ignore[attr-defined]
@@ -197,7 +205,7 @@ class _Writer:
         in_order = [*inputs, *outside] == [a.id if isinstance(a, ast.Name) else a for a in node.args]
         if not node.args or names != inputs or others != list(outside) or not in_order:
             return None
-        return self._segment(node.func).decode()
+        return self._giving(node.func).decode()
 
     def _parameters(self, outside: Iterable[ast.expr], inputs: list[str], node: ast.expr) -> list[str]:
         taken = {*inputs, *free_names(node), *(n.arg for n in ast.walk(node) if isinstance(n, ast.arg))}
@@ -216,6 +224,10 @@ class _Writer:
         start, end = self._range(node)
         return self.source[start:end]
 
+    def _giving(self, node: ast.AST) -> bytes:
+        """What is called, or what gives the file's own one of it."""
+        return b"%s(%s)" % (GIVEN.encode(), self._segment(node)) if node in self.given else self._segment(node)
+
     def _text(self, node: ast.AST, known: Mapping[ast.AST, str]) -> bytes:
         """An expression as it stands in the new file."""
         if node in known:
@@ -229,7 +241,9 @@ class _Writer:
         ahead = [c for c in ast.iter_child_nodes(node) if c in self.syntax.parents]
         while ahead:
             inner = ahead.pop()
-            if inner in known or inner in self.marks:
+            if inner in self.given:
+                edits.append(Edit(*self._range(inner), self._giving(inner)))
+            elif inner in known or inner in self.marks:
                 edits.append(self._without_parentheses(Edit(*self._range(inner), self._text(inner, known))))
             else:
                 ahead += [c for c in ast.iter_child_nodes(inner) if c in self.syntax.parents]

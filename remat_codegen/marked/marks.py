@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from remat_codegen.marked.evaluations import Text, Vertex
 from remat_codegen.marked.found import Found
+from remat_codegen.marked.lookups import Caller
 from remat_codegen.marked.marking import marked
 from remat_codegen.marked.names import name_for
 from remat_codegen.marked.origins import callers
@@ -21,13 +22,14 @@ Key = tuple[Function, Span]
 class Marks:
     """The marks of a model's source. `names` are theirs, by function and place; `texts` are the files with them, in which
     `parts` has the name `parts`; `methods` are the methods and functions in which some stand, by file; `callers` are the names
-    of the methods that may call such functions, by file."""
+    of the methods that may call such functions, by file. `gives` says whether some are called by what gives the file's own."""
 
     names: Mapping[Key, str]
     texts: Mapping[str, str]
     parts: str
     methods: Mapping[str, tuple[Text, ...]]
     callers: Mapping[str, tuple[str, ...]]
+    gives: bool
 
     def classes(self, file: str) -> tuple[str, ...]:
         """The classes of a file in whose methods some stand, or in functions that these call."""
@@ -39,10 +41,12 @@ class Marks:
 def write_marks(found: Found, vertices: Iterable[Vertex], children: Mapping[str, frozenset[str]]) -> Marks:
     """Marks these vertices in their files. `children` are the names of the modules in a module, by its path."""
     places = {(v.text.function, v.text.span): v for v in vertices if v.text is not None and found.is_marked(v)}
-    texts = ((v.text, v) for v in places.values() if v.text is not None)
-    by_file: dict[str, list[tuple[Text, Vertex]]] = {}
-    for text, vertex in sorted(texts, key=lambda pair: (pair[0].function.file, pair[0].span)):
-        by_file.setdefault(text.function.file, []).append((text, vertex))
+    texts = [(v.text, v) for v in places.values() if v.text is not None]
+    giving = {c for t, _ in texts if t.function.is_at_top for c in found.giving(t.function)}
+    files = {t.function.file for t, _ in texts} | {c.function.file for c in giving}
+    by_file: dict[str, list[tuple[Text, Vertex]]] = {file: [] for file in sorted(files)}
+    for text, vertex in sorted(texts, key=lambda pair: pair[0].span):
+        by_file[text.function.file].append((text, vertex))
     inside, paths = _children(found, children), _paths(found)
     names: dict[Key, str] = {}
     for file, pairs in by_file.items():
@@ -51,20 +55,28 @@ def write_marks(found: Found, vertices: Iterable[Vertex], children: Mapping[str,
             names[text.function, text.span] = _name(found.sources[file], text, taken, inside)
     words = frozenset(w for file in by_file for w in re.findall(r"\w+", found.sources[file]))
     written = {
-        file: marked(found.sources[file], [found.mark(v, names[t.function, t.span]) for t, v in pairs], taken=words)
+        file: marked(
+            found.sources[file],
+            [found.mark(v, names[t.function, t.span]) for t, v in pairs],
+            taken=words,
+            given=[c.given for c in giving if c.given is not None and c.function.file == file],
+        )
         for file, pairs in by_file.items()
     }
     methods = {file: tuple({t.function: t for t, _ in pairs}.values()) for file, pairs in by_file.items()}
-    functions = {file: [t.function.name for t in texts if t.function.is_at_top] for file, texts in methods.items()}
-    called = {file: _callers(found, file, names) for file, names in functions.items() if names}
+    called = {file: _callers(found, file, texts, giving) for file, texts in methods.items()}
     parts = next((w.parts for w in written.values()), "parts")
-    return Marks(names, {file: w.text for file, w in written.items()}, parts, methods, called)
+    return Marks(names, {file: w.text for file, w in written.items()}, parts, methods, called, bool(giving))
 
 
-def _callers(found: Found, file: str, functions: Iterable[str]) -> tuple[str, ...]:
-    """The methods of the carried classes of a file that may call these functions of it."""
+def _callers(found: Found, file: str, texts: Iterable[Text], giving: Iterable[Caller]) -> tuple[str, ...]:
+    """The methods of the carried classes of a file that may call the functions of it in which marks stand, or that call those
+    of other files."""
+    own = sorted((c.function for c in giving if c.function.file == file), key=lambda f: (f.line, f.name))
+    functions = frozenset(f.name for f in (*(t.function for t in texts), *own) if f.is_at_top)
     carried = found.library.carried.get(file, frozenset()) if found.library is not None else None
-    names = callers(found.sources[file], frozenset(functions))
+    names = callers(found.sources[file], functions) if functions else ()
+    names = tuple(dict.fromkeys((*(f.name for f in own if not f.is_at_top), *names)))
     return tuple(name for name in names if carried is None or name.partition(".")[0] in carried)
 
 

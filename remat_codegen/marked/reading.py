@@ -17,6 +17,7 @@ from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.library import Owner, is_decorated
 from remat_codegen.marked.markable import IN_PLACE, is_only_in
+from remat_codegen.marked.marking import GIVEN
 from remat_codegen.marked.syntax import functions_in, span_of, value_of
 from remat_codegen.readback.values import Problem, told_apart
 from remat_codegen.trace.places import Span
@@ -63,11 +64,13 @@ class Mark:
 @dataclass(slots=True)
 class Reading:
     """What was read, and what is wrong with it. `said` is the table, `others` are those for larger budgets, where there are
-    several."""
+    several. `given` are the expressions, with their files, that `with_marks` gives another function for,
+    and its lines."""
 
     said: list[Said] = field(default_factory=list)
     others: list[list[Said]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    given: list[tuple[str, Span, int]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -265,6 +268,9 @@ class _Walk:
             return None
         if self._is_mark(theirs, ours):
             return self._marked(theirs, ours, names)
+        if _gives(ours) and not _gives(theirs):
+            self.found.given.append((self.file, span_of(theirs), ours.lineno))
+            return self.walk(theirs, ours.args[0], names)
         if isinstance(theirs, ast.AugAssign) and isinstance(ours, ast.Assign) and self._is_mark(theirs, ours.value):
             return self._in_place(theirs, ours, names)
         if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
@@ -327,6 +333,12 @@ class _Walk:
             self.walk(theirs, ast.copy_location(call, ours), names)
             outside += [span_of(value_of(a)) for a in getattr(theirs, "args", ()) if not isinstance(a, ast.Name)]
         self.found.marks.append(Mark(self.file, self.function, word, span_of(theirs), ours.lineno, tuple(outside)))
+
+
+def _gives(node: Any) -> bool:
+    """Whether an expression is `with_marks(function)`."""
+    named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == GIVEN
+    return named and len(node.args) == 1 and not node.keywords
 
 
 def _operators(node: ast.AST) -> list[type]:

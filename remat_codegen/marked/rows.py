@@ -9,6 +9,7 @@ from remat_codegen.marked.candidates import Candidate, Row
 from remat_codegen.marked.choose import parts_of
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
+from remat_codegen.marked.marking import GIVEN
 from remat_codegen.marked.reading import Mark, Reading, Said
 from remat_codegen.readback.values import Problem
 from remat_codegen.trace.places import Span
@@ -45,6 +46,18 @@ def unused(reading: Reading, models: Iterable[Found], tables: Iterable[Rows]) ->
         marked = (_as_marked(v, marks[_place(v)], found) for v in texts if _place(v) in marks)
         vertices |= {_place(v): v for v in marked if _place(v) not in vertices and found.is_marked(v)}
     return tuple(vertices.values())
+
+
+def not_given(reading: Reading, models: Iterable[Found]) -> list[Problem]:
+    """Where the text calls functions with marks, or not, otherwise than it has to for these to be met."""
+    marks = _places(reading.marks)
+    pairs = [(found, v.text) for found in models for v in found.tree.vertices if v.text is not None and _place(v) in marks]
+    functions = {(found, text.function) for found, text in pairs if text.function.is_at_top}
+    needed = {(c.function.file, c.given): f.name for found, f in functions for c in found.giving(f)}
+    said = {(file, span): line for file, span, line in reading.given}
+    problems = [Problem(line, f"{GIVEN} gives no function with marks") for place, line in said.items() if place not in needed]
+    missed = sorted({name for place, name in needed.items() if place not in said})
+    return problems + [Problem(1, f"{name} has marks, and is called without {GIVEN}") for name in missed]
 
 
 def _places(marks: Iterable[Mark]) -> dict[Place | None, Mark]:

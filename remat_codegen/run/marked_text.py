@@ -31,7 +31,7 @@ from remat_codegen.marked.markable import looks_at_class
 from remat_codegen.marked.marks import Marks, write_marks
 from remat_codegen.marked.origins import origins
 from remat_codegen.marked.reading import read
-from remat_codegen.marked.rows import rows_of, unused
+from remat_codegen.marked.rows import not_given, rows_of, unused
 from remat_codegen.marked.steady import Before
 from remat_codegen.marked.summary import RowSummary, summarize
 from remat_codegen.marked.table import Entry, united
@@ -75,6 +75,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
             features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
             home=any(not owner.module for owner in methods.owners),
             decorated=any(map(is_decorated, methods.owners)),
+            given=marks.gives,
             static=request.static,
             shares=bool(shared) or any(_looks_at_class(source or "", name) for name in _names(made_from.get("", ()))),
         ),
@@ -86,7 +87,8 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
 def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
     """What the table of a file says of a model, and what is wrong with its table and its marks."""
     reading, tables = read(text, carried_sources(traced), partial(file_of, traced)), list[Brought]()
-    problems, known = list(reading.problems), [found_of(one) for one in traced.all()]
+    known = [found_of(one) for one in traced.all()]
+    problems = [*reading.problems, *not_given(reading, known)]
     for number, said in enumerate(reading.tables):
         found = known[min(number, len(known) - 1)]
         rows, wrong = rows_of(replace(reading, said=said), found)
