@@ -21,7 +21,8 @@ class Candidate(Generic[V]):
 
     Candidates of equal `key` are the same code: another layer's, or another call's. `marks` are those that the text needs:
     where each stands, and what is handed in there; none for the call of a module. `given` are data that they are given in lists
-    and objects, whether they are read or not.
+    and objects, whether they are read or not. `copies` are calls of functions that stay where they are: the text has to have
+    copies of these.
     """
 
     first: int
@@ -30,6 +31,7 @@ class Candidate(Generic[V]):
     key: Hashable
     marks: tuple[tuple[Hashable, tuple[Hashable, ...]], ...] = ()
     given: tuple[int, ...] = ()
+    copies: frozenset[Hashable] = frozenset()
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there
@@ -63,14 +65,14 @@ Rows = tuple[Row[V], ...]
 
 
 class Candidates(Generic[V]):
-    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest marks; of these, one that has its
-    expressions marked as most others can have them, too, since one text has one mark for each."""
+    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest copies, then marks; of these, one
+    that has its expressions marked as most others can have them, too, since one text has one mark for each."""
 
     def __init__(self, found: Iterable[Candidate[V]]) -> None:
         ways: dict[tuple[int, int], list[Candidate[V]]] = {}
         for candidate in found:
             ways.setdefault((candidate.first, candidate.last), []).append(candidate)
-        fewest = [[c for c in same if len(c.marks) == min(len(o.marks) for o in same)] for same in ways.values()]
+        fewest = [[c for c in same if _needs(c) == min(map(_needs, same))] for same in ways.values()]
         usual = _usual(fewest)
         best = (min(same, key=lambda c: sum(usual.get(place, how) != how for place, how in c.marks)) for same in fewest)
         self.all = sorted(best, key=lambda c: (c.first, -c.last))
@@ -94,6 +96,11 @@ class Candidates(Generic[V]):
         """Candidates of the same code, those with the most nodes first; of at least so many nodes each."""
         found = [g for g in self.by_key.values() if max(map(len, g)) >= least]
         return sorted(found, key=lambda g: (-max(map(len, g)), g[0].first))
+
+
+def _needs(candidate: Candidate[V]) -> tuple[int, int]:
+    """How much of the text a candidate changes."""
+    return len(candidate.copies), len(candidate.marks)
 
 
 def _usual(ways: Sequence[Sequence[Candidate[V]]]) -> dict[Hashable, tuple[Hashable, ...]]:

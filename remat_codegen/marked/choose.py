@@ -27,6 +27,7 @@ from remat_codegen.schedule import Compute, Pricing, Schedule, alive_before
 
 A_KEY = 2e-4  # of the step's time: what one more kind of row has to save
 A_MARK = 2e-4  # the same for one more marked expression
+A_COPY = 1e-3  # the same for one more call of a function of which the file has to have a copy
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
 A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end; or of the time for recomputation, if that is more
 A_LITTLE_MORE = 0.02
@@ -134,7 +135,7 @@ class Chooser(Generic[V]):
         return replace(known, rows=rows, cost_ns=self._cost_ns(known.time_ns, rows))  # the same nodes, marked otherwise
 
     def _cost_ns(self, time_ns: int, rows: Rows[V]) -> float:
-        return time_ns + self.step_ns * (A_KEY * kinds(rows) + A_MARK * _marks(rows))
+        return time_ns + self.step_ns * (A_KEY * kinds(rows) + A_MARK * _marks(rows) + A_COPY * _copies(rows))
 
     @staticmethod
     def _is_worse(cost_ns: float, best: Priced[V], price: float) -> bool:
@@ -409,9 +410,13 @@ def _marks(rows: Iterable[Row[V]]) -> int:
     return len({mark for r in rows for mark in r.candidate.marks})
 
 
+def _copies(rows: Iterable[Row[V]]) -> int:
+    return len({copy for r in rows for copy in r.candidate.copies})
+
+
 def _size(rows: Rows[V]) -> tuple[int, int]:
     """What a reader has to look at, and what else there is."""
-    return kinds(rows) + _marks(rows), len(rows)
+    return kinds(rows) + _marks(rows) + _copies(rows), len(rows)
 
 
 def _first_readers(graph: Graph, schedule: Schedule, node: int) -> set[int]:

@@ -54,19 +54,9 @@ class Found:
 
     @cached_property
     def ways(self) -> tuple[Candidate[Vertex], ...]:
-        """The same, with all ways to mark the same nodes; in functions that have to be given only where there is no other."""
+        """The same, with all ways to mark the same nodes."""
         single = (self.candidate((self._handed(v),)) for v in self.tree.vertices)
-        found = [(c, self._given_within(c)) for c in (*single, *self.several) if c is not None]
-        least: dict[tuple[int, int], int] = {}
-        for candidate, given in found:
-            least[candidate.first, candidate.last] = min(given, least.get((candidate.first, candidate.last), given))
-        return tuple(c for c, given in found if given == least[c.first, c.last])
-
-    def _given_within(self, candidate: Candidate[Vertex]) -> int:
-        """How many functions have to be given for its expressions to be met: not called by their names in their own files."""
-        texts = (v.text for v in candidate.vertices if v.text is not None and not self.is_module(v))
-        giving = (c for text in texts if text.function.is_at_top for c in self.giving(text.function))
-        return len({(c.function.file, c.given) for c in giving})
+        return tuple(c for c in (*single, *self.several) if c is not None)
 
     @cached_property
     def several(self) -> tuple[Candidate[Vertex], ...]:
@@ -181,8 +171,8 @@ class Found:
             return None
         texts = {v.text: v.outside for v in vertices if not self.is_module(v) and v.text is not None}
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
-        given = self._given(vertices, nodes[0])
-        return Candidate(nodes[0], nodes[-1], vertices, tuple(map(self.key, vertices)), tuple(marks), given)
+        given, copies = self._given(vertices, nodes[0]), frozenset[Hashable]().union(*map(self._copies, vertices))
+        return Candidate(nodes[0], nodes[-1], vertices, tuple(map(self.key, vertices)), tuple(marks), given, copies)
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
         """The data, made before a node, that vertices are given in lists and objects."""
@@ -222,6 +212,12 @@ class Found:
     def _source(self, file: str) -> str:
         return self.sources[file] if file in self.sources else "".join(linecache.getlines(file))
 
+    def _working_in(self, vertex: Vertex) -> set[int]:
+        return set(filter(self._is_work, range(vertex.begin, vertex.end)))
+
+    def _is_work(self, operation: int) -> bool:
+        return operation in self.node_of and self._works(operation)
+
     def _works(self, operation: int) -> bool:
         return operation in self.working[self.node_of[operation]]
 
@@ -238,10 +234,11 @@ class Found:
         found: dict[int, tuple[Vertex, list[int]]] = {}
         for op in self.working[node]:
             innermost = self.tree.innermost(op)
-            ways = (v for v in map(self._handed, (innermost, *self.tree.ancestors(innermost))) if self._can_run_again(v))
-            vertex = next(ways, None)
-            if vertex is None:
+            ways = [v for v in map(self._handed, (innermost, *self.tree.ancestors(innermost))) if self._can_run_again(v)]
+            if not ways:
                 return []
+            made = [self._working_in(v) for v in ways]
+            vertex = min((v for v, m in zip(ways, made, strict=True) if m == made[0]), key=lambda v: len(self._copies(v)))
             found.setdefault(vertex.id, (vertex, []))[1].append(op)
         return list(found.values())
 
@@ -273,7 +270,8 @@ class Found:
         if file not in self.sources or self.library is None:
             return file in self.sources
         if text.function.is_at_top:
-            return self.with_callers(text.function) is not None
+            met = self.with_callers(text.function) is not None
+            return met and (text.function in self.makes_several or not self.giving(text.function))
         carried = self._is_carried(text.function)
         return (carried or self.owner_of(text) is not None) and self._is_met(text, not carried)
 
@@ -328,6 +326,18 @@ class Found:
             calling = (self._calling(function) if self.library is not None else None) or ()
             self.given[function] = frozenset(c for c in calling if c.given is not None)
         return self.given[function]
+
+    @cached_property
+    def makes_several(self) -> frozenset[Function]:
+        """The functions that make several operations in one call: where it is one, the call itself can be marked."""
+        calls = ((c.frame, c.function) for op in self.trace.operations if self._is_work(op.id) for c in op.calls)
+        return frozenset(function for (_, function), times in Counter(calls).items() if times > 1)
+
+    def _copies(self, vertex: Vertex) -> frozenset[Hashable]:
+        """What is called, wherever that is, of which a file has to give its own for an expression to be met."""
+        text = vertex.text if not self.is_module(vertex) else None
+        giving = self.giving(text.function) if text is not None and text.function.is_at_top else ()
+        return frozenset((c.function.file, c.given) for c in giving)
 
     def _is_known_to_call(self, caller: Function, function: Function) -> bool:
         """Whether the text of a carried file tells that a function, or a method, may call another one: helpers go by that."""
