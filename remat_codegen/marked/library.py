@@ -142,13 +142,24 @@ def is_decorated(owner: Owner) -> bool:
 def _has_constant_defaults(text: ast.FunctionDef, function: types.FunctionType) -> bool:
     """Whether the defaults of a function are what its text says, wherever that stands."""
     try:
-        given = [ast.literal_eval(default) for default in text.args.defaults]
-        keywords = {a.arg: ast.literal_eval(d) for a, d in zip(text.args.kwonlyargs, text.args.kw_defaults, strict=True) if d}
+        given = [_constant(default) for default in text.args.defaults]
+        keywords = {a.arg: _constant(d) for a, d in zip(text.args.kwonlyargs, text.args.kw_defaults, strict=True) if d}
         hash((*given, *keywords.values()))
     except (ValueError, TypeError):
         return False
     same = repr(given) == repr([*(function.__defaults__ or ())])
     return same and repr(keywords) == repr(function.__kwdefaults__ or {})
+
+
+def _constant(node: ast.expr) -> Any:
+    """What a default says, such as `(0.0, float("inf"))`. Raises ValueError where that is not the same everywhere."""
+
+    class Numbers(ast.NodeTransformer):
+        def visit_Call(self, call: ast.Call) -> ast.AST:
+            named = isinstance(call.func, ast.Name) and call.func.id == "float" and len(call.args) == 1 and not call.keywords
+            return ast.Constant(float(ast.literal_eval(call.args[0]))) if named else call
+
+    return ast.literal_eval(Numbers().visit(ast.parse(ast.unparse(node), mode="eval")))
 
 
 def _method(function: Function, kind: type, own: str, home: str) -> Owner | None:
