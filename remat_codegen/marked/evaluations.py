@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from remat_codegen.marked.markable import markable
 from remat_codegen.marked.syntax import COMPREHENSIONS, Syntax, bound_in, span_of, syntax_of
 from remat_codegen.trace.ir import Trace
-from remat_codegen.trace.places import Call, Function, Span
+from remat_codegen.trace.places import Call, Function, Span, method_around
 
 GATHERING = frozenset("sum max min sorted any all list tuple dict set reduce accumulate".split())
 Read = Callable[[str], str]  # a file's text by its name
@@ -117,11 +117,16 @@ def build(trace: Trace, read: Read | None = None) -> Tree:
 
 def with_modules(calls: Sequence[Call]) -> tuple[Call, ...]:
     """The frames on the way to an operation, outermost first; for a function at the top of a file, the module whose call is
-    going on is its module."""
+    going on is its module, and for one within a method that does not know its module, `map(lambda x: x.exp(), xs)`, that of
+    the method's frame."""
     found, going = list[Call](), ("", 0)
     for call in calls:
         going = call.enters[-1] if call.enters else going
-        found.append(replace(call, module=going[0], number=going[1]) if call.function.is_at_top else call)
+        if call.function.is_at_top:
+            call = replace(call, module=going[0], number=going[1])
+        elif call.module is None and (method := method_around(call, found)) is not None:
+            call = replace(call, module=method.module, number=method.number)
+        found.append(call)
     return tuple(found)
 
 

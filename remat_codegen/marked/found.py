@@ -61,12 +61,14 @@ class Found:
     @cached_property
     def several(self) -> tuple[Candidate[Vertex], ...]:
         """For each node, what the smallest vertices hold that make it; the same without what else is evaluated in them; and
-        with a vertex for each of its operations, `relu(self.norm(x))` as the call of norm and relu alone."""
+        with a vertex for each of its operations, `relu(self.norm(x))` as the call of norm and relu alone, or for those of each
+        text."""
         innermost = [self._innermost(n) for n in range(len(self.working))]
         covering = [self._covering(found) for found in innermost]
         alone = [tuple(self._without_others(v, self.working[n]) for v in vertices) for n, vertices in enumerate(covering)]
         apart = [tuple(self._without_others(v, operations) for v, operations in found) for found in innermost]
-        found = map(self.candidate, (*covering, *self._in_other_ways([*alone, *apart])))
+        by_text = [tuple(self._without_others(v, operations) for v, operations in self._by_text(f)) for f in innermost]
+        found = map(self.candidate, (*covering, *self._in_other_ways([*alone, *apart, *by_text])))
         return tuple(c for c in found if c is not None)
 
     def is_module(self, vertex: Vertex) -> bool:
@@ -246,6 +248,15 @@ class Found:
         """Of some vertices, those that lie in no other one."""
         made = {v.id: self._operations(v) for v, _ in innermost}
         return tuple(v for v, _ in innermost if not any(made[v.id] < made[o] for o in made))
+
+    def _by_text(self, innermost: Sequence[tuple[Vertex, list[int]]]) -> list[tuple[Vertex, list[int]]]:
+        """The same with one vertex for those that stand in it: `(x * scale) * gain` is one expression."""
+        found: dict[int, tuple[Vertex, list[int]]] = {}
+        for vertex, operations in innermost:
+            around = [v for v, _ in innermost if v.id != vertex.id and self._is_around(v, vertex)]
+            outer = min(around, key=lambda v: v.begin - v.end, default=vertex)
+            found.setdefault(outer.id, (outer, []))[1].extend(operations)
+        return list(found.values())
 
     # ------------------------------------------------------------------ what is handed in
 

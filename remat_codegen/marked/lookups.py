@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from remat_codegen.marked.library import at_top
 from remat_codegen.marked.syntax import COMPREHENSIONS, FUNCTIONS, Syntax, is_dotted, span_of, syntax_of
 from remat_codegen.trace.ir import Trace
-from remat_codegen.trace.places import Call, Function, Span
+from remat_codegen.trace.places import Call, Function, Span, method_around
 
 Method = tuple[str, str, str]  # the file, the name in it, and the path of the module
 
@@ -106,6 +106,8 @@ class Lookups:
         node = None if syntax is None else syntax.find(caller.span)
         if syntax is None or not isinstance(node, ast.Call) or not is_dotted(node.func):
             return None
+        if "<locals>" in caller.function.name and (method := method_around(caller, outer)) is not None:
+            caller = replace(caller, function=method.function, module=method.module)
         if not caller.function.is_at_top and ("<" in caller.function.name or caller.module != going):
             return None
         named = isinstance(node.func, ast.Name) and node.func.id == call.function.name and self.by_name(call.function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Span = tuple[int, int, int, int]  # line, column, end line, end column; lines from 1, columns are bytes of UTF-8 from 0
@@ -43,3 +44,10 @@ class Call:
     tensors: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     contents: tuple[tuple[str, tuple], ...] = field(default=(), compare=False, repr=False)
+
+
+def method_around(inner: Call, calls: Sequence[Call]) -> Call | None:
+    """The frame, among those around, of the method that a function is defined in; None where there are several."""
+    name, within, _ = inner.function.name.partition(".<locals>.")
+    frames = [c for c in calls if within and c.function.name == name and c.function.file == inner.function.file]
+    return frames[0] if len(frames) == 1 else None
