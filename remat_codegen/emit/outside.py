@@ -141,10 +141,32 @@ def _unused_imports(file: File) -> bool:
 
 def _draws(file: File, statement: Statement) -> bool:
     """Whether loading a statement draws random numbers, or asks for the time: it gives something else each time."""
+    others = [s for s in file.running if s is not statement]
+    if _is_a_table_of_functions(statement) and not any(_mentions(file, s, statement.defines) for s in others):
+        return False
     found = file.loaded[statement], *file.reaches[statement].effects
     names = {full_name(c.func, file.imports) for effects in found for c in effects.called} - SEEDS
     methods = {m for effects in found for _, m in effects.methods}
     return bool(methods & DRAWS) or any(_begins(n, DRAWING) or n.rpartition(".")[2] in DRAWS or _has_weights(n) for n in names)
+
+
+def _is_a_table_of_functions(statement: Statement) -> bool:
+    """Whether a statement only gives a name to functions, which it does not call: `{"conv": lambda c: nn.Conv2d(c, c, 3)}`."""
+    return all(isinstance(p, (ast.Assign, ast.AnnAssign)) and _is_held(p.value) for p in statement.parts)
+
+
+def _is_held(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.Dict):
+        return all(map(_is_held, (*node.keys, *node.values)))
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return all(map(_is_held, node.elts))
+    return isinstance(node, (ast.Lambda, ast.Constant, ast.Name, ast.Attribute))  # not None, as in {**others}
+
+
+def _mentions(file: File, statement: Statement, names: Iterable[str]) -> bool:
+    """Whether loading a statement may call what one of these names means."""
+    found = [file.loaded[statement], *file.reaches[statement].effects]
+    return any(not effects.mentions.isdisjoint(names) for effects in found)
 
 
 def _has_weights(name: str) -> bool:

@@ -254,6 +254,12 @@ def test_what_a_copy_would_do_otherwise_is_not_carried(statements):
         "import random\nW = random.random()",
         "def draw():\n    return torch.rand(3)\nW = draw()",
         "W = nn.Linear(4, 4)",
+        "T = {'a': lambda: nn.Linear(4, 4)}\nW = T['a']()",
+        "T = {'a': lambda: nn.Linear(4, 4)}\nW = [f() for f in T.values()]",
+        "W = (lambda: torch.rand(3))()",
+        "W = {'a': (lambda: torch.rand(3))()}",
+        "W = list(map(lambda n: torch.rand(n), (1, 2)))",
+        "W = {**{'a': lambda: torch.rand(3)}}",
         "import time\nW = time.time()",
         "W = __name__",
         "W = __doc__",
@@ -282,6 +288,11 @@ def test_what_is_another_in_a_copy_is_not_carried(statement):
 )
 def test_what_reaches_data_by_another_way_is_carried(statement):
     assert ast.unparse(ast.parse(statement.splitlines()[-1].strip())) in code(f"T = {{'a': 1}}\n{statement}\n", "T['a']")
+
+
+@pytest.mark.parametrize("table", ["{'a': lambda c: nn.Linear(c, c)}", "[(1, lambda c: nn.Linear(c, c)), nn.ReLU]"])
+def test_functions_that_nothing_calls_as_the_file_is_loaded_draw_nothing(table):
+    assert "lambda c" in code(f"T = {table}\ndef made(kind, c):\n    return T[kind](c)\n", "made('a', 3)(x)")
 
 
 def test_a_statement_that_decides_by_failing_stays():
