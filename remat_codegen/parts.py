@@ -78,7 +78,7 @@ SHAPES: list = []  # of the inputs, where others are refused
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 SHARED: list = []  # those classes and things: methods of an original ask for its own
 NAMES: dict = {}  # by the dict of an original's file: that, and what methods of its modules see
-COUNTED: list = []  # what small ones are called that forward changes in place: parts have copies
+COUNTED: list = []  # small ones that forward changes in place, by class and name: parts have copies
 SMALL = 4096  # bytes of those
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
@@ -604,9 +604,10 @@ class Entry:
             frozen = [(m._parameters, n) for m in module.modules() for n, p in m._parameters.items() if _is_frozen(p)]
             self.buffers += frozen  # which forward may change, too: what follows a model that is trained
             if COUNTERS:
-                held = [(d, n) for m in module.modules() for d in (m._buffers, m._parameters) for n in d]
-                self.counters = [(d, n) for d, n in held if _is_counted(n, d[n])]
-                self.buffers = [(d, n) for d, n in self.buffers if not _is_counted(n, d[n])]
+                held = [(m, d, n) for m in module.modules() for d in (m._buffers, m._parameters) for n in d]
+                self.counters = [(d, n) for m, d, n in held if _is_counted(m, n, d[n])]
+                counted = {(id(d), n) for d, n in self.counters}
+                self.buffers = [(d, n) for d, n in self.buffers if (id(d), n) not in counted]
 
 
 class Table:
@@ -1036,7 +1037,8 @@ class Part:
         for tensor, version in self.captured:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
-        taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
+        taken = {id(place): place.get(reader=True) for place in dict.fromkeys(self.sources())}  # once for all views
+        taken |= {id(h): self.take(n, h, replay, taken.get(id(h.source))) for n, h in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         if RANDOM:
@@ -1047,13 +1049,13 @@ class Part:
             raise self.error(f"draws from {which} random, which is not set back: take it out of the plan")
         return [] if replay.stopped else self.gives(result, inputs)
 
-    def take(self, number, held, replay):
-        """An input for another run. What that changes in place is nobody else's."""
+    def take(self, number, held, replay, value):
+        """An input for another run; `value` is what its place has. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
-        value = _view(place.get(reader=True), held.view)
+        value = _view(value, held.view)
         if IN_PLACE and number in self.changed:
             held.source, readers = place if replay.silent else None, weakref.ref(place)
             del place
@@ -1473,11 +1475,16 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
+    def counts_in(self, held, name, tensor):
+        """Whether parts have copies of it."""
+        owners = [m for m in _walk(self.model()) if held is m._parameters or held is m._buffers] if self.model() else ()
+        return any(_is_counted(m, name, tensor) for m in owners)
+
     def compare_versions(self, when):
         """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
             moves = BUFFERS and not isinstance(tensor, torch.nn.Parameter)
-            if tensor._version != version and not (moves or (COUNTERS and _is_counted(name, tensor))):
+            if tensor._version != version and not (moves or (COUNTERS and self.counts_in(held, name, tensor))):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")
@@ -1563,9 +1570,10 @@ def _is_frozen(parameter):
     return parameter is not None and not parameter.requires_grad
 
 
-def _is_counted(name, tensor):
+def _is_counted(module, name, tensor):
     """Whether parts have copies of it."""
-    return name in COUNTED and tensor is not None and tensor.nbytes <= SMALL
+    known = any(f"{kind.__qualname__}.{name}" in COUNTED for kind in type(module).__mro__)
+    return known and tensor is not None and tensor.nbytes <= SMALL
 
 
 def _versions(entry):
@@ -1589,10 +1597,9 @@ def _settings():
 
 
 def _set(values, present):
-    if values != present:
-        for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
-            if value != old:
-                write(value)
+    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+        if value != old:
+            write(value)
 
 
 def _parameter(tensor):

@@ -29,11 +29,6 @@ class ChangedBuffer:
     is_frozen: bool = False
 
     @property
-    def name(self) -> str:
-        """What its module calls it."""
-        return self.path.rpartition(".")[2]
-
-    @property
     def is_copied(self) -> bool:
         """Whether parts have a copy of what it was when they first ran."""
         return self.nbytes <= SMALL and not self.is_frozen

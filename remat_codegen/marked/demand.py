@@ -269,6 +269,7 @@ class _Step:
         self.left_bytes = 0
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
         self.second = 0  # bytes of those that were made once more since it may have read them: it has both
+        self.waiting: list[list[int]] = []  # what parts were given that have not run yet, and the bytes of it if made once more
         self.states = States(parts, rule.held.drawing, rule.held.state_bytes)
 
     def _owners(self) -> dict[int, int]:
@@ -409,10 +410,13 @@ class _Step:
         passing = wanted is not None and self.spares[index] > 0
         self.spares[index] -= passing
         forgotten = [d for d in self.inputs[index] if d in self.owner]
+        before = len(self.waiting)
         for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
             self._demand(data, alone=True, for_a_part=True)
+            self.waiting += [[data, 0]] if data not in self.made else []
         position = len(self.order)
         self._run(index, self._end(index, wanted if passing else None))
+        del self.waiting[before:]
         self.states.run(index, position, self.order[position:], passing)
         if not passing:
             own = self.own[index]
@@ -452,8 +456,11 @@ class _Step:
             if twins:
                 needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
                 twins &= needed.union(held)
-            if twins or self.begun or self.second:
-                self.beside[len(order)] = self.begun + self.second + total_bytes(self.graph, twins)
+            for given in self.waiting:  # for another part, beside what is made here
+                given[1] = self.graph.data[given[0]].nbytes if given[0] in writes else given[1]
+            if twins or self.begun or self.second or self.waiting:
+                waiting = sum(nbytes for _, nbytes in self.waiting)
+                self.beside[len(order)] = self.begun + self.second + waiting + total_bytes(self.graph, twins)
             self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             order.append(node)

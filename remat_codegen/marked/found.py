@@ -68,8 +68,10 @@ class Found:
         alone = [tuple(self._without_others(v, self.working[n]) for v in vertices) for n, vertices in enumerate(covering)]
         apart = [tuple(self._without_others(v, operations) for v, operations in found) for found in innermost]
         by_text = [tuple(self._without_others(v, operations) for v, operations in self._by_text(f)) for f in innermost]
-        found = map(self.candidate, (*covering, *self._in_other_ways([*alone, *apart, *by_text])))
-        return tuple(c for c in found if c is not None)
+        ways: dict[frozenset[Vertex], tuple[Vertex, ...]] = {}
+        for way in (*covering, *self._in_other_ways([*alone, *apart, *by_text])):
+            ways.setdefault(frozenset(way), way)
+        return tuple(c for c in map(self.candidate, ways.values()) if c is not None)
 
     def is_module(self, vertex: Vertex) -> bool:
         """Whether a vertex is a module's call, which a row can name."""
@@ -256,7 +258,7 @@ class Found:
             around = [v for v, _ in innermost if v.id != vertex.id and self._is_around(v, vertex)]
             outer = min(around, key=lambda v: v.begin - v.end, default=vertex)
             found.setdefault(outer.id, (outer, []))[1].extend(operations)
-        return list(found.values())
+        return sorted(found.values(), key=lambda pair: pair[0].end)
 
     # ------------------------------------------------------------------ what is handed in
 

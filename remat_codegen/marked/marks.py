@@ -33,7 +33,7 @@ class Marks:
 
     def classes(self, file: str) -> tuple[str, ...]:
         """The classes of a file in whose methods some stand, or in functions that these call."""
-        inside = (t.function.name.rpartition(".")[0].partition(".<locals>")[0] for t in self.methods.get(file, ()))
+        inside = (t.function.name.partition(".<locals>")[0].rpartition(".")[0] for t in self.methods.get(file, ()))
         calling = (name.rpartition(".")[0] for name in self.callers.get(file, ()))
         return tuple(name for name in dict.fromkeys((*inside, *calling)) if name)
 

@@ -268,12 +268,13 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     lent, hidden = dict[int, list[torch.Tensor]](), list[tuple[str, list[torch.Tensor]]]()
     first, again, gives, hold = part_class.first, part_class.as_before, part_class.gives, part_class.hold
     all_in, first_calls = getattr(file, _helper(file, "_all")), dict[int, Calls]()
-    counted = getattr(file, _helper(file, "COUNTED"), ())
+    is_counted = getattr(file, _helper(file, "_is_counted"), lambda *_: False)
 
     @functools.cache
     def moved(model: torch.nn.Module | None) -> list[tuple[dict[str, Any], str]]:
-        dicts = [buffers_of(m) for m in model.modules()] if model is not None else []
-        return [(held, name) for held in dicts for name in held if MOVING in held or name in counted]
+        modules = model.modules() if model is not None else ()
+        dicts = [(m, held) for m in modules for held in (buffers_of(m), parameters_of(m))]
+        return [(held, name) for m, held in dicts for name in held if MOVING in held or is_counted(m, name, held[name])]
 
     def moving(part: Any) -> list[Any]:
         return [held.get(name) for held, name in moved(part.step.model())]

@@ -66,7 +66,7 @@ def _places(marks: Iterable[Mark]) -> dict[Place | None, Mark]:
 
 def _place(vertex: Vertex) -> Place | None:
     text = vertex.text
-    return None if text is None else (text.function.file, text.function.name, text.span)
+    return None if text is None else (text.function.file, text.function.name.partition(".<locals>")[0], text.span)
 
 
 def _spelled(entry: Said) -> str:

@@ -177,9 +177,10 @@ def _checkpoints(traced: Traced) -> bool:
 
 
 def _counted(traced: Traced) -> list[str]:
-    """What buffers are called that forward changes in place, and parts have copies of."""
+    """What forward changes in place of modules' own, and parts have copies of: by class and name."""
     changed = changed_buffers(traced.model.trace, traced.model.record)
-    return sorted({buffer.name for buffer in changed if buffer.is_copied})
+    owners = {b.path: traced.target.module.get_submodule(b.path.rpartition(".")[0]) for b in changed if b.is_copied}
+    return sorted({f"{type(owner).__qualname__}.{path.rpartition('.')[2]}" for path, owner in owners.items()})
 
 
 def without_cache(traced: Traced) -> bool:

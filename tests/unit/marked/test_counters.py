@@ -339,3 +339,66 @@ def test_a_second_forward_does_not_keep_what_follows_from_having_marks(tmp_path,
     with imported(text_of(traced, found, rows)) as file:
         assert replays.difference(file, target.module, target.args, target.kwargs, trace.autocast, lambda loss: loss) is None
     assert [p._version for p in target.module.parameters()] == versions
+
+
+ACTNORM = """
+import torch
+from torch import nn
+
+
+class ActNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("known", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training and self.known == 0:
+            with torch.no_grad():
+                self.bias.copy_(-x.mean((0, 1)))
+                self.known.fill_(1)
+        return torch.tanh(x + self.bias).sin()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms, self.linears = (nn.ModuleList(kind(8) for _ in range(3)) for kind in (ActNorm, lambda n: nn.Linear(n, n)))
+
+    def forward(self, x):
+        for norm, linear in zip(self.norms, self.linears):
+            x = x + linear(norm(x)).exp().sigmoid()
+        return x
+"""
+
+
+@pytest.fixture(scope="module")
+def actnorm(tmp_path_factory):
+    path = tmp_path_factory.mktemp("actnorm") / "actnorm.py"
+    path.write_text(ACTNORM)
+    torch.manual_seed(0)
+    return traced_module(imported_file(path).Net().train(), (torch.randn(4, 6, 8),), {}, path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parameters_that_the_first_step_sets_beside_others_of_their_name(actnorm, tmp_path, seed):
+    found = found_in(actnorm)
+    rows = random_rows(found, random.Random(seed), 0.3 + 0.1 * seed)
+    text = text_of(actnorm, found, rows)
+    assert text.count("ActNorm.bias") and "Linear.bias" not in text
+    result = trained(actnorm, text, tmp_path)
+    assert result.identical, result.differences
+    with imported(text) as file:
+        target = actnorm.target
+        assert replays.difference(file, target.module, target.args, target.kwargs, (), lambda out: out.sum(), data=True) is None
+
+
+def test_a_step_of_others_between_forward_and_backward_is_refused(actnorm, tmp_path):
+    found = found_in(actnorm)
+    ours = load(text_of(actnorm, found, random_rows(found, random.Random(1), 0.9)), tmp_path)
+    model = ours.rematerialize(copy.deepcopy(actnorm.target.module))
+    loss = model(actnorm.target.args[0]).sum()
+    with torch.no_grad():
+        model.linears[1].bias.add_(1)
+    with pytest.raises(RuntimeError, match=r"linears\.1\.bias was changed in place between forward and backward"):
+        loss.backward()

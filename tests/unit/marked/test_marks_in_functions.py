@@ -294,14 +294,6 @@ def test_a_method_that_another_module_calls_has_no_marks_in_its_functions(tmp_pa
     assert "scaled" not in marks and "attention" not in marks
 
 
-NESTED = """
-def nested(x, layer):
-    def go(y):
-        return wide(y, layer).tanh().sin()
-    return go(x)
-
-
-"""
 MID = """
 if hasattr(F, "silu"):
     def mid(x, layer):
@@ -313,7 +305,6 @@ WAYS = {  # in which a function is not called by its name, where its file's copy
     "a table": ("wide(x, self)", "WAYS['wide'](x, self)", "WAYS = {'wide': wide}\n"),
     "another name": ("wide(x, self)", "other(x, self)", "other = wide\n"),
     "a variable": ("wide(x, self)", "(lambda f: f(x, self))(wide)", ""),
-    "within another": ("return wide(x, self)", "return nested(x, self)", NESTED),
     "under a condition": ("return wide(x, self)", "return mid(x, self)", MID),
     "a special method": (
         "return wide(x, self)",
