@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"7e66abacb652ab8f"}
+#: "notes":["from\u0020dtr"],"seal":"49bfd88297a75e4f"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -732,7 +732,8 @@ class Part:
         for tensor, version in self.captured:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
-        taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
+        taken = {id(place): place.get(reader=True) for place in dict.fromkeys(self.sources())}  # once for all views
+        taken |= {id(h): self.take(n, h, replay, taken.get(id(h.source))) for n, h in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         chance = step.by_chance and _chance()
@@ -742,13 +743,13 @@ class Part:
             raise self.error(f"draws from {which} random, which is not set back: take it out of the plan")
         return [] if replay.stopped else self.gives(result, inputs)
 
-    def take(self, number, held, replay):
-        """An input for another run. What that changes in place is nobody else's."""
+    def take(self, number, held, replay, value):
+        """An input for another run; `value` is what its place has. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
-        value = _view(place.get(reader=True), held.view)
+        value = _view(value, held.view)
         value = value.detach().requires_grad_(held.needs_grad)
         if self.inners and not replay.silent:  # parts within get the place, not what is there for one
             self.step.lend(value, place, replay)
@@ -1134,10 +1135,9 @@ def _settings():
 
 
 def _set(values, present):
-    if values != present:
-        for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
-            if value != old:
-                write(value)
+    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+        if value != old:
+            write(value)
 
 
 def _parameter(tensor):

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"855a9de8383bbdb4"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"2ffca8a98476d83f"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -743,7 +743,8 @@ class Part:
         for tensor, version in self.captured:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
-        taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
+        taken = {id(place): place.get(reader=True) for place in dict.fromkeys(self.sources())}  # once for all views
+        taken |= {id(h): self.take(n, h, replay, taken.get(id(h.source))) for n, h in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         chance = step.by_chance and _chance()
@@ -753,13 +754,13 @@ class Part:
             raise self.error(f"draws from {which} random, which is not set back: take it out of the plan")
         return [] if replay.stopped else self.gives(result, inputs)
 
-    def take(self, number, held, replay):
-        """An input for another run. What that changes in place is nobody else's."""
+    def take(self, number, held, replay, value):
+        """An input for another run; `value` is what its place has. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
-        value = _view(place.get(reader=True), held.view)
+        value = _view(value, held.view)
         value = value.detach().requires_grad_(held.needs_grad)
         if self.inners and not replay.silent:  # parts within get the place, not what is there for one
             self.step.lend(value, place, replay)
@@ -1145,10 +1146,9 @@ def _settings():
 
 
 def _set(values, present):
-    if values != present:
-        for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
-            if value != old:
-                write(value)
+    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+        if value != old:
+            write(value)
 
 
 def _parameter(tensor):

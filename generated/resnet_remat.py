@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"2c53d418cfcb6c2a"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"96cf4fd0abab2d79"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -702,19 +702,20 @@ class Part:
         for tensor, version in self.captured:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
-        taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
+        taken = {id(place): place.get(reader=True) for place in dict.fromkeys(self.sources())}  # once for all views
+        taken |= {id(h): self.take(n, h, replay, taken.get(id(h.source))) for n, h in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         result = self.as_before(replay, inputs)
         return [] if replay.stopped else self.gives(result, inputs)
 
-    def take(self, number, held, replay):
-        """An input for another run. What that changes in place is nobody else's."""
+    def take(self, number, held, replay, value):
+        """An input for another run; `value` is what its place has. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
-        value = _view(place.get(reader=True), held.view)
+        value = _view(value, held.view)
         if number in self.changed:
             held.source, readers = place if replay.silent else None, weakref.ref(place)
             del place
@@ -1135,10 +1136,9 @@ def _settings():
 
 
 def _set(values, present):
-    if values != present:
-        for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
-            if value != old:
-                write(value)
+    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+        if value != old:
+            write(value)
 
 
 def _parameter(tensor):

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"2695970f51891f56"}
+#: "notes":["from\u0020dtr"],"seal":"f7a6efa391d5d1e7"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -706,19 +706,20 @@ class Part:
         for tensor, version in self.captured:
             self.unchanged(tensor, version, "a tensor that it captures was")
         step.gather(self.entry.name)
-        taken = {id(held): self.take(number, held, replay) for number, held in enumerate(self.held)}
+        taken = {id(place): place.get(reader=True) for place in dict.fromkeys(self.sources())}  # once for all views
+        taken |= {id(h): self.take(n, h, replay, taken.get(id(h.source))) for n, h in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
         taken.clear()
         result = self.as_before(replay, inputs)
         return [] if replay.stopped else self.gives(result, inputs)
 
-    def take(self, number, held, replay):
-        """An input for another run. What that changes in place is nobody else's."""
+    def take(self, number, held, replay, value):
+        """An input for another run; `value` is what its place has. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
-        value = _view(place.get(reader=True), held.view)
+        value = _view(value, held.view)
         value = value.detach().requires_grad_(held.needs_grad)
         if self.inners and not replay.silent:  # parts within get the place, not what is there for one
             self.step.lend(value, place, replay)
@@ -1102,10 +1103,9 @@ def _settings():
 
 
 def _set(values, present):
-    if values != present:
-        for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
-            if value != old:
-                write(value)
+    for (_, write), value, old in zip(SETTINGS, values, present, strict=True):
+        if value != old:
+            write(value)
 
 
 def _parameter(tensor):
