@@ -253,6 +253,7 @@ class _Step:
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
             self.until[index] = max([*readers, *(self.last_read[d] for d in self.own[index])], default=-1)
+        self.within = self._kept_within()
         self.done = [False] * len(parts)
         self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
         self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
@@ -283,6 +284,13 @@ class _Step:
                         found.pop(data, None)
         return found
 
+    def _kept_within(self) -> dict[int, int]:
+        """By forward node: the part within another one that keeps what the node gives, and in which autograd has saved that.
+        Who else reads it has it from the run of the part around; what was saved here is missed all the same."""
+        inner = [(i, p) for i, p in enumerate(self.parts) if p.outer is not None and p.keeps is Keeps.RESULT]
+        nodes = ((i, p, node) for i, p in inner for node in self.graph.nodes[p.first : p.last + 1])
+        return {n.id: i for i, p, n in nodes if any(self.owner.get(d) != i and self.rule.saves(p, d) for d in n.writes)}
+
     # ------------------------------------------------------------------ running
 
     def run(self) -> list[int]:
@@ -297,6 +305,8 @@ class _Step:
             for data in node.reads:
                 if data in owner and data not in made:
                     self._demand(data, alone=node.forward not in self.parts[owner[data]], for_a_part=False)
+            if self.within and node.forward in self.within:
+                self._again_within(self.within[node.forward], node)
             if self.second:
                 self.beside[len(order)] = self.second
             if self.kept and (read := self.kept.intersection(node.reads)):
@@ -433,6 +443,21 @@ class _Step:
         elif wanted is not None and part.again is Again.SHARED:
             self.made.add(wanted)
             self.shared.add(wanted)
+
+    def _again_within(self, index: int, reader: Node) -> None:
+        """Runs a part within another one again, for what it gives: that is there, but not where autograd has saved it here."""
+        forward = reader.forward
+        assert forward is not None
+        made = set(self.graph.nodes[forward].writes).intersection(reader.reads)
+        self.second += total_bytes(self.graph, (d for d in made if self.last_read[d] > reader.id))  # others have theirs
+        if self.done[index]:
+            return
+        if self.own[index]:
+            return self._again(index, None)
+        for data in self.inputs[index]:
+            self._demand(data, alone=True, for_a_part=True)
+        self._run(index, forward + 1)
+        self.done[index] = True
 
     def _pass_on(self, index: int) -> None:
         """Lets go of what was there for this part, the last of those that are given it."""
