@@ -128,7 +128,8 @@ def _parts(module):
 def with_marks(function):
     """The function of this file that is this one of a library, with marks; else the one itself."""
     key = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if torch.compiler.is_compiling() or not isinstance(ours := WRITTEN.get(key), types.FunctionType):
+    ours, wraps = WRITTEN.get(key), hasattr(function, "__wrapped__")
+    if torch.compiler.is_compiling() or wraps or not isinstance(ours, types.FunctionType):
         return function
     if function not in WITH_MARKS:
         there = vars(sys.modules[key[0]])
@@ -155,6 +156,8 @@ def adopt(model, plan, *kinds):
 
     `kinds` are classes whose methods have marks: modules of a class of that name take those over.
     """
+    if GIVEN:
+        WITH_MARKS.clear()  # there may be others by now
     if MARKS:
         _check_text(model)
         written = {(type(model).__module__, kind.__qualname__): kind for kind in kinds}

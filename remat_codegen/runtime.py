@@ -307,21 +307,11 @@ def check_call(model, planned, frozen, expected, given, autocast):
     parts = {path: t for paths, t in (row.split(": ", 1) for row in planned.split("; ")) for path in paths.split()}
     for path, found in structure(model, {*re.findall(r", (\w+)=", planned)}).items():
         layers = ".".join("*" if name.isdigit() else name for name in path.split("."))
-        wanted = parts.get(path) or parts.get(layers, "nothing")
-        rows.append((path if path != "." else "the model", *(told_apart(found, wanted) if found != wanted else ("", ""))))
+        rows.append((path if path != "." else "the model", found, parts.get(path) or parts.get(layers, "nothing")))
     rows += [(f"{n}.requires_grad", p.requires_grad, n not in frozen) for n, p in model.named_parameters()]
     for what, found, wanted in rows:
         if found != wanted:
             raise ValueError(f"{what} is {found}, but this file was planned for {wanted}: generate it again")
-
-
-def told_apart(found, wanted):
-    """Two descriptions of a module without what they have in common, but for what it is."""
-    both = [*zip(found.split(", "), wanted.split(", "), strict=False)]
-    if len(both) < max(found.count(", "), wanted.count(", ")) + 1:
-        return found, wanted
-    apart = [pair for n, pair in enumerate(both) if n == 0 or pair[0] != pair[1]]
-    return tuple(", ".join(words) for words in zip(*apart, strict=True))
 
 
 def check_arguments(model, given, planned, defaulted=(), theirs=None):

@@ -151,7 +151,11 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
         imports=imports_of([*own_imports, *(carried.imports if carried else ()), *(i for w in library for i in w.imports)]),
         plan=table(tables[0]),
         plans=_plans(tables, plans),
-        uses={**_uses([entry for one in tables for entry in one]), "functions": given.features.functions, "given": given.features.given},
+        uses={
+            **_uses([entry for one in tables for entry in one]),
+            "functions": given.features.functions,
+            "given": given.features.given,
+        },
         numbers=range(1 + (carried is not None), 5),
         helpers=helpers,
         names={name: renamed.get(name, name) for name in _CALLED},

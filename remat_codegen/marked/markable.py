@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
-from remat_codegen.marked.syntax import Syntax, syntax_of
+from remat_codegen.marked.syntax import FUNCTIONS, Syntax, syntax_of
 from remat_codegen.trace.places import Span
 
 SCOPES = frozenset("locals vars dir eval exec globals breakpoint".split())  # what looks at the names of the function it is in
@@ -63,10 +63,39 @@ def _place(syntax: Syntax, node: ast.AST) -> str:
         return _between(syntax, node, function)
     if method is None:
         return "it is neither in a method nor in a function"
+    if not _is_of_its_method(syntax, node, method):
+        return "it is in a function that may be another module's of the class"
     first = [*method.args.posonlyargs, *method.args.args][:1]
     if not first or first[0].arg != "self" or any(_names(d) & {"staticmethod", "classmethod"} for d in method.decorator_list):
         return "its method has no self"
     return _between(syntax, node, method)
+
+
+def _is_of_its_method(syntax: Syntax, node: ast.AST, method: ast.FunctionDef) -> bool:
+    """Whether the functions within a method that an expression stands in know their module, or do not leave the method."""
+    outer = list(syntax.ancestors(node))
+    within = [o for o in outer[: outer.index(method)] if isinstance(o, FUNCTIONS)]
+    return any("self" in _names(f) for f in within) or all(_stays(syntax, f) for f in within)
+
+
+def _stays(syntax: Syntax, function: ast.AST) -> bool:
+    """Whether a function is only called, by the one that it is defined in, or given to map or filter there."""
+    if _is_used_up(syntax, function):
+        return True
+    statement = syntax.parents[function]
+    assigned = statement.targets if isinstance(statement, ast.Assign) else []
+    name = getattr(function, "name", None) or (getattr(assigned[0], "id", None) if len(assigned) == 1 else None)
+    home = next((o for o in syntax.ancestors(function) if isinstance(o, FUNCTIONS)), None)
+    uses = [n for n in ast.walk(home or function) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+    return home is not None and name is not None and all(_is_used_up(syntax, n) for n in uses)
+
+
+def _is_used_up(syntax: Syntax, function: ast.AST) -> bool:
+    """Whether a function is called where it stands, or is given to map or filter."""
+    call = syntax.parents.get(function)
+    if not isinstance(call, ast.Call):
+        return False
+    return call.func is function or (isinstance(call.func, ast.Name) and call.func.id in ("map", "filter"))
 
 
 def _between(syntax: Syntax, node: ast.AST, method: ast.FunctionDef) -> str:

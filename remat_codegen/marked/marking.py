@@ -22,7 +22,7 @@ from remat_codegen.marked.edits import Edit, applied, first_lines, laid_out
 from remat_codegen.marked.markable import IN_PLACE, home_of, markable, method_of
 from remat_codegen.marked.names import free_names, local_names, said, unused
 from remat_codegen.marked.outside import outside_of
-from remat_codegen.marked.syntax import Syntax, is_dotted, span_of, syntax_of
+from remat_codegen.marked.syntax import FUNCTIONS, Syntax, is_dotted, span_of, syntax_of
 from remat_codegen.trace.places import Span
 
 WIDTH = 120
@@ -110,10 +110,15 @@ class _Writer:
 
     def _begun(self) -> dict[ast.AST, int]:
         """The methods and functions with several marks that have a line of their own to begin with, and where that is."""
-        homes = [home_of(self.syntax, node) for node in self.marks]
+        homes = [home_of(self.syntax, node) for node in self.marks if not self._is_nested(node)]
         several = {home for home in homes if home is not None and homes.count(home) > 1}
         lines = {home: first_lines(self.source, home) for home in several}
         return {home: line for home, line in lines.items() if line}
+
+    def _is_nested(self, node: ast.AST) -> bool:
+        """Whether it is in a function within a method, which may run in a later step than the method: it asks for its parts."""
+        inner = next((o for o in self.syntax.ancestors(node) if isinstance(o, FUNCTIONS)), None)
+        return inner is not home_of(self.syntax, node)
 
     def _called(self, node: ast.AST) -> str:
         """The call that gives the parts to a method, or to a function, which has no self."""
@@ -158,7 +163,8 @@ class _Writer:
     def _part(self, node: ast.AST, known: Mapping[ast.AST, str]) -> bytes:
         """The call that stands for a marked expression. `known` are names of what a part around it has got."""
         mark = self.marks[node]
-        holder = self.kept if home_of(self.syntax, node) in self.begun else self._called(node)
+        begun = home_of(self.syntax, node) in self.begun and not self._is_nested(node)
+        holder = self.kept if begun else self._called(node)
         if isinstance(node, ast.AugAssign):
             return self._in_place(node, mark.name, holder)
         assert isinstance(node, ast.expr)

@@ -4,10 +4,12 @@ and what they hold of a part's results is lent to nobody."""
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
-from second_edition import imported_file
+from emitted import load
+from second_edition import found_in, imported_file, random_rows, text_of, traced_module
 
 from remat_codegen.ask.request import Request
 from remat_codegen.run import marked
@@ -216,3 +218,58 @@ def test_a_function_whose_maker_has_returned_stays_what_it_is():
         return found
 
     assert may_change(maker()) is None
+
+
+ESCAPES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down, self.fn, self.own = nn.Linear(width, width), nn.Linear(width, width), None, None
+
+    def forward(self, x):
+        h = self.up(x)
+        if self.fn is None:
+            self.fn = lambda t: torch.tanh(t) * torch.sigmoid(t) * torch.exp(-t * t)
+            self.own = lambda t: self.down(F.dropout(torch.tanh(t).sin(), 0.1, self.training))
+        return x + self.own(self.fn(h))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(8) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_functions_that_outlive_the_call_which_made_them(tmp_path, seed):
+    """Steps with an optimizer between: they belong to the step that runs."""
+    path = tmp_path / f"escapes_{seed}.py"
+    path.write_text(ESCAPES)
+    torch.manual_seed(0)
+    theirs = imported_file(path).Net().train()
+    x = torch.randn(4, 6, 8)
+    traced = traced_module(theirs, (x,), {}, path)
+    found = found_in(traced)
+    text = text_of(traced, found, random_rows(found, random.Random(seed), 0.8))
+    module = imported_file(path)
+    torch.manual_seed(0)
+    theirs = module.Net().train()
+    ours = load(text, tmp_path).rematerialize(copy.deepcopy(theirs))
+    for step in range(3):
+        for model in (theirs, ours):
+            torch.manual_seed(step)
+            model.zero_grad()
+            model(x + step).square().mean().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+        assert all(map(torch.equal, theirs.parameters(), ours.parameters()))

@@ -246,7 +246,7 @@ def test_several_marks_share_what_holds_them():
     ]
     assert marked(source, marks).text == HEAD + (
         '        """Doc."""\n        kept = parts(self)\n        # first\n        def f(v):\n'
-        '            return kept.part("exp", lambda v: v.exp(), v)\n'
+        '            return parts(self).part("exp", lambda v: v.exp(), v)\n'
         '\n        return kept.part("silu", F.silu, kept.part("norm", self.norm, f(x)))\n'
     )
 

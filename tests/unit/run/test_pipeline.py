@@ -374,7 +374,7 @@ def test_verify_constructs_the_class_that_the_file_carries(write_file, tmp_path)
     """As somebody does who has no original. What is done to the class by way of a table is not carried."""
     request = Request(f"{write_file(LATER)}:Net", "100%", tmp_path / "x.py", init="4, 4", inputs="float32[2,4]", verify=True)
     found = pipeline.generate(request, Progress(None)).verify
-    assert not found.ok and "in a process of its own: step 1: ValueError: . is model" in found.failures()
+    assert not found.ok and "in a process of its own: step 1: ValueError: the model is model" in found.failures()
     assert "scale=1.0, but this file was planned for" in found.failures()
     write_file(LATER.replace("= 1.0", "= [1.0]").replace("= 2.0", "= [2.0]").replace("self.scale ", "self.scale[0] "))
     found = pipeline.generate(request, Progress(None)).verify

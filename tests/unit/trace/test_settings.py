@@ -129,7 +129,7 @@ def test_a_model_of_other_arguments_is_refused(generated, init):
 
 
 def test_the_message_says_both_values(generated):
-    with pytest.raises(ValueError, match=r"^parts.0 is \w+.*, scale=2.0, but .* planned for .*, scale=1.5: generate"):
+    with pytest.raises(ValueError, match=r"^parts.0 is \w+.*, scale=2.0, .* planned for .*, scale=1.5, .*: generate"):
         generated.Net(scale=2.0)(torch.randn(64, 8))
 
 
