@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import random
 import sys
@@ -199,7 +200,8 @@ def test_models_copies_and_other_functions_are_as_they_were(output, path):
     torch.manual_seed(3)
     model, x = theirs.Net().train(), torch.randn(4, 24, 32)
     adopted = ours.rematerialize(copy.deepcopy(model))
-    for function in (None, lambda q, k: q @ k.mT):
+    known = getattr(sys.modules.get("given_ops"), "cosine", len)
+    for function in (None, lambda q, k: q @ k.mT, functools.wraps(known)(lambda q, k: q.sin() @ k.mT)):
         for layer in (*model.layers, *adopted.layers) if function is not None and "given_ops" in path.read_text() else ():
             layer[0].fn = function
         wanted = gradients(model, x)
@@ -232,4 +234,4 @@ def test_another_function_of_that_name_is_refused(output, path, monkeypatch):
     ours.rematerialize(model)(x).sum().backward()
     monkeypatch.setattr(ops, "squared", lambda x: x)
     with pytest.raises(ValueError, match="squared was replaced after this file took it"):
-        imported(output, "given_again").rematerialize(theirs.Net().train())(x)
+        ours.rematerialize(theirs.Net().train())(x)
