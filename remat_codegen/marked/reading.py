@@ -64,8 +64,8 @@ class Mark:
 @dataclass(slots=True)
 class Reading:
     """What was read, and what is wrong with it. `said` is the table, `others` are those for larger budgets, where there are
-    several. `given` are the expressions, with their files, that `with_marks` gives another function for,
-    and its lines."""
+    several. `given` are the expressions that `with_marks` gives another function for, each with its file, and the line of that.
+    """
 
     said: list[Said] = field(default_factory=list)
     others: list[list[Said]] = field(default_factory=list)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import random
 import sys
 
 import pytest
 import torch
-from second_edition import found_in, known_times, planned_peak, random_rows, text_of, traced_module, trained
+from second_edition import found_in, imported_file, known_times, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.ask.request import Request
 from remat_codegen.marked.choose import parts_of
@@ -106,14 +105,6 @@ FILES = {  # by how a model stands to what it calls: its file, and the one of it
 }
 
 
-def imported(path, name):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module", params=FILES)
 def path(request, tmp_path_factory):
     """The model's file."""
@@ -169,7 +160,7 @@ def test_functions_that_are_given_have_marks(output, path):
 def test_any_parts_are_exact_and_take_what_the_simulator_says(path, seed, tmp_path):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    traced = traced_module(imported(path, "given_model").Net().train(), example(), {}, path)
+    traced = traced_module(imported_file(path).Net().train(), example(), {}, path)
     found = found_in(traced)
     rows = random_rows(found, rng, rng.choice([0.3, 0.6, 1.0]))
     text = text_of(traced, found, rows)
@@ -196,7 +187,7 @@ def test_edits_of_what_is_given_are_told(output, path):
 
 
 def test_models_copies_and_other_functions_are_as_they_were(output, path):
-    theirs, ours = imported(path, "given_model"), imported(output, "given_remat")
+    theirs, ours = imported_file(path), imported_file(output)
     torch.manual_seed(3)
     model, x = theirs.Net().train(), torch.randn(4, 24, 32)
     adopted = ours.rematerialize(copy.deepcopy(model))
@@ -214,7 +205,7 @@ def test_models_copies_and_other_functions_are_as_they_were(output, path):
 
 
 def test_the_parts_in_given_functions_run_again(output, path):
-    theirs, ours = imported(path, "given_model"), imported(output, "given_remat")
+    theirs, ours = imported_file(path), imported_file(output)
     model, ran, first = ours.rematerialize(theirs.Net().train()), [], ours.Part.first
     ours.Part.first = lambda part, run, inputs: ran.append(part.entry.name) or first(part, run, inputs)
     model(example()[0]).sum().backward()
@@ -224,7 +215,7 @@ def test_the_parts_in_given_functions_run_again(output, path):
 
 @pytest.mark.parametrize("path", ["its own file stays", "its classes are a package's"], indirect=True)
 def test_another_function_of_that_name_is_refused(output, path, monkeypatch):
-    theirs, ours = imported(path, "given_model"), imported(output, "given_remat")
+    theirs, ours = imported_file(path), imported_file(output)
     ops = sys.modules["given_ops"]
     model, x = theirs.Net().train(), example()[0]
     monkeypatch.setattr(ops.cosine, "__defaults__", (1.0,))
