@@ -33,6 +33,24 @@ class Gradient:
     of: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Saved memory that autograd asks for, by the key of its storage, and the bytes of the gradients that are alive then."""
+
+    key: int
+    gradient_bytes: int
+
+
+@dataclass(slots=True)
+class Undoing:
+    """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most when a sum is made of which a term is older, less what has gone by then of what was saved for the step; and
+    what it asks for, in that order."""
+
+    first_bytes: int = 0
+    added_bytes: int = 0
+    asked: list[Asked] = field(default_factory=list)
+
+
 @dataclass(eq=False, slots=True)
 class _Life:
     """Of a piece of memory. `terms` are what it is the sum of, if it is one."""
@@ -53,6 +71,13 @@ class _Life:
         return first if goes else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Of memory that was saved."""
+
+    key: int
+
+
 class Lives:
     """Follows pieces of memory by weak references. `step` says which step it is."""
 
@@ -60,8 +85,8 @@ class Lives:
         self.step = step
         self.alive: dict[int, _Life] = {}  # by the key of a storage
         self._ended: list[_Life] = []
-        # What comes or goes in a step, or the bytes that go of what is saved for it; None where a sum is made.
-        self._changes: list[tuple[_Life | int | None, int]] = []
+        # What comes or goes in a step, the bytes that go of what is saved for it, what is asked for; None where a sum is made.
+        self._changes: list[tuple[_Life | int | _Ask | None, int]] = []
 
     def begin(self, storage: torch.UntypedStorage) -> None:
         """A new piece of memory."""
@@ -91,6 +116,10 @@ class Lives:
             if any(term.born != life.born for term in known):
                 self._changes.append((None, self.step()))
 
+    def ask(self, storage: torch.UntypedStorage) -> None:
+        """Something that was saved is asked for."""
+        self._changes.append((_Ask(key_of_storage(storage)), self.step()))
+
     def release(self, nbytes: int, step: int) -> None:
         """What was saved for a step goes."""
         if step == self.step():
@@ -119,22 +148,23 @@ class Lives:
         firsts = [life for life in lasting if life.replaced is None]
         return [_as_one(list(_chain(life, successors))) for life in sorted(firsts, key=lambda life: -life.born)]
 
-    def most(self) -> tuple[dict[int, int], dict[int, int]]:
-        """By step: the most that gradients take at once, and the most when a sum is made of which a term is older, less what
-        has gone by then of what was saved for the step. Without what never goes, which is what fake tensors make instead of
-        adding to a leaf's .grad."""
-        ever, at_sums = Counter[int](), Counter[int]()
+    def undoing(self) -> dict[int, Undoing]:
+        """By step: what it does with gradients. Without those that never go, which is what fake tensors make instead of adding
+        to a leaf's .grad."""
+        found: dict[int, Undoing] = {}
         held, alive, released = 0, set[int](), Counter[int]()
         for change, step in self._changes:
+            row = found.setdefault(step, Undoing(held))
             if change is None:
-                at_sums[step] = max(at_sums[step], held - released[step])
+                row.added_bytes = max(row.added_bytes, held - released[step])
             elif isinstance(change, int):
                 released[step] += change
+            elif isinstance(change, _Ask):
+                row.asked.append(Asked(change.key, held))
             elif change.died is not None:
                 held += change.nbytes if id(change) not in alive else -change.nbytes
                 alive ^= {id(change)}
-                ever[step] = max(ever[step], held)
-        return ever, at_sums
+        return found
 
 
 def _chain(life: _Life | None, successors: dict[int, _Life]) -> Iterator[_Life]:

@@ -22,7 +22,7 @@ import torch
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.fake_strides import Layouts
-from remat_codegen.graph.gradients import Gradient, Lives
+from remat_codegen.graph.gradients import Gradient, Lives, Undoing
 from remat_codegen.graph.nature import (
     is_opaque,
     is_random,
@@ -89,8 +89,11 @@ class OperationRecord:
     backward: bool = False  # whether the engine reaches it
     unsaved: bool = False  # whether autograd would save something for it that is never read, as the engine does not reach it
     stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
-    most_gradient_bytes: int = 0  # the most that gradients take which are alive at once while it is undone
+    gradient_bytes: int | None = None  # of what is alive when the engine goes back through it, if that makes or asks for any
     added_bytes: int = 0  # the most that gradients take, while it is undone, when one of an earlier operation is added to
+    # What it asks for of what autograd saved, in this order: storages, None of what is saved beside those; with the bytes of the
+    # gradients that are alive then.
+    asked: tuple[tuple[int | None, int], ...] = ()
     # Storages and bytes that autograd saves for nobody, where the engine does not come, as long as somebody has the result.
     lost: tuple[int, ...] = ()
     lost_bytes: tuple[int, ...] = ()
@@ -258,12 +261,10 @@ class _Recorder:
         check_devices(self.trace, [v.id in self.tensors and self.tensors[v.id].requires_grad for v in self.trace.variables])
         nodes = [self._sequence_numbers(op, row.mutated) for op, row in zip(self.trace.operations, rows, strict=True)]
         self._backward()
-        ever, at_sums = self.lives.most()
+        undoing = self.lives.undoing()
         return Record(
             storages=tuple(self.storages),
-            operations=tuple(
-                self._row(op, rows[op.id], nodes[op.id], ever[op.id], at_sums[op.id]) for op in self.trace.operations
-            ),
+            operations=tuple(self._row(rows[op.id], op, nodes[op.id], undoing.get(op.id)) for op in self.trace.operations),
             variables=tuple(self._variable(v.id) for v in self.trace.variables),
             gradients=tuple(self.lives.gradients()),
             shared_cast_bytes=self._shared_casts(),
@@ -271,10 +272,14 @@ class _Recorder:
             single_number_bytes=self.single_number_bytes,
         )
 
-    def _row(self, op: Operation, row: OperationRecord, nodes: dict[int, int], most: int, added: int) -> OperationRecord:
+    def _row(self, row: OperationRecord, op: Operation, nodes: dict[int, int], undoing: Undoing | None) -> OperationRecord:
         """The row of an operation with what the way back shows. Where that does not come, autograd saves for nobody."""
         if op.id in self.reached:
-            return replace(row, backward=True, stop=nodes.get(self.reached[op.id]), most_gradient_bytes=most, added_bytes=added)
+            row = replace(row, backward=True, stop=nodes.get(self.reached[op.id]))
+            if undoing is None:
+                return row
+            asked = tuple((self.of_storage.get(a.key), a.gradient_bytes) for a in undoing.asked)
+            return replace(row, gradient_bytes=undoing.first_bytes, added_bytes=undoing.added_bytes, asked=asked)
         row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
         unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)
@@ -326,6 +331,7 @@ class _Recorder:
 
         def unpack(tensor: torch.Tensor) -> torch.Tensor:
             self.at_present_node()  # that may compute nothing: where the gradient that it gets is undefined
+            self.lives.ask(tensor.untyped_storage())
             return tensor
 
         args = substitute(op.args, self.tensors)

@@ -22,7 +22,8 @@ class Candidate(Generic[V]):
     Candidates of equal `key` are the same code: another layer's, or another call's. `marks` are those that the text needs:
     where each stands, and what is handed in there; none for the call of a module. `given` are data that they are given in lists
     and objects, whether they are read or not. `copies` are calls of functions that stay where they are: the text has to have
-    copies of these.
+    copies of these. `handed_bytes` are those of what the vertices before the last give to the next, and is no data node; `begin` are data that
+    the first of several is given.
     """
 
     first: int
@@ -32,6 +33,8 @@ class Candidate(Generic[V]):
     marks: tuple[tuple[Hashable, tuple[Hashable, ...]], ...] = ()
     given: tuple[int, ...] = ()
     copies: frozenset[Hashable] = frozenset()
+    handed_bytes: int = 0
+    begin: frozenset[int] = frozenset()
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there

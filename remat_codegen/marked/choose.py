@@ -77,7 +77,11 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
         row = by_candidate[candidate]
         if outer is not None and any(r.late or r.keeps is Keeps.SAVED for r in (row, found[outer][0])):
             raise ValueError("a part with /late or /result stands in another one, or around one")
-        found.append((row, Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late, candidate.given)))
+        if row.late and len(candidate.vertices) > 1:  # the first of them is forgotten at once, for the next
+            raise ValueError("parts that make one value together are /late")
+        handed = candidate.handed_bytes, candidate.begin
+        part = Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late, candidate.given, *handed)
+        found.append((row, part))
     return found
 
 
@@ -324,7 +328,7 @@ class Chooser(Generic[V]):
         again = self._again_as(schedule, nodes, max(runs[n.id] for n in nodes))
         made = {d for n in nodes for d in n.writes}
         results = {d for d in made if self._leaves(d, candidate)}
-        if made <= kept:
+        if made <= kept and len(candidate.vertices) == 1:
             return Row(candidate, again=again if again is not Again.SHARED else Again.TWICE, late=True)
         if results & kept:  # which nobody asks for more than once, then
             return Row(candidate, Keeps.RESULT, again if again is Again.ONCE else Again.TWICE)

@@ -36,7 +36,10 @@ class Unread:
 class Held:
     """What is held while a model's own code runs: by forward node, what its variables hold; what is saved for nobody; and what
     attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those. Where parts take
-    states of a generator, each of `state_bytes`, `drawing` are the forward nodes that draw from it."""
+    states of a generator, each of `state_bytes`, `drawing` are the forward nodes that draw from it.
+
+    `asked`, by forward node, is what its backward node asks for of what was saved, in this order, with the bytes of the gradients
+    that it has made by then."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
@@ -44,6 +47,7 @@ class Held:
     left_bytes: tuple[tuple[int, int], ...] = ()
     drawing: frozenset[int] = frozenset()
     state_bytes: int = 0
+    asked: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Keeps(StrEnum):
@@ -82,7 +86,8 @@ class Part:
     one's run is the first.
 
     What a part that is `late` makes is kept at first: each value until a backward node has read it. `given` are data that it is
-    given, and holds, beside those that its nodes read.
+    given, and holds, beside those that its nodes read. Where it is several parts that make one value, `handed_bytes` are those of
+    what is there between them, while others run again for the last; the first is given `begin`.
     """
 
     first: int
@@ -92,6 +97,8 @@ class Part:
     outer: int | None = None
     late: bool = False
     given: tuple[int, ...] = ()
+    handed_bytes: int = 0
+    begin: frozenset[int] = frozenset()
 
     def __contains__(self, node: int | None) -> bool:
         return node is not None and self.first <= node <= self.last
@@ -126,6 +133,14 @@ def schedule_of(graph: Graph, parts: Sequence[Part], held: Held | None = None) -
     """
     ran = run_of(graph, parts, held)
     return replace(with_forgets(graph, ran.order, ran.held_at), beside_bytes=ran.beside_bytes)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What a part was given that has not run yet: bytes that are held beside data, where those are made once more meanwhile."""
+
+    data: int | None
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +186,7 @@ class Rule:
         for node, data in self.held.by_variables.items():
             for d in data:
                 self.forward_end[d] = max(self.forward_end[d], node)
-        self.backward = [(node, self._begun(node)) for node in graph.backward_nodes]
+        self.backward = [(node, self._asked(node)) for node in graph.backward_nodes]
         self._inputs: dict[Stretch, list[int]] = {}
         self._nodes: dict[Stretch, list[tuple[int, tuple[int, ...], list[int]]]] = {}
         self._forgotten: dict[tuple[int, int, Keeps], list[int]] = {}
@@ -181,12 +196,11 @@ class Rule:
         step = _Step(self, parts)
         return Ran(step.run(), step.held_at, step.beside)
 
-    def _begun(self, node: Node) -> int:
-        """Bytes of the gradient of a whole value, which comes first where only that of a slice of it comes back."""
-        made = self.graph.nodes[node.forward].writes if node.forward is not None else ()
-        whole = total_bytes(self.graph, (d for d in made if self.graph.data[d].kind is Kind.VALUE))
-        came = total_bytes(self.graph, (d for d in node.reads if self.graph.data[d].kind is Kind.GRADIENT))
-        return max(0, whole - came) if came else 0
+    def _asked(self, node: Node) -> list[tuple[int, int]]:
+        """What a backward node reads, as it asks for it, and the bytes of what it has made by then."""
+        known = dict(self.held.asked.get(-1 if node.forward is None else node.forward, ()))
+        asked = {**known, **{data: 0 for data in node.reads if data not in known}}
+        return [(data, begun) for data, begun in asked.items() if data in node.reads]
 
     def inputs(self, part: Part) -> list[int]:
         """The data that a part is given: what it reads and does not make, and what else is handed in with that."""
@@ -224,12 +238,15 @@ class Rule:
         """Whether autograd saves a value within a part."""
         return any(self.graph.nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
 
+    def leaves(self, part: Part, data: int) -> bool:
+        """Whether anyone outside of a part reads a value, or has it saved."""
+        nodes, loss = self.graph.nodes, self.graph.loss
+        return any((r if r <= loss else nodes[r].forward) not in part for r in self.graph.readers[data])
+
     def _forgets(self, part: Part, data: int) -> bool:
         if data in self.graph.outputs or data in self.held.left:  # whoever called has it
             return False
-        readers = self.graph.readers[data]
-        leaves = any(r not in part for r in readers if r <= self.graph.loss)
-        leaves = leaves or any(self.graph.nodes[r].forward not in part for r in readers if r > self.graph.loss)
+        leaves = self.leaves(part, data)
         if part.keeps is Keeps.SAVED:
             return leaves and not self.saves(part, data)
         return part.keeps is Keeps.NOTHING or not leaves
@@ -249,10 +266,17 @@ class _Step:
         for index, given in enumerate(self.inputs):
             for data in given:
                 self.given_to.setdefault(data, []).append(index)
+        self.lender = self._lenders()  # by data: who gives it to those outside of which part
+        self.lends: list[list[int]] = [[] for _ in parts]
+        for data, (_, part) in self.lender.items():
+            self.lends[part].append(data)
+        self.lent: set[int] = set()  # what is there for those outside of a lender alone
+        self.apart: set[int] = set()  # of that: what parts hold as it was, when it has been made once more
         self.until = [-1] * len(parts)  # by part: the last backward node that something of it is read for
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
-            self.until[index] = max([*readers, *(self.last_read[d] for d in self.own[index])], default=-1)
+            own = (*self.own[index], *self.lends[index])
+            self.until[index] = max([*readers, *(self.last_read[d] for d in own)], default=-1)
         self.within = self._kept_within()
         self.done = [False] * len(parts)
         self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
@@ -270,7 +294,7 @@ class _Step:
         self.left_bytes = 0
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
         self.second = 0  # bytes of those that were made once more since it may have read them: it has both
-        self.waiting: list[list[int]] = []  # what parts were given that have not run yet, and the bytes of it if made once more
+        self.waiting: list[_Waiting] = []
         self.states = States(parts, rule.held.drawing, rule.held.state_bytes)
 
     def _owners(self) -> dict[int, int]:
@@ -282,6 +306,23 @@ class _Step:
                 for data in node.writes:
                     if self.rule.saves(part, data):  # whatever a part around it says: who saves it holds it
                         found.pop(data, None)
+        return found
+
+    def _lenders(self) -> dict[int, tuple[int, int]]:
+        """By data of a part within another one: a part around it, and the one that gives the value to all outside of that.
+
+        That is the outermost one that the value leaves, if it does not keep its result. Where a part between two others keeps
+        it, the inner one's values are like any other tensors when the outer one runs again: parts in there hold them.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for data, owner in self.owner.items():
+            index = self.parts[owner].outer
+            while index is not None and not (part := self.parts[index]).late and self.rule.leaves(part, data):
+                if part.keeps is not Keeps.RESULT:
+                    found[data] = index, index
+                elif part.outer is not None:
+                    found[data] = index, part.outer
+                index = part.outer
         return found
 
     def _kept_within(self) -> dict[int, int]:
@@ -299,20 +340,24 @@ class _Step:
         self.held_at.update(self.rule.held.by_variables)
         self._hold_for_nobody()
         owner, made, order = self.owner, self.made, self.order
-        for node, begun in self.rule.backward:
-            self.now, self.begun, self.second = node.id, begun, 0
+        for node, asked in self.rule.backward:
+            self.now, self.second = node.id, 0
+            if self.shared:
+                self._pass_on([*self.shared])
             self.reading = self.kept.intersection(node.reads) if self.kept else set()
-            for data in node.reads:
-                if data in owner and data not in made:
-                    self._demand(data, alone=node.forward not in self.parts[owner[data]], for_a_part=False)
+            for data, self.begun in asked:
+                if data in owner and (data not in made or data in self.lent):
+                    self._demand(data, node.forward, for_a_part=False)
             if self.within and node.forward in self.within:
-                self._again_within(self.within[node.forward], node)
-            if self.second:
-                self.beside[len(order)] = self.second
+                self._again_within(self.within[node.forward], node, dict(asked))
+            if self.second or self.apart:
+                self.beside[len(order)] = self.second + total_bytes(self.graph, self.apart)
             if self.kept and (read := self.kept.intersection(node.reads)):
                 self.held_at[len(order)] = self._ready_to_run(read)
                 made -= read
                 self.kept -= read
+            if self.shared:
+                self.held_at[len(order)] = [*self.held_at.get(len(order), ()), *self.shared]
             order.append(node.id)
         self._hold_states()
         self._hold_beside()
@@ -404,13 +449,22 @@ class _Step:
         """Whether the part that brings a value back would do so for one reader, or for parts, alone."""
         return self.spares[self.owner[data]] > 0
 
-    def _demand(self, data: int, alone: bool, for_a_part: bool) -> None:
-        """Has the part run again that makes a value, if that is missing. It may do so for that value alone where that is lent:
-        to another part, or to what saved it outside."""
-        if data in self.owner and data not in self.made:
-            index = self.owner[data]
+    def _demand(self, data: int, reader: int | None, for_a_part: bool) -> None:
+        """Has the part run again that makes a value for a forward node, if that is missing. It may do so for that value alone
+        where that is lent: to another part, or to what saved it outside."""
+        if data not in self.owner:
+            return
+        index = self._who_gives(data, reader, for_a_part)
+        if data not in self.made or (data in self.lent and index == self.owner[data]):
             shared = self.parts[index].again is Again.SHARED
+            alone = for_a_part or reader not in self.parts[index]
             self._again(index, data if alone and (for_a_part or not shared) else None)
+
+    def _who_gives(self, data: int, reader: int | None, for_a_part: bool) -> int:
+        """The part that a forward node has a value from which is not kept."""
+        around, lender = self.lender.get(data, (self.owner[data], self.owner[data]))
+        has_it = reader not in self.parts[around] and (for_a_part or around == lender)
+        return lender if has_it else self.owner[data]
 
     def _again(self, index: int, wanted: int | None) -> None:
         """Runs a part again: for what autograd saved in it, or for `wanted`."""
@@ -422,8 +476,11 @@ class _Step:
         forgotten = [d for d in self.inputs[index] if d in self.owner]
         before = len(self.waiting)
         for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
-            self._demand(data, alone=True, for_a_part=True)
-            self.waiting += [[data, 0]] if data not in self.made else []
+            handed = part.handed_bytes if data not in part.begin else 0
+            self.waiting.append(_Waiting(None, handed))
+            self._demand(data, part.first, for_a_part=True)
+            self.waiting.pop()
+            self.waiting += [_Waiting(data)] if data not in self.made else []
         position = len(self.order)
         self._run(index, self._end(index, wanted if passing else None))
         del self.waiting[before:]
@@ -431,6 +488,10 @@ class _Step:
         if not passing:
             own = self.own[index]
             self.made.update(own)
+            self.lent.difference_update(own)
+            for data in (d for d in self.lends[index] if d not in self.made):
+                self.made.add(data)
+                self.lent.add(data)
             if self.reading:
                 again = self.reading.intersection(own)
                 self.reading -= again
@@ -438,31 +499,39 @@ class _Step:
             self.kept.difference_update(own)  # from now on they are like any other part's
             self.shared.difference_update(own)
             self.done[index] = True
+            self.apart = {d for d in self.apart if self._is_held_apart(d)}
             self.states.let_go(index, len(self.order))
-            self._pass_on(index)
+            self._pass_on(self.shared.intersection(self.inputs[index]))
         elif wanted is not None and part.again is Again.SHARED:
             self.made.add(wanted)
             self.shared.add(wanted)
 
-    def _again_within(self, index: int, reader: Node) -> None:
+    def _is_held_apart(self, data: int) -> bool:
+        """Whether a part that did not run again yet holds a value itself that is another part's to bring back for others."""
+        around, lender = self.lender[data]
+        given = (p for p in self.given_to.get(data, ()) if self.parts[p].first not in self.parts[around])
+        return around != lender and any(not self.done[p] and self.until[p] >= self.now for p in given)
+
+    def _again_within(self, index: int, reader: Node, asked: Mapping[int, int]) -> None:
         """Runs a part within another one again, for what it gives: that is there, but not where autograd has saved it here."""
         forward = reader.forward
         assert forward is not None
         made = set(self.graph.nodes[forward].writes).intersection(reader.reads)
         self.second += total_bytes(self.graph, (d for d in made if self.last_read[d] > reader.id))  # others have theirs
+        self.begun = max((asked[d] for d in made), default=0)
         if self.done[index]:
             return
         if self.own[index]:
             return self._again(index, None)
         for data in self.inputs[index]:
-            self._demand(data, alone=True, for_a_part=True)
+            self._demand(data, forward, for_a_part=True)
         self._run(index, forward + 1)
         self.done[index] = True
 
-    def _pass_on(self, index: int) -> None:
-        """Lets go of what was there for this part, the last of those that are given it."""
-        for data in self.shared.intersection(self.inputs[index]):
-            if all(self.done[p] or not self.own[p] for p in self.given_to[data]):
+    def _pass_on(self, shared: Collection[int]) -> None:
+        """Lets go of what was there for parts alone, where all that are given it ran again, or nothing of theirs is missed."""
+        for data in shared:
+            if all(self.done[p] or self.until[p] < self.now for p in self.given_to[data]):
                 self.shared.discard(data)
                 self.made.discard(data)
 
@@ -482,10 +551,12 @@ class _Step:
                 needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
                 twins &= needed.union(held)
             for given in self.waiting:  # for another part, beside what is made here
-                given[1] = self.graph.data[given[0]].nbytes if given[0] in writes else given[1]
-            if twins or self.begun or self.second or self.waiting:
-                waiting = sum(nbytes for _, nbytes in self.waiting)
-                self.beside[len(order)] = self.begun + self.second + waiting + total_bytes(self.graph, twins)
+                given.nbytes = self.graph.data[given.data].nbytes if given.data in writes else given.nbytes
+            self.apart.update(d for d in self.lent.intersection(writes) if self._is_held_apart(d))
+            if twins or self.begun or self.second or self.waiting or self.apart:
+                waiting = sum(given.nbytes for given in self.waiting)
+                more = total_bytes(self.graph, twins | self.apart)
+                self.beside[len(order)] = self.begun + self.second + waiting + more
             self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             order.append(node)
@@ -504,7 +575,8 @@ class _Step:
         return part.first
 
     def _waited_for(self, data: int, index: int) -> bool:
-        return self.owner.get(data) == index and data not in self.shared and self._is_needed(data)
+        gives = self.owner.get(data) == index or data in self.lends[index]
+        return gives and data not in self.shared and self._is_needed(data)
 
     def _is_needed(self, data: int) -> bool:
         """Whether a backward node, or a part that has not run again yet, is still to read a value."""

@@ -176,7 +176,21 @@ class Found:
         texts = {v.text: v.outside for v in vertices if not self.is_module(v) and v.text is not None}
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
         given, copies = self._given(vertices, nodes[0]), frozenset[Hashable]().union(*map(self._copies, vertices))
-        return Candidate(nodes[0], nodes[-1], vertices, tuple(map(self.key, vertices)), tuple(marks), given, copies)
+        key, handed = tuple(map(self.key, vertices)), self._handed_on(vertices)
+        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed)
+
+    def _handed_on(self, vertices: Sequence[Vertex]) -> tuple[int, frozenset[int]]:
+        """The bytes of what vertices before the last one make that others of them read, and no data node holds; the data that
+        the first one reads."""
+        if len(vertices) == 1:
+            return 0, frozenset()
+        own = [set(self._operations(vertex)) for vertex in vertices]
+        made = [{v for op in ops for v in self.trace.operations[op].made if self.model.data_of[v] is None} for ops in own]
+        read = [{v for op in ops for v in self.trace.operations[op].reads} for ops in own]
+        handed = {v for i, mine in enumerate(made[:-1]) for v in mine if any(v in theirs for theirs in read[i + 1 :])}
+        storages = [self.record.storages[s] for s in self.record.storages_of(handed)]
+        begin = frozenset(d for d in map(self.model.data_of.__getitem__, read[0]) if d is not None)
+        return sum(s.nbytes for s in storages if s.operation is not None), begin
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
         """The data, made before a node, that vertices are given in lists and objects."""

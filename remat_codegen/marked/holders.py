@@ -51,7 +51,19 @@ class Holders:
         variables, unread = self._held_by_variables(), tuple(self._unread())
         takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
         state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
-        return Held(variables, unread, left, tuple(beside), drawing_nodes(self.model), state_bytes)
+        return Held(variables, unread, left, tuple(beside), drawing_nodes(self.model), state_bytes, self._asked())
+
+    def _asked(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """By forward node: the data that its backward node asks for, and by how much gradients have grown by then."""
+        found: dict[int, dict[int, int]] = {}
+        for node, body in enumerate(self.model.bodies):
+            rows = [self.record.operations[op] for op in reversed(body.operations)]
+            before = next((row.gradient_bytes for row in rows if row.gradient_bytes is not None), 0)
+            for storage, alive in (asked for row in rows for asked in row.asked):
+                data = body.phantom if storage is None else self.of_storage.get(storage)
+                if data is not None:
+                    found.setdefault(node, {}).setdefault(data, max(0, alive - before))
+        return {node: tuple(asked.items()) for node, asked in found.items()}
 
     @cached_property
     def of_storage(self) -> dict[int, int]:

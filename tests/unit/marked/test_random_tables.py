@@ -1,0 +1,110 @@
+"""Random tables, each with parts beside and within each other: what a file takes is what the simulator says."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from second_edition import Found, found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
+
+from remat_codegen.marked.candidates import Row
+from remat_codegen.marked.choose import parts_of
+from remat_codegen.marked.demand import Again, Keeps
+from remat_codegen.run.marked_text import Traced
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return self.out(F.normalize(q @ k.mT, 1.0, -1) @ v)
+
+
+class Mlp(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        function = lambda x, g: x.tanh() * g.exp()
+        return F.normalize(self.down(function(self.up(x), self.gate(x))), dim=-1) * 3
+
+
+class Net(nn.Module):
+    def __init__(self, layers=3, width=32):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([Attention(width), Mlp(width)]) for _ in range(layers))
+
+    def forward(self, x):
+        for attention, mlp in self.layers:
+            x = x + attention(x)
+            x = F.normalize(x + mlp(x), dim=1) * 5
+        return x.mean(1)
+"""
+SHARES = 0.2, 0.4, 0.7, 1.0
+SLACK_BYTES = 64
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory) -> Traced:
+    path = tmp_path_factory.mktemp("random") / "net.py"
+    path.write_text(MODEL)
+    torch.manual_seed(0)
+    x = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
+    return traced_module(imported_file(path).Net().train(), (x,), {}, path)
+
+
+@pytest.fixture(scope="module")
+def found(traced) -> Found:
+    return found_in(traced)
+
+
+def table(found: Found, rows: list[tuple[int, int, str, str]]) -> tuple[Row, ...]:
+    """Rows by the first and the last node, what they keep and how often they run again."""
+    by_nodes = {(c.first, c.last): c for c in found.candidates.all}
+    return tuple(Row(by_nodes[first, last], Keeps(keeps), Again(again)) for first, last, keeps, again in rows)
+
+
+def assert_as_planned(traced: Traced, found: Found, rows: tuple[Row, ...], folder: Path) -> None:
+    result = trained(traced, text_of(traced, found, rows), folder)
+    assert result.identical, result.differences
+    assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_tables_take_no_more_than_planned(traced, found, tmp_path, seed):
+    assert_as_planned(traced, found, random_rows(found, random.Random(seed), SHARES[seed % 4]), tmp_path)
+
+
+TABLES = {
+    "a gradient is there when a part is asked for": [(51, 56, "", "")],
+    "the part around gives a value that the part within it made": [(51, 55, "", "twice"), (55, 55, "", "shared")],
+    "a part holds what is no place": [(51, 59, "inside", ""), (51, 56, "inside", ""), (56, 56, "", ""), (57, 57, "", "")],
+    "nothing of a part is missed that is given what others share": [
+        *[(42, 50, "", "shared"), (30, 38, "", "twice"), (41, 41, "", "thrice")],
+        *[(51, 55, "inside", ""), (52, 52, "", "")],
+    ],
+    "a value is handed on while others run": [(30, 38, "", "shared"), (41, 41, "", "shared"), (50, 50, "", "")],
+    "what is shared is held until all have it": [(57, 57, "", "shared"), (58, 58, "", "thrice"), (60, 60, "", "")],
+}
+
+
+@pytest.mark.parametrize("rows", TABLES.values(), ids=TABLES)
+def test_what_was_not_counted_once(traced, found, tmp_path, rows):
+    assert_as_planned(traced, found, table(found, rows), tmp_path)
+
+
+def test_parts_that_make_one_value_together_are_not_late(found):
+    several = next(c for c in found.candidates.all if len(c.vertices) > 1)
+    with pytest.raises(ValueError, match="together are /late"):
+        parts_of([Row(several, late=True)])
