@@ -43,8 +43,8 @@ class Asked:
 
 @dataclass(slots=True)
 class Undoing:
-    """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most when a sum is made of which a term is older, less what has gone by then of what was saved for the step; and
-    what it asks for, in that order."""
+    """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most when a sum is
+    made of which a term is older, less what has gone by then of what was saved for the step; and what it asks for, in order."""
 
     first_bytes: int = 0
     added_bytes: int = 0

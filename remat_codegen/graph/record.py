@@ -91,8 +91,8 @@ class OperationRecord:
     stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
     gradient_bytes: int | None = None  # of what is alive when the engine goes back through it, if that makes or asks for any
     added_bytes: int = 0  # the most that gradients take, while it is undone, when one of an earlier operation is added to
-    # What it asks for of what autograd saved, in this order: storages, None of what is saved beside those; with the bytes of the
-    # gradients that are alive then.
+    # What it asks for of what autograd saved, in this order: storages, None of what is saved beside those; and the bytes of
+    # the gradients that are alive then.
     asked: tuple[tuple[int | None, int], ...] = ()
     # Storages and bytes that autograd saves for nobody, where the engine does not come, as long as somebody has the result.
     lost: tuple[int, ...] = ()

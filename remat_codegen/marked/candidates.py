@@ -22,8 +22,8 @@ class Candidate(Generic[V]):
     Candidates of equal `key` are the same code: another layer's, or another call's. `marks` are those that the text needs:
     where each stands, and what is handed in there; none for the call of a module. `given` are data that they are given in lists
     and objects, whether they are read or not. `copies` are calls of functions that stay where they are: the text has to have
-    copies of these. `handed_bytes` are those of what the vertices before the last give to the next, and is no data node; `begin` are data that
-    the first of several is given.
+    copies of these. Of several vertices, the first reads `begin`, and `handed_bytes` are those of what the ones before the last
+    give to others, and is no data node.
     """
 
     first: int

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 
-from remat_codegen.graph.ir import Graph, Kind, Node, total_bytes
+from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.marked.states import States
 from remat_codegen.schedule import Schedule, with_forgets
 
@@ -38,7 +38,7 @@ class Held:
     attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those. Where parts take
     states of a generator, each of `state_bytes`, `drawing` are the forward nodes that draw from it.
 
-    `asked`, by forward node, is what its backward node asks for of what was saved, in this order, with the bytes of the gradients
+    `asked`, by forward node, is what its backward node asks for of what was saved, in this order, and the bytes of gradients
     that it has made by then."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
@@ -86,8 +86,8 @@ class Part:
     one's run is the first.
 
     What a part that is `late` makes is kept at first: each value until a backward node has read it. `given` are data that it is
-    given, and holds, beside those that its nodes read. Where it is several parts that make one value, `handed_bytes` are those of
-    what is there between them, while others run again for the last; the first is given `begin`.
+    given, and holds, beside those that its nodes read. Where it is several parts that make one value, the first is given
+    `begin`, and `handed_bytes` are there between them, while others run again for the last.
     """
 
     first: int

@@ -36,7 +36,6 @@ from remat_codegen.run.priced import capability_of, measured_costs
 from remat_codegen.run.smaller import with_smaller
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate, with_forgets, without_recomputation
-from remat_codegen.schedule.order import order_of
 from remat_codegen.show.results import Progress, percent
 
 LONGEST_DIFF = 40  # lines
@@ -263,7 +262,7 @@ def _with_plan_of(file: Path, text: str, header: Header, plan: SavedPlan, traced
     if header.request.edition == 1:
         return pipeline.emit(traced, schedule, plan, header.request)
     brought, problems = marked_text.read_back(text, traced)
-    if [order_of(one.schedule) for one in brought.all()] != [one.order for one in plan.all()]:
+    if not brought.lead_to(plan, traced.graph):
         more = "".join(f": line {p.line}: {p.text}" for p in problems[:1])
         raise PlanFileError(f"its table is not the plan in its header{more}", where=str(file))
     return marked_text.emit(traced, plan, header.request, brought)

@@ -345,11 +345,11 @@ def _judged_by_table(
     case: Case, brought: tabling.Brought, problems: list[Problem], notes: list[str]
 ) -> tuple[list[Problem], bool | None]:
     """All that is wrong, and whether its tables are the plan's."""
-    orders = [order_of(one.schedule) for one in brought.all()]
-    as_planned = None if case.plan is None else orders == [one.order for one in case.plan.all()]
+    as_planned = None if case.plan is None else brought.lead_to(case.plan, case.traced.graph)
     if as_planned is False and not problems:
         problems.append(Problem(1, "its table is not the plan in its header"))
     plan = case.plan or case.header.plan or _no_plan(case.header, case.traced)
+    orders = [one.order for one in plan.all()] if as_planned else [order_of(one.schedule) for one in brought.all()]
     if len(orders) != len(plan.all()) or not case.traced.are_of(plan):
         several = f"{len(plan.all())} budgets or batches"
         problems.append(Problem(1, f"has {len(orders)} tables, and the plan in its header is for {several}"))

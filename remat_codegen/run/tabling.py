@@ -31,7 +31,7 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.run.pipeline import own_source
 from remat_codegen.run.priced import reserve_of
 from remat_codegen.run.traced import Traced
-from remat_codegen.schedule import Schedule
+from remat_codegen.schedule import Schedule, is_same_but_for_turns, order_of
 from remat_codegen.show.results import Progress
 
 LITTLE_LOST = 0.005  # of the step's time: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
@@ -57,6 +57,11 @@ class Brought:
     def all(self) -> tuple[Brought, ...]:
         """This one, and the others that are in the same file."""
         return (self, *self.others)
+
+    def lead_to(self, plan: SavedPlan, graph: Graph) -> bool:
+        """Whether all these tables lead to the steps of a plan."""
+        ours, theirs = [order_of(one.schedule) for one in self.all()], [one.order for one in plan.all()]
+        return len(ours) == len(theirs) and all(is_same_but_for_turns(graph, a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def found_of(traced: Traced) -> Found:

@@ -6,7 +6,7 @@ when: what searches work on, and the copies that a schedule makes; `blocks` what
 
 from remat_codegen.schedule.blocks import left_unsplit
 from remat_codegen.schedule.lives import Copy, copies_of
-from remat_codegen.schedule.order import order_of, runs_once, settled_lives, without_dead_runs
+from remat_codegen.schedule.order import is_same_but_for_turns, order_of, runs_once, settled_lives, without_dead_runs
 from remat_codegen.schedule.simulate import Pricing, Timeline, alive_before, simulate, validate
 from remat_codegen.schedule.steps import Compute, Forget, Schedule, Step, with_forgets, without_recomputation
 
@@ -20,6 +20,7 @@ __all__ = [
     "Timeline",
     "alive_before",
     "copies_of",
+    "is_same_but_for_turns",
     "left_unsplit",
     "order_of",
     "runs_once",

@@ -13,6 +13,23 @@ def order_of(schedule: Schedule) -> tuple[int, ...]:
     return tuple(step.node for step in schedule.steps if isinstance(step, Compute))
 
 
+def is_same_but_for_turns(graph: Graph, order: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the same nodes run again between the same backward nodes, in whatever order among each other: which comes first
+    follows from how autograd asks for them."""
+    return _between(graph, order) == _between(graph, other)
+
+
+def _between(graph: Graph, order: Sequence[int]) -> list[list[int]]:
+    """The nodes that run up to each backward node, and after the last one."""
+    found: list[list[int]] = [[]]
+    for node in order:
+        found[-1].append(node)
+        if node > graph.loss:
+            found[-1].sort()
+            found.append([])
+    return found
+
+
 def runs_once(graph: Graph) -> frozenset[int]:
     """The nodes that must not run again: those that change what outlives them, and those that write what the caller holds."""
     outputs = set(graph.outputs)
