@@ -482,7 +482,8 @@ def _among(function, theirs):
         names = {**globals(), **{name: home[name] for name in SHARED if name in home}}
         NAMES[id(home)] = home, names
         for name in {word.partition(":")[0] for word in MADE_FROM.get("", "").split()} & {*names} & {*home}:
-            if isinstance(names[name], types.FunctionType) and isinstance(home[name], types.FunctionType):
+            both = isinstance(names[name], types.FunctionType) and isinstance(home[name], types.FunctionType)
+            if both and names[name].__globals__ is globals():  # others are imported, and see what they see
                 names[name] = _with_names(names[name], names, home[name])
     return _with_names(function, NAMES[id(home)][1], theirs)
 

@@ -121,7 +121,7 @@ def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None
         return Owner("", "", function.name) if _can_be_copied(text) and _is_its_name(own, function.name) else None
     if not _is_found_by_name(module, function.file, own) or needs(function.file, "", function.name) is None:
         return None
-    return Owner(module.__name__, "", function.name)
+    return None if _is_pythons(module.__name__) else Owner(module.__name__, "", function.name)
 
 
 def _module_of(file: str) -> types.ModuleType | None:
@@ -184,7 +184,12 @@ def _method(function: Function, kind: type, own: str, home: str) -> Owner | None
         return Owner("", place, name) if copied else None
     if not _is_importable(owner, function.file, own) or needs(function.file, place, name) is None:
         return None
-    return Owner(owner.__module__, place, name)
+    return None if _is_pythons(owner.__module__) else Owner(owner.__module__, place, name)
+
+
+def _is_pythons(module: str) -> bool:
+    """Whether a module is of the standard library, whose functions are others in each version of Python."""
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _asks_for_parts(method: ast.FunctionDef) -> bool:

@@ -71,3 +71,53 @@ def test_what_another_package_may_register_is_not_made_twice(written):
     decorated = "@nx.utils.not_implemented_for('directed')\ndef read(x):\n    return x\n\n\nclass Step"
     text = written(MODEL.replace("class Step", decorated).replace("self.up(x)", "self.up(x if read else x)"), "95%").read_text()
     assert "class Net" not in text and "import networkx" not in text
+
+
+STATES = """
+from dataclasses import dataclass, replace
+from os.path import join
+
+import torch
+from torch import nn
+
+
+@dataclass
+class State:
+    node: torch.Tensor
+    edge: torch.Tensor
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.e = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.v = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, state):
+        edge = self.e(torch.cat([state.node, state.edge], -1)) * len(join("a", "b"))
+        return replace(state, node=state.node + self.v(torch.cat([state.node, edge], -1)), edge=torch.tanh(edge))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(32) for _ in range(4))
+
+    def forward(self, x):
+        state = State(x, x * 0.5)
+        for layer in self.layers:
+            state = layer(state)
+        return state.node, state.edge
+
+
+def example_inputs():
+    return (torch.randn(64, 32),)
+"""
+
+
+def test_functions_of_python_are_imported_and_stay_what_they_are(written):
+    """A copy of `replace` would be another one with the next Python; and what it reads is not in this file."""
+    output = written(STATES, "60%")
+    text = output.read_text()
+    assert ".part(" in text and "from dataclasses import dataclass, replace\n" in text and "def replace(" not in text
+    assert verify(output, f"{output.parent / 'net.py'}:Net", steps=2, progress=QUIET).ok
