@@ -60,6 +60,7 @@ STATIC = True  # it takes no sizes but those that were planned for
 OBJECTS = True  # its variables hold objects of classes of its own with tensors in them
 DECORATED = True  # some of the functions in other files are decorated there
 GIVEN = True  # some are called by what methods are given, or by the name of a module: with_marks(F.normalize)(x)
+LAZY = True  # its code names layers that get their weights when they are first called
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
 
 CHECK = os.environ.get("REMAT_CHECK", "0") != "0"  # compare all that is put back with what was there first
@@ -290,6 +291,8 @@ def _planned(model, plan, forward, args, kwargs):
     plain = not plan or not model.training or not torch.is_grad_enabled()
     if SEVERAL or BATCHES:  # an empty table, too, is of a step: other plans and arguments of a model do not count in it
         plain = not model.training or not torch.is_grad_enabled()
+    if LAZY:
+        plain = plain or any(map(torch.nn.parameter.is_lazy, model.parameters()))  # it makes them, in __init__ for instance
     return forward(*args, **kwargs) if plain else _step(model, plan, forward, args, kwargs)
 
 

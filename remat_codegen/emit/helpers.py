@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import libcst as cst
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from remat_codegen import runtime
 
@@ -79,6 +81,13 @@ def _pieces() -> tuple[_Piece, ...]:
 def names_in(code: str) -> frozenset[str]:
     """The names that some code reads or sets."""
     return Uses.of(code).names
+
+
+def names_lazy_layers(code: str) -> bool:
+    """Whether code names layers of PyTorch's that get their weights when they are first called."""
+    used = Uses.of(code)
+    named = (getattr(torch.nn, name, None) for name in used.names | used.attributes)
+    return any(isinstance(kind, type) and issubclass(kind, LazyModuleMixin) for kind in named)
 
 
 def helper_names() -> frozenset[str]:

@@ -21,7 +21,7 @@ import torch
 from remat_codegen.emit import calls, usersource
 from remat_codegen.emit.formatting import formatted
 from remat_codegen.emit.guards import Guards
-from remat_codegen.emit.helpers import Uses, helper_names, names_in, needed_helpers
+from remat_codegen.emit.helpers import Uses, helper_names, names_in, names_lazy_layers, needed_helpers
 from remat_codegen.emit.imports import sections
 from remat_codegen.emit.lines import uses
 from remat_codegen.emit.names import Namer, wishes
@@ -204,6 +204,7 @@ class _Renderer:
             defaulted=repr(defaulted) if (defaulted := tuple(t.name for t in self.told if t.is_default)) else "",
             binds=None if self.parameters else self._plain(),
             without_cache=any(a.name == "use_cache" and a.value is False for a in self.arguments),
+            lazy=self.carries and names_lazy_layers(self.source),
             guarded=guarded,
             hooked=repr(dict(self.original.hooked)),
             rematerializes=rematerializes,

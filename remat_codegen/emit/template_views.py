@@ -92,6 +92,7 @@ class Forward(View):
     defaulted: str
     binds: str | None
     without_cache: bool
+    lazy: bool
     guarded: Guarded
     hooked: str
     rematerializes: bool

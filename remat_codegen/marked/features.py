@@ -46,6 +46,7 @@ class Features:
     objects: bool = True
     decorated: bool = False
     given: bool = False
+    lazy: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

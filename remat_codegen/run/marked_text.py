@@ -14,6 +14,7 @@ import torch
 
 from remat_codegen.ask.inputs import CACHE
 from remat_codegen.ask.request import Request
+from remat_codegen.emit.helpers import names_lazy_layers
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.graph.ir import Graph, total_bytes
 from remat_codegen.header.saved_plan import SavedPlan
@@ -167,6 +168,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         checkpoints=_checkpoints(traced),
         recorded=traced.model.trace.run is not None,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
+        lazy=names_lazy_layers(traced.target.source),
     )
 
 
