@@ -333,6 +333,14 @@ def schema(operation: Any) -> Any:
     return operation._schema
 
 
+def is_compiled(thing: Any) -> bool:
+    """Whether torch.compile has made a function, or a module is one that `compile()` was called of, or that it has made."""
+    if isinstance(thing, torch.nn.Module):
+        return hasattr(thing, "_orig_mod") or getattr(thing, "_compiled_call_impl", None) is not None
+    attributes = getattr(thing, "__dict__", {})
+    return "_torchdynamo_orig_callable" in attributes and not attributes.get("_torchdynamo_disable")
+
+
 def is_functorch(target: Any) -> bool:
     """Whether what a trace calls belongs to torch.func."""
     return str(getattr(target, "__module__", "")).startswith("torch._functorch")

@@ -14,6 +14,7 @@ from remat_codegen.graph.ir import Node
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd, reading_followers
+from remat_codegen.marked.compiled import is_compiled_function
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
 from remat_codegen.marked.given import given_to_calls, given_to_expression
 from remat_codegen.marked.holders import Holders, node_of
@@ -44,6 +45,7 @@ class Found:
         self.working = [self._working(node) for node in model.graph.forward_nodes]
         self.numbers, self.times = self._counted()
         self.refused: dict[Hashable, bool] = {}
+        self.compiled: dict[Function, bool] = {}
         self.by_name: dict[Function, tuple[Owner, ...] | None] = {}
         self.given: dict[Function, frozenset[Caller]] = {}
 
@@ -82,9 +84,16 @@ class Found:
         text = vertex.text
         if self.is_module(vertex) or not vertex.markable or text is None or text.module is None:
             return False
-        if not self._is_written(text) or self._refused(vertex, text):
+        if not self._is_written(text) or self._refused(vertex, text) or self._is_compiled(vertex):
             return False
         return not self._is_statement(vertex) or self._changes_a_tensor(vertex)
+
+    def _is_compiled(self, vertex: Vertex) -> bool:
+        """Whether a function that is compiled evaluates it."""
+        around = {v.text.function for v in (vertex, *self.tree.ancestors(vertex)) if v.text is not None}
+        for function in around - self.compiled.keys():
+            self.compiled[function] = is_compiled_function(function)
+        return any(self.compiled[function] for function in around)
 
     def _is_statement(self, vertex: Vertex) -> bool:
         return self._statement(vertex) is not None

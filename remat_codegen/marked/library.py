@@ -107,7 +107,7 @@ class Library:
 def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None:
     """A function at the top of a library's file, or of the model's own, as its text stands for it; None where that is not
     so."""
-    module, found = _module_of(function.file), at_top(function)
+    module, found = module_of(function.file), at_top(function)
     inner = _wrapped_in(found)
     if module is None or inner is None or inner.__closure__ or (inner is not found and function.file == own):
         return None
@@ -124,13 +124,14 @@ def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None
     return None if _is_pythons(module.__name__) else Owner(module.__name__, "", function.name)
 
 
-def _module_of(file: str) -> types.ModuleType | None:
+def module_of(file: str) -> types.ModuleType | None:
+    """The loaded module that a file is."""
     return next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file), None)
 
 
 def at_top(function: Function) -> Any:
     """What a loaded file has by the name of a function at its top, with what decorates that; None if there is no such."""
-    return getattr(_module_of(function.file), function.name, None)
+    return getattr(module_of(function.file), function.name, None)
 
 
 def is_decorated(owner: Owner) -> bool:
@@ -254,7 +255,7 @@ def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     if any(isinstance(n, ast.ImportFrom) and n.level for n in _inside(method)):
         return None  # relative to where it stands
     read, beside = _global_names(file, method), _beside(method)
-    module = _module_of(file)
+    module = module_of(file)
     needed = {n for n in read | beside if not (hasattr(builtins, n) and not hasattr(module, n))}
     if not all(_can_be_imported(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
         return None

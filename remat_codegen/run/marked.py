@@ -18,6 +18,7 @@ from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked import replays
 from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.circles import left_in_circles
+from remat_codegen.marked.compiled import compiled_in
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.steady import ANEW, Before
@@ -66,6 +67,7 @@ def generate(request: Request, progress: Progress) -> Report:
     note_losses(plan, made, brought, profile, progress)
     _note_reentrant(traced, progress)
     _note_circles(traced, plan, progress)
+    _note_compiled(traced, progress)
     if request.dynamic:
         progress.note("note: --dynamic is not needed, for files of the second edition take all sizes that the model takes")
     write_atomically(request.output_path, text)
@@ -100,6 +102,15 @@ def _note_circles(traced: Traced, plan: SavedPlan, progress: Progress) -> None:
     if circle is not None and circle.size > LITTLE_LEFT * plan.planned_peak_bytes:
         kept = f"keeps {format_bytes(circle.size)} of each forward pass until Python's garbage collector runs"
         progress.note(f"note: {circle.what} {kept}, which no plan counts: break that circle, and a step takes what is planned")
+
+
+def _note_compiled(traced: Traced, progress: Progress) -> None:
+    """Says what of a model's code may keep other things than were planned."""
+    found = list(compiled_in(traced.model.trace, traced.target.module))
+    if found:
+        named = ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")
+        what = f"{named}: torch.compile decides what is kept there, which no plan knows"
+        progress.note(f"note: {what}; budgets are promised for a model that is not compiled")
 
 
 class Unrepeatable(UnsupportedError):
