@@ -1,4 +1,4 @@
-"""Functions and modules that torch.compile makes: marks stand around them, and a note says that no plan knows what they keep."""
+"""Functions that torch.compile makes: marks stand around them, and a note says that no plan knows what they keep."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_what_is_compiled(path, name, compiled):
 def test_marks_stand_around_what_is_compiled(path):
     said = io.StringIO()
     output = path.with_name("out.py")
-    marked.generate(Request(f"{path}:Net", "60%", output, inputs="float32[64,32]", edition=2), Progress(Console(file=said, width=400)))
+    request = Request(f"{path}:Net", "60%", output, inputs="float32[64,32]", edition=2)
+    marked.generate(request, Progress(Console(file=said, width=400)))
     text, own = output.read_text(), NET[NET.index("@torch.compile") : NET.index("@torch.compiler.disable")]
     assert own.strip() in text and "note: fused (compiled_net.py:7): torch.compile decides" in " ".join(said.getvalue().split())
     module = imported_file(path)
