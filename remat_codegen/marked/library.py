@@ -267,8 +267,8 @@ def _can_be_copied(method: ast.FunctionDef) -> bool:
     if method.col_offset > 4 or (method.name.startswith("__") and method.name.endswith("__")):
         return False  # moved to the left, its text may be another one; and Python looks for special methods in classes only
     names = {n.id for n in _inside(method) if isinstance(n, ast.Name)}
-    names |= {n.attr for n in _inside(method) if isinstance(n, ast.Attribute)}
-    return not names & WITHIN and not any(map(_is_private, names))
+    attributes = {n.attr for n in _inside(method) if isinstance(n, ast.Attribute)}  # private ones have the class's name in theirs
+    return not (names | attributes) & WITHIN and not any(map(_is_private, names))
 
 
 @lru_cache(maxsize=4096)
