@@ -88,7 +88,15 @@ def _more_seeds(model: Model, node: Node) -> int:
     if node.phase is not Phase.BACKWARD or node.forward is None:
         return 0
     seeded, read = _seeded_bytes(model, node)
-    return max(0, sum(seeded) - read) if len(seeded) > 1 else 0
+    stay = sum(_seed_bytes(model, v) or 0 for v in _passing(model, node.forward))
+    return max(0, sum(seeded) - stay - read) if len(seeded) > 1 else 0
+
+
+def _passing(model: Model, forward: int) -> list[int]:
+    """Results of a node whose gradients go through it as they come, as those of views of what other nodes have made."""
+    own = model.bodies[forward].operations
+    through = {v for g in model.record.gradients if g.born > max(own) and g.died < min(own) for v in g.of}
+    return [v for v in gone_back_from(model, own) if v in through]
 
 
 def _written_bytes(model: Model, node: Node) -> int:
@@ -107,8 +115,13 @@ def _outlasts(model: Model, forward: int) -> bool:
 def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:
     """The sizes of the gradients that a backward node is measured with, and what of them is its own to free."""
     assert node.forward is not None
-    roots = gone_back_from(model, model.bodies[node.forward].operations)
-    strides = {v: model.record.variables[v].gradient_strides for v in roots}
-    seeded = [replace(model.trace.variables[v], stride=s) for v, s in strides.items() if s is not None]
+    sizes = (_seed_bytes(model, v) for v in gone_back_from(model, model.bodies[node.forward].operations))
     read = sum(model.graph.data[d].nbytes for d in node.reads if model.graph.data[d].kind is Kind.GRADIENT)
-    return [v.dtype.itemsize * span(v) for v in seeded], read
+    return [nbytes for nbytes in sizes if nbytes is not None], read
+
+
+def _seed_bytes(model: Model, variable: int) -> int | None:
+    """The bytes of the gradient that comes to a variable, if one does."""
+    stride = model.record.variables[variable].gradient_strides
+    v = model.trace.variables[variable]
+    return None if stride is None else v.dtype.itemsize * span(replace(v, stride=stride))
