@@ -267,7 +267,7 @@ def _can_be_copied(method: ast.FunctionDef) -> bool:
     if method.col_offset > 4 or (method.name.startswith("__") and method.name.endswith("__")):
         return False  # moved to the left, its text may be another one; and Python looks for special methods in classes only
     names = {n.id for n in _inside(method) if isinstance(n, ast.Name)}
-    attributes = {n.attr for n in _inside(method) if isinstance(n, ast.Attribute)}  # private ones have the class's name in theirs
+    attributes = {n.attr for n in _inside(method) if isinstance(n, ast.Attribute)}  # private ones have the class's name
     return not (names | attributes) & WITHIN and not any(map(_is_private, names))
 
 
