@@ -42,6 +42,7 @@ RANDOM = True  # the model draws random numbers from torch's generators
 NUMPY = True  # its code knows NumPy, which has a generator, too
 BUFFERS = True  # it moves buffers in its forward, as batch norm does
 COUNTERS = True  # it changes small ones in place, as experts that count who was chosen, or clamps a temperature
+ATTRIBUTES = True  # it sets tensors as attributes of modules, as the hooks of weight_norm do
 IN_PLACE = True  # it changes in place what an operation gave, as nn.ReLU(inplace=True) does
 MARKS = True  # its text has marks
 FUNCTIONS = True  # some are in functions that methods call
@@ -80,6 +81,7 @@ NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 SHARED: list = []  # those classes and things: methods of an original ask for its own
 NAMES: dict = {}  # by the dict of an original's file: that, and what methods of its modules see
 COUNTED: list = []  # small ones that forward changes in place, by class and name: parts have copies
+SET_BY_FORWARD: list = []  # attributes that it sets, by class and name: parts have them as they were
 SMALL = 4096  # bytes of those
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
 OTHER = "which this file is not made for: generate it again"
@@ -870,6 +872,8 @@ class Part:
         """Takes what it needs to run again. Returns the tensors that are given."""
         step, self.captured, self.settings = self.step, [], _settings()
         self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
+        if ATTRIBUTES:
+            self.assigned += step.set_so_far()
         if BUFFERS and COUNTERS:
             self.copies = self.copied()
         if RANDOM:
@@ -1251,6 +1255,11 @@ class Step:
         self.devices = sorted({t.device.index for t in tensors if t.is_cuda})
         self.seen = [s for s in seen if not isinstance(s[2], torch.nn.Parameter)] if self.sharded else seen
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
+        if ATTRIBUTES:
+            named = [(m, *name.rpartition(".")[::2]) for m in modules for name in SET_BY_FORWARD]
+            own = [(vars(m), name, m) for m, kind, name in named if any(k.__qualname__ == kind for k in type(m).__mro__)]
+            tensors = [(held, name, held.get(name), m) for held, name, m in own]
+            self.attributes = [(held, n, weakref.ref(t if torch.is_tensor(t) else m)) for held, n, t, m in tensors]
         (self.places, self.values), self.chance = table.values(modules), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -1341,6 +1350,11 @@ class Step:
     def assigned(self):
         """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
         return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
+
+    def set_so_far(self):
+        """The same of tensors that it has set as attributes."""
+        now = [(held, name, held.get(name), before()) for held, name, before in self.attributes]
+        return [(held, name, t) for held, name, t, before in now if torch.is_tensor(t) and t is not before]
 
     def call(self, entries):
         """A call of a module with these entries."""

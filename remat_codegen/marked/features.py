@@ -47,6 +47,7 @@ class Features:
     decorated: bool = False
     given: bool = False
     lazy: bool = False
+    attributes: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""
@@ -76,6 +77,18 @@ def moves_buffers(module: torch.nn.Module, record: Record) -> bool:
 def holds_in_objects(trace: Trace) -> bool:
     """Whether variables of a forward pass hold plain objects with tensors in attributes."""
     return any("." in name for op in trace.operations for call in op.calls for name in call.tensors)
+
+
+def set_by_forward(module: torch.nn.Module, trace: Trace) -> list[str]:
+    """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words: by class and
+    name."""
+    modules, found = dict(module.named_modules(remove_duplicate=False)), set[str]()
+    for path in trace.assigned:
+        owner, _, name = path.rpartition(".")
+        held = modules.get(owner)
+        if held is not None and name.isidentifier() and not isinstance(vars(held).get(name), (bool, int, float, complex, str)):
+            found.add(f"{type(held).__qualname__}.{name}")
+    return sorted(found)
 
 
 def changes_in_place(record: Record) -> bool:

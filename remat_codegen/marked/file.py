@@ -34,6 +34,7 @@ from remat_codegen.marked.table import COLUMNS, Entry, table
 _CALLED = (
     *("training_step", "adopt", "fitting", "of_batch", "as_there"),
     *("PLANNED", "WRITTEN", "DEFAULTS", "LARGEST", "MADE_FROM", "NUMBERS", "HELD", "SHAPES", "COUNTED", "SHARED"),
+    "SET_BY_FORWARD",
 )
 _BLANK = re.compile(r"\n{4,}")
 FORMAT = "# fmt: off\n"
@@ -57,8 +58,8 @@ class Given:
     their type, and how many modules of its own the model has; `numbers` the first, and the peak, for each of several batch
     sizes; `shapes` those of the inputs, where others are refused. `held_bytes` are planned to lie between forward and backward,
     where values decide how much does. `features` are what helpers have to know, `made_from` what methods with marks were made
-    from, by module (`origins`). `counted` are the names of small buffers that forward changes in place,
-    `shared` those of classes and things of the user's file that methods with marks ask for.
+    from, by module (`origins`). `counted` are the names of small buffers that forward changes in place, `set_by_forward` those
+    of attributes that it sets, `shared` those of classes and things of the user's file that methods with marks ask for.
     """
 
     target: str
@@ -78,6 +79,7 @@ class Given:
     numbers: tuple[tuple[int, int], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     counted: tuple[str, ...] = ()
+    set_by_forward: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
 
 
@@ -113,6 +115,7 @@ class _File(View):
     shapes: str
     held: int
     counted: Sequence[str]
+    set_by_forward: Sequence[str]
     shared: Sequence[str]
     batches: Mapping[int | None, tuple[int, int]]
     made_from: Mapping[str, Sequence[str]]
@@ -165,6 +168,7 @@ def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _Fil
         shapes=_row_of(given.shapes),
         held=given.held_bytes,
         counted=[*given.counted],
+        set_by_forward=[*given.set_by_forward],
         shared=[*given.shared],
         batches=dict(zip([p.batch for p in plans], given.numbers, strict=True)) if given.numbers else {},
         made_from={module: _in_lines(words) for module, words in given.made_from.items() if words},

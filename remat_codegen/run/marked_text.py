@@ -25,7 +25,15 @@ from remat_codegen.marked.changed import changed_buffers
 from remat_codegen.marked.choose import parts_of
 from remat_codegen.marked.demand import Again, Keeps, forgotten
 from remat_codegen.marked.evaluations import Vertex
-from remat_codegen.marked.features import Features, changes_in_place, draws, holds_in_objects, knows_numpy, moves_buffers
+from remat_codegen.marked.features import (
+    Features,
+    changes_in_place,
+    draws,
+    holds_in_objects,
+    knows_numpy,
+    moves_buffers,
+    set_by_forward,
+)
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import is_decorated, method_in
 from remat_codegen.marked.markable import looks_at_class
@@ -65,6 +73,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
         source=source,
         shapes=tuple(sorted(tuple(v.shape) for v in _inputs(traced))) if request.static else (),
         counted=tuple(_counted(traced)),
+        set_by_forward=tuple(set_by_forward(traced.target.module, traced.model.trace)),
         shared=shared,
         held_bytes=0 if brought.others or traced.model.trace.run is None else _held_bytes(traced.graph, brought),
         marked=marks.texts.get(own),
@@ -169,6 +178,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         recorded=traced.model.trace.run is not None,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
         lazy=names_lazy_layers(traced.target.source),
+        attributes=bool(set_by_forward(traced.target.module, traced.model.trace)),
     )
 
 
