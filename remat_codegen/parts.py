@@ -488,7 +488,7 @@ def _among(function, theirs):
         NAMES[id(home)] = home, names
         for name in {word.partition(":")[0] for word in MADE_FROM.get("", "").split()} & {*names} & {*home}:
             both = isinstance(names[name], types.FunctionType) and isinstance(home[name], types.FunctionType)
-            if both and names[name].__globals__ is globals():  # others are imported, and see what they see
+            if both and names[name] is not home[name]:  # else it is imported, and sees what it sees
                 names[name] = _with_names(names[name], names, home[name])
     return _with_names(function, NAMES[id(home)][1], theirs)
 

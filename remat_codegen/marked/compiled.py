@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from functools import reduce
 from pathlib import Path
+from types import FunctionType
 
 import torch
 
@@ -15,13 +16,28 @@ from remat_codegen.trace.places import Function
 
 
 def is_compiled_function(function: Function) -> bool:
-    """Whether what a file has by the name of a function is compiled, by a decorator for instance."""
-    found = reduce(lambda held, name: getattr(held, name, None), function.name.split("."), module_of(function.file))
-    return is_compiled(found)
+    """Whether a file has a function compiled, under its name or another one, at its top or in a class there."""
+    module = module_of(function.file)
+    held = [] if module is None else [*vars(module).values()]
+    classes = (kind for kind in held if isinstance(kind, type))
+    return any(_is_made_of(thing, function) for thing in (*held, *(t for kind in classes for t in vars(kind).values())))
+
+
+def _is_made_of(thing: object, function: Function) -> bool:
+    if not (isinstance(thing, FunctionType) and is_compiled(thing)):
+        return False
+    code = inspect.unwrap(thing).__code__
+    return (code.co_filename, code.co_firstlineno) == (function.file, function.line)
 
 
 def compiled_in(trace: Trace, module: torch.nn.Module) -> Iterator[str]:
-    """What is compiled of what runs in a forward pass: functions, with their lines, and modules."""
+    """What is compiled of what runs in a forward pass: functions, with their lines, and what modules have."""
     functions = dict.fromkeys(call.function for op in trace.operations for call in op.calls)
     yield from (f"{f.name} ({Path(f.file).name}:{f.line})" for f in functions if is_compiled_function(f))
-    yield from (path or type(m).__name__ for path, m in module.named_modules() if is_compiled(m))
+    for path, inner in module.named_modules():
+        yield from [path or type(inner).__name__] if is_compiled(inner) else ()
+        yield from (f"{path}.{name}".lstrip(".") for name, value in vars(inner).items() if name[0] != "_" and _is_function(value))
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, FunctionType) and is_compiled(value)

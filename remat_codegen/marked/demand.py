@@ -290,6 +290,7 @@ class _Step:
         self.taken: list[int] = []  # what parts were given that ran again for others' sake, until the next node runs
         self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
         self.reading: set[int] = set()  # the first values that it reads
+        self.passed: set[int] = set()  # what it has got of parts that ran again for that alone
         self.left: set[int] = set()  # what is there until the next step has something else in its place; bytes beside that
         self.left_bytes = 0
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
@@ -341,7 +342,7 @@ class _Step:
         self._hold_for_nobody()
         owner, made, order = self.owner, self.made, self.order
         for node, asked in self.rule.backward:
-            self.now, self.second = node.id, 0
+            self.now, self.second, self.passed = node.id, 0, set()
             if self.shared:
                 self._pass_on([*self.shared])
             self.reading = self.kept.intersection(node.reads) if self.kept else set()
@@ -459,6 +460,8 @@ class _Step:
             shared = self.parts[index].again is Again.SHARED
             alone = for_a_part or reader not in self.parts[index]
             self._again(index, data if alone and (for_a_part or not shared) else None)
+            if not for_a_part and data not in self.made:
+                self.passed.add(data)
 
     def _who_gives(self, data: int, reader: int | None, for_a_part: bool) -> int:
         """The part that a forward node has a value from which is not kept."""
@@ -553,6 +556,9 @@ class _Step:
             for given in self.waiting:  # for another part, beside what is made here
                 given.nbytes = self.graph.data[given.data].nbytes if given.data in writes else given.nbytes
             self.apart.update(d for d in self.lent.intersection(writes) if self._is_held_apart(d))
+            if self.passed:  # the reader has what it got, and others have another one
+                self.second += total_bytes(self.graph, self.passed.intersection(writes))
+                self.passed.difference_update(writes)
             if twins or self.begun or self.second or self.waiting or self.apart:
                 waiting = sum(given.nbytes for given in self.waiting)
                 more = total_bytes(self.graph, twins | self.apart)

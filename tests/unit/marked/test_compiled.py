@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+from functools import reduce
 
 import pytest
 import torch
 from rich.console import Console
-from second_edition import imported_file
+from second_edition import imported_file, traced_module
 
 from remat_codegen.ask.request import Request
-from remat_codegen.marked.compiled import is_compiled_function
+from remat_codegen.marked.compiled import compiled_in, is_compiled_function
 from remat_codegen.run import marked
 from remat_codegen.show.results import Progress
 from remat_codegen.trace.places import Function
@@ -30,6 +32,13 @@ def fused(x, gate):
 @torch.compiler.disable
 def plain(x):
     return x.sin()
+
+
+def named(x):
+    return x.cos()
+
+
+quick = torch.compile(named, backend="eager")
 
 
 class Block(nn.Module):
@@ -58,10 +67,21 @@ def path(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("fused", True), ("plain", False), ("Block.compiled", True), ("Block", False)])
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("fused", True), ("plain", False), ("named", True), ("Block.compiled", True), ("Block.forward", False)]
+)
 def test_what_is_compiled(path, name, compiled):
-    imported_file(path)
-    assert is_compiled_function(Function(str(path), name, 1)) is compiled
+    module = imported_file(path)
+    found = inspect.unwrap(reduce(getattr, name.split("."), module))
+    assert is_compiled_function(Function(str(path), name, found.__code__.co_firstlineno)) is compiled
+
+
+def test_what_modules_have_is_told(path):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    net[0].function = torch.compile(torch.sin, backend="eager")
+    net[1].compile(backend="eager")
+    traced = traced_module(imported_file(path).Net().train(), (torch.ones(4, 32),), {}, path)
+    assert list(compiled_in(traced.model.trace, net)) == ["fused (compiled_net.py:7)", "0.function", "1"]
 
 
 def test_marks_stand_around_what_is_compiled(path):
