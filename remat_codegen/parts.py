@@ -873,7 +873,7 @@ class Part:
         step, self.captured, self.settings = self.step, [], _settings()
         self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         if ATTRIBUTES:
-            self.assigned += step.set_so_far()
+            self.set = step.set_so_far()
         if BUFFERS and COUNTERS:
             self.copies = self.copied()
         if RANDOM:
@@ -903,6 +903,8 @@ class Part:
     def let_go(self, but=()):
         self.inputs = self.run = self.captured = self.assigned = self.states = self.copies = self.as_are = None
         self.held = but
+        if ATTRIBUTES:
+            self.set = []
 
     def first(self, run, inputs):
         """Its run in the forward pass."""
@@ -1082,6 +1084,8 @@ class Part:
         """Runs it while all that it depends on is as in its first run. Nothing that moves is moved outside."""
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
         others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
+        if ATTRIBUTES:
+            others, before_that = others + self.set, step.attributes
         if BUFFERS:
             others = others + self.clones({(id(held), name): value for held, name, value in others})
         if RANDOM:
@@ -1091,6 +1095,8 @@ class Part:
         if FUNCTIONS:
             called, step.called = step.called, self.called
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
+        if ATTRIBUTES:
+            step.attributes = step.there([place[:2] for place in before_that])
         try:
             _set(self.settings, settings)
             torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
@@ -1110,6 +1116,8 @@ class Part:
             C._set_grad_enabled(grad)
             RUNNING.reset(token)
             _exchange(others)
+            if ATTRIBUTES:
+                step.attributes = before_that
             _set(settings, self.settings)
             torch.set_autocast_cache_enabled(cache)
             step.replay = before
@@ -1257,9 +1265,8 @@ class Step:
         self.buffers = [s[:3] for s in seen if not isinstance(s[2], torch.nn.Parameter)]
         if ATTRIBUTES:
             named = [(m, *name.rpartition(".")[::2]) for m in modules for name in SET_BY_FORWARD]
-            own = [(vars(m), name, m) for m, kind, name in named if any(k.__qualname__ == kind for k in type(m).__mro__)]
-            tensors = [(held, name, held.get(name), m) for held, name, m in own]
-            self.attributes = [(held, n, weakref.ref(t if torch.is_tensor(t) else m)) for held, n, t, m in tensors]
+            own = [(vars(m), name) for m, kind, name in named if any(k.__qualname__ == kind for k in type(m).__mro__)]
+            self.attributes = self.there(own)
         (self.places, self.values), self.chance = table.values(modules), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -1351,10 +1358,17 @@ class Step:
         """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
         return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
+    def there(self, places):
+        """Attributes, as (the dict that has it, name), each with a reference to the tensor that is there."""
+        found = [(held, name, held.get(name)) for held, name in places]
+        return [(held, name, weakref.ref(t if torch.is_tensor(t) else self)) for held, name, t in found]
+
     def set_so_far(self):
-        """The same of tensors that it has set as attributes."""
+        """The tensors that it has set as attributes, in the forward pass or in the part that runs again."""
         now = [(held, name, held.get(name), before()) for held, name, before in self.attributes]
-        return [(held, name, t) for held, name, t, before in now if torch.is_tensor(t) and t is not before]
+        found = self.replay.part.set if self.replay else []
+        found = found + [(held, name, t) for held, name, t, before in now if torch.is_tensor(t) and t is not before]
+        return [*{(id(held), name): (held, name, t) for held, name, t in found}.values()]
 
     def call(self, entries):
         """A call of a module with these entries."""

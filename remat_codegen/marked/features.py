@@ -4,12 +4,14 @@ goes: a file carries what its model can meet, and refuses the rest by name."""
 from __future__ import annotations
 
 import ast
+import dis
+import inspect
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 
 import libcst as cst
 import torch
@@ -80,15 +82,27 @@ def holds_in_objects(trace: Trace) -> bool:
 
 
 def set_by_forward(module: torch.nn.Module, trace: Trace) -> list[str]:
-    """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words: by class and
-    name."""
+    """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words, and that methods
+    of their classes read: by class and name."""
     modules, found = dict(module.named_modules(remove_duplicate=False)), set[str]()
     for path in trace.assigned:
         owner, _, name = path.rpartition(".")
         held = modules.get(owner)
         if held is not None and name.isidentifier() and not isinstance(vars(held).get(name), (bool, int, float, complex, str)):
             found.add(f"{type(held).__qualname__}.{name}")
-    return sorted(found)
+    read = _read_by_methods(module) if found else ()
+    return sorted(place for place in found if place.rpartition(".")[2] in read)
+
+
+def _read_by_methods(module: torch.nn.Module) -> set[str]:
+    """The names of attributes that methods of a model's classes read, of whatever."""
+    kinds = {kind for m in module.modules() for kind in type(m).__mro__} - {torch.nn.Module, object}
+    things = (getattr(thing, "fget", thing) for kind in kinds for thing in vars(kind).values())
+    codes = [inspect.unwrap(f).__code__ for f in things if isinstance(f, FunctionType)]
+    for code in codes:  # which grows
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    return {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
 
 
 def changes_in_place(record: Record) -> bool:

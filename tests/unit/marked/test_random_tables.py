@@ -104,6 +104,41 @@ def test_what_was_not_counted_once(traced, found, tmp_path, rows):
     assert_as_planned(traced, found, table(found, rows), tmp_path)
 
 
+TWO = """
+import torch
+from torch import nn
+
+
+class Two(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.a(x).tanh(), self.b(x).tanh()
+
+
+class Net(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.two, self.out = Two(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        a, b = self.two(x)
+        return self.out((a * b).sin())
+"""
+
+
+@pytest.mark.parametrize("again", Again)
+def test_one_reader_of_two_results(again, tmp_path):
+    """The first run again gives it one of them, which it has when the next run makes both."""
+    path = tmp_path / "two_results.py"
+    path.write_text(TWO)
+    two = traced_module(imported_file(path).Net().train(), (torch.randn(4, 24, 32),), {}, path)
+    found = found_in(two)
+    assert_as_planned(two, found, table(found, [(0, 1, "", again)]), tmp_path)
+
+
 def test_parts_that_make_one_value_together_are_not_late(found):
     several = next(c for c in found.candidates.all if len(c.vertices) > 1)
     with pytest.raises(ValueError, match="together are /late"):
