@@ -1096,7 +1096,7 @@ class Part:
             called, step.called = step.called, self.called
         token, others, step.replay = RUNNING.set(step), _exchange(others), replay
         if ATTRIBUTES:
-            step.attributes = step.there([place[:2] for place in before_that])
+            step.attributes = step.references_to([place[:2] for place in before_that])
         try:
             _set(self.settings, settings)
             torch.set_autocast_cache_enabled(False)  # it would outlive this run, and the weights
@@ -1266,7 +1266,7 @@ class Step:
         if ATTRIBUTES:
             named = [(m, *name.rpartition(".")[::2]) for m in modules for name in SET_BY_FORWARD]
             own = [(vars(m), name) for m, kind, name in named if any(k.__qualname__ == kind for k in type(m).__mro__)]
-            self.attributes = self.there(own)
+            self.attributes = self.references_to(own)
         (self.places, self.values), self.chance = table.values(modules), _chance()
         hooked = [m for m in modules if m._forward_pre_hooks or m._forward_hooks]
         self.hooks, self.active = {id(m): [vars(m)[name].copy() for name in HOOKS] for m in hooked}, False
@@ -1358,7 +1358,7 @@ class Step:
         """The buffers that forward has assigned so far: (the dict that has it, name, buffer)."""
         return [(held, name, held[name]) for held, name, t in self.buffers if held.get(name, t) is not t]
 
-    def there(self, places):
+    def references_to(self, places):
         """Attributes, as (the dict that has it, name), each with a reference to the tensor that is there."""
         found = [(held, name, held.get(name)) for held, name in places]
         return [(held, name, weakref.ref(t if torch.is_tensor(t) else self)) for held, name, t in found]

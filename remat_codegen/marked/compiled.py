@@ -36,7 +36,8 @@ def compiled_in(trace: Trace, module: torch.nn.Module) -> Iterator[str]:
     yield from (f"{f.name} ({Path(f.file).name}:{f.line})" for f in functions if is_compiled_function(f))
     for path, inner in module.named_modules():
         yield from [path or type(inner).__name__] if is_compiled(inner) else ()
-        yield from (f"{path}.{name}".lstrip(".") for name, value in vars(inner).items() if name[0] != "_" and _is_function(value))
+        names = (name for name, value in vars(inner).items() if name[0] != "_" and _is_function(value))
+        yield from (f"{path}.{name}".lstrip(".") for name in names)
 
 
 def _is_function(value: object) -> bool:

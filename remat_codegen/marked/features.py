@@ -82,8 +82,8 @@ def holds_in_objects(trace: Trace) -> bool:
 
 
 def set_by_forward(module: torch.nn.Module, trace: Trace) -> list[str]:
-    """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words, and that methods
-    of their classes read: by class and name."""
+    """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words, and that
+    methods of their classes read: by class and name."""
     modules, found = dict(module.named_modules(remove_duplicate=False)), set[str]()
     for path in trace.assigned:
         owner, _, name = path.rpartition(".")

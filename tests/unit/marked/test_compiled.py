@@ -68,7 +68,8 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "compiled"), [("fused", True), ("plain", False), ("named", True), ("Block.compiled", True), ("Block.forward", False)]
+    ("name", "compiled"),
+    [("fused", True), ("plain", False), ("named", True), ("Block.compiled", True), ("Block.forward", False)],
 )
 def test_what_is_compiled(path, name, compiled):
     module = imported_file(path)

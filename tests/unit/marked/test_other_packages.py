@@ -121,8 +121,8 @@ def example_inputs():
 
 
 def test_functions_of_python_are_imported_and_stay_what_they_are(written):
-    """A copy of `replace` would be another one with the next Python; and what it reads is not in this file. What `scaled` reads is,
-    though what decorates it is not."""
+    """A copy of `replace` would be another one with the next Python; and what it reads is not in this file. What `scaled` reads
+    is, though what decorates it is not."""
     output = written(STATES, "60%")
     text = output.read_text()
     assert ".part(" in text and "from dataclasses import dataclass, replace\n" in text and "def replace(" not in text
