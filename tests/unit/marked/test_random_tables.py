@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from second_edition import Found, found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.marked.candidates import Row
@@ -102,6 +103,27 @@ TABLES = {
 @pytest.mark.parametrize("rows", TABLES.values(), ids=TABLES)
 def test_what_was_not_counted_once(traced, found, tmp_path, rows):
     assert_as_planned(traced, found, table(found, rows), tmp_path)
+
+
+SEVERAL = {"Views": (4, 24, 32), "Norms": (2, 3, 16, 16), "Nested": (4, 24, 32), "Twice": (4, 24, 32)}
+NORM_BYTES = 256  # what batch norms in parts that run again twice have, and the simulator does not know
+
+
+@pytest.fixture(scope="module", params=SEVERAL)
+def several(request) -> Traced:
+    path = ROOT / "tests" / "data" / "several.py"
+    torch.manual_seed(0)
+    model = getattr(imported_file(path), request.param)().train()
+    return traced_module(model, (torch.randn(SEVERAL[request.param]),), {}, path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tables_of_several_models(several, tmp_path, seed):
+    found = found_in(several)
+    rows = random_rows(found, random.Random(seed), SHARES[seed % 4])
+    result = trained(several, text_of(several, found, rows), tmp_path)
+    assert result.identical, result.differences
+    assert result.measured_peak_bytes <= planned_peak(several, found, rows) + NORM_BYTES
 
 
 TWO = """
