@@ -277,11 +277,10 @@ class _Walk:
             for a, b in zip(theirs, ours, strict=True):
                 self.walk(a, b, names)
         elif isinstance(theirs, ast.AST) and type(theirs) is type(ours):
-            if _operators(theirs) != _operators(ours):  # which have no text, nor a line, of their own
-                self.not_the_same(theirs, ours)
+            if _differ_by_themselves(theirs, ours):
+                return self.not_the_same(theirs, ours)
             for name in theirs._fields:
-                if name not in ("ctx", "type_comment", "kind"):
-                    self.walk(getattr(theirs, name, None), getattr(ours, name, None), names)
+                self.walk(getattr(theirs, name, None), getattr(ours, name, None), names)
         elif isinstance(theirs, OPERATORS) and isinstance(ours, OPERATORS):
             return None
         elif isinstance(theirs, (ast.AST, list)) or isinstance(ours, (ast.AST, list)) or theirs != ours:
@@ -290,7 +289,8 @@ class _Walk:
     def not_the_same(self, theirs: Any, ours: Any) -> None:
         """Notes that something else stands here than in the model."""
         one, other = told_apart(_shown(ours), _shown(theirs))
-        self.found.wrong(ours, f"{self.function} is not the model's: `{one}` stands for `{other}`")
+        at = ours[0] if isinstance(ours, list) and ours else ours
+        self.found.wrong(at, f"{self.function} is not the model's: `{one}` stands for `{other}`")
 
     def _is_mark(self, theirs: Any, ours: Any) -> bool:
         if not (isinstance(ours, ast.Call) and isinstance(ours.func, ast.Attribute) and ours.func.attr == PART):
@@ -341,9 +341,23 @@ def _gives(node: Any) -> bool:
     return named and len(node.args) == 1 and not node.keywords
 
 
-def _operators(node: ast.AST) -> list[type]:
-    """What an expression does to its operands."""
-    return [type(child) for child in ast.iter_child_nodes(node) if isinstance(child, OPERATORS)]
+def _differ_by_themselves(theirs: ast.AST, ours: ast.AST) -> bool:
+    """Whether nodes of one type differ in what has no line of its own: operators, names and values, how many there are, and the
+    number after a sign."""
+    if isinstance(theirs, ast.UnaryOp) and isinstance(ours, ast.UnaryOp):
+        ends = theirs.operand, ours.operand
+        if all(isinstance(end, ast.Constant) for end in ends) and ast.dump(ends[0]) != ast.dump(ends[1]):
+            return True
+    return [*map(_own, ast.iter_fields(theirs))] != [*map(_own, ast.iter_fields(ours))]
+
+
+def _own(field: tuple[str, Any]) -> Any:
+    name, value = field
+    if name in ("ctx", "type_comment", "kind"):
+        return None
+    if isinstance(value, list):
+        return [type(item) if isinstance(item, OPERATORS) else None for item in value]
+    return type(value) if isinstance(value, OPERATORS) else None if isinstance(value, ast.AST) else value
 
 
 def _shown(node: Any) -> str:
