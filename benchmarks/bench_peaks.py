@@ -120,8 +120,8 @@ def summary(found: list[float]) -> str:
 
 
 WHY = """\
-Time-series transformer and Perceiver: what a node takes at most beside its results, and what variables hold while it runs,
-are added, though not at the same moment. Swin of transformers is written as functions; why it takes less was not looked
+Time-series transformer: what a node takes at most beside its results, and what variables hold while it runs, are added,
+though not at the same moment. Swin of transformers is written as functions; why it takes less was not looked
 into."""
 
 
