@@ -121,8 +121,8 @@ def summary(found: list[float]) -> str:
 
 WHY = """\
 Time-series transformer: what a node takes at most beside its results, and what variables hold while it runs, are added,
-though not at the same moment. Swin of transformers is written as functions; why it takes less was not looked
-into."""
+though not at the same moment. The file of transformers' Swin: a gradient that a node of several operations is given goes
+before it makes its largest, and counts until it ends."""
 
 
 def main() -> None:
