@@ -84,8 +84,12 @@ def names_in(code: str) -> frozenset[str]:
 
 
 def names_lazy_layers(code: str) -> bool:
-    """Whether code names layers of PyTorch's that get their weights when they are first called."""
-    used = Uses.of(code)
+    """Whether code names layers of PyTorch's that get their weights when they are first called. What is no file, as a method
+    alone, names none."""
+    try:
+        used = Uses.of(code)
+    except SyntaxError:
+        return False
     named = (getattr(torch.nn, name, None) for name in used.names | used.attributes)
     return any(isinstance(kind, type) and issubclass(kind, LazyModuleMixin) for kind in named)
 

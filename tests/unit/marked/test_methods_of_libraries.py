@@ -240,7 +240,8 @@ def test_what_a_copy_would_do_otherwise_stays_where_it_is(all_marked, tmp_path):
     text, traced, rows = all_marked("layers:mixed")
     assert "class Plain:" in text and "def widened" in text and "def forward" in text
     assert "class Wrapped:\n    def forward" in text and "@twice" not in text
-    assert not any(f"class {name}" in text for name in ("Decorated", "Private", "Counts", "Overrides", "Inherits"))
+    assert not any(f"class {name}" in text for name in ("Decorated", "Counts", "Overrides", "Inherits"))
+    assert "class Private:" in text and "self.__scaled, " in text  # which a class of this name finds
     named = {v.text.module for row in rows for v in row.candidate.vertices if v.text is not None and v.text.module}
     assert named >= {"layers.0", "layers.1", "layers.2"}  # of which the last has a method of its own
     assert trained(traced, text, tmp_path).identical
