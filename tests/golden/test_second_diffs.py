@@ -32,7 +32,7 @@ CHANGES = {
     "rename_a_variable": ("scores", "logits", 26),
     "add_a_function_above": ("class CausalSelfAttention", f"{UNRELATED}class CausalSelfAttention", 4),
     "add_a_comment": ("        y = (probs @ v)", "        # heads side by side\n        y = (probs @ v)", 6),
-    "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 36),
+    "change_an_activation": ('F.gelu(self.c_fc(x), approximate="tanh")', "F.relu(self.c_fc(x))", 46),
     "add_a_layer": ("layers=6", "layers=7", 30),
 }
 SLOW = {"add_a_function_above", "add_a_comment", "change_an_activation"}
