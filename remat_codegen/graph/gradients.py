@@ -33,22 +33,15 @@ class Gradient:
     of: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Saved memory that autograd asks for, by the key of its storage, and the bytes of the gradients that are alive then."""
-
-    key: int
-    gradient_bytes: int
-
-
 @dataclass(slots=True)
 class Undoing:
     """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most when a sum is
-    made of which a term is older, less what has gone by then of what was saved for the step; and what it asks for, in order."""
+    made of which a term is older, less what has gone by then of what was saved for the step; and what it asks for of what was
+    saved, in order: keys of storages, each with the bytes of the gradients that are alive then."""
 
     first_bytes: int = 0
     added_bytes: int = 0
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -160,7 +153,7 @@ class Lives:
             elif isinstance(change, int):
                 released[step] += change
             elif isinstance(change, _Ask):
-                row.asked.append(Asked(change.key, held))
+                row.asked.append((change.key, held))
             elif change.died is not None:
                 held += change.nbytes if id(change) not in alive else -change.nbytes
                 alive ^= {id(change)}

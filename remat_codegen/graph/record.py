@@ -278,7 +278,7 @@ class _Recorder:
             row = replace(row, backward=True, stop=nodes.get(self.reached[op.id]))
             if undoing is None:
                 return row
-            asked = tuple((self.of_storage.get(a.key), a.gradient_bytes) for a in undoing.asked)
+            asked = tuple((self.of_storage.get(key), nbytes) for key, nbytes in undoing.asked)
             return replace(row, gradient_bytes=undoing.first_bytes, added_bytes=undoing.added_bytes, asked=asked)
         row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)

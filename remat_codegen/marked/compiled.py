@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -23,8 +24,8 @@ def is_compiled_function(function: Function) -> bool:
     return any(_is_made_of(thing, function) for thing in (*held, *(t for kind in classes for t in vars(kind).values())))
 
 
-def _is_made_of(thing: object, function: Function) -> bool:
-    if not (isinstance(thing, FunctionType) and is_compiled(thing)):
+def _is_made_of(thing: Any, function: Function) -> bool:
+    if not _is_compiled_one(thing):
         return False
     code = inspect.unwrap(thing).__code__
     return (code.co_filename, code.co_firstlineno) == (function.file, function.line)
@@ -36,9 +37,9 @@ def compiled_in(trace: Trace, module: torch.nn.Module) -> Iterator[str]:
     yield from (f"{f.name} ({Path(f.file).name}:{f.line})" for f in functions if is_compiled_function(f))
     for path, inner in module.named_modules():
         yield from [path or type(inner).__name__] if is_compiled(inner) else ()
-        names = (name for name, value in vars(inner).items() if name[0] != "_" and _is_function(value))
+        names = (name for name, value in vars(inner).items() if name[0] != "_" and _is_compiled_one(value))
         yield from (f"{path}.{name}".lstrip(".") for name in names)
 
 
-def _is_function(value: object) -> bool:
-    return isinstance(value, FunctionType) and is_compiled(value)
+def _is_compiled_one(thing: Any) -> bool:
+    return isinstance(thing, FunctionType) and is_compiled(thing)
