@@ -31,7 +31,7 @@ import more  # noqa: E402
 from remat_codegen.ask.request import Request  # noqa: E402
 from remat_codegen.errors import BudgetError  # noqa: E402
 from remat_codegen.profile import clock  # noqa: E402
-from remat_codegen.run import pipeline  # noqa: E402
+from remat_codegen.run import marked  # noqa: E402
 from remat_codegen.show.results import Progress  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "peaks.md"
@@ -84,7 +84,7 @@ def measured(name: str, folder: Path) -> Row:
     for budget in BUDGETS:
         request = Request(f"{module}:{name}", budget, folder / "file.py", inputs=f"{module}:{name}_inputs", verify=True)
         try:
-            found = pipeline.generate(request, Progress(None)).verify
+            found = marked.generate(request, Progress(None)).verify
         except BudgetError:
             continue
         assert found is not None and found.ok, found and found.failures()

@@ -58,6 +58,7 @@ from remat_codegen.trace import (
     absent,
     autocasting,
     called,
+    function_call,
     location,
     substitute,
 )
@@ -353,12 +354,20 @@ class _Recorder:
                 self._adopt(variable, tensor, storage_bytes(op, args, tensor), op.id)
         mutated = {self.of_storage[storage_key(t)] for t, v in zip(given, versions, strict=True) if version(t) != v}
         mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
+        mutated |= self._given_back(op)
         saved, phantoms = self._classify(op, packed)
         packed.clear()  # what is saved holds on to `pack`, and would by this to all that is saved with it
         if is_opaque(op) and self.trace.gpu is None:  # where that is not there, a rule has said it
             with autocasting(op.autocast):
                 phantoms = real_phantoms(op, args, kwargs)
         return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op))
+
+    def _given_back(self, op: Operation) -> set[int]:
+        """What an autograd.Function returns as it was given, beside others that gradients go to: no view of one tensor, but as if
+        it had changed that."""
+        given = {self.of_variable[v] for v in op.reads} if function_call(op.target) is not None else set()
+        made = {s for s in given if s != NO_MEMORY and self.storages[s].operation is not None}
+        return made.intersection(self.of_variable[v] for v in op.made) if len(made) > 1 else set()
 
     def _classify(self, op: Operation, packed: list[torch.Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         saved, phantoms = [], {}

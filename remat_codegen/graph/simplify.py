@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +26,8 @@ from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import NO_MEMORY, Record
 from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
-FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
+FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends, unless they are much larger than others
+MUCH = 2  # times what the node gives
 _NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 
@@ -387,9 +388,16 @@ def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
                 last[storage] = op
                 variables.setdefault(storage, {})[v] = None
     ends: dict[int, list[int]] = {}
-    for storage, op in last.items() if len(last) > FEW_INSIDE else ():
+    given = {s for op in operations for s in record.storages_of(model.trace.operations[op].made)}.difference(last)
+    much = _bytes_of(record, last) > MUCH * _bytes_of(record, given)
+    for storage, op in last.items() if much or len(last) > FEW_INSIDE else ():
         ends.setdefault(op, []).extend(variables[storage])
     return ends
+
+
+def _bytes_of(record: Record, storages: Iterable[int]) -> int:
+    """What the model's operations have made of them."""
+    return sum(record.storages[s].nbytes for s in storages if s != NO_MEMORY and record.storages[s].operation is not None)
 
 
 def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:

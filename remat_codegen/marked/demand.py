@@ -87,7 +87,8 @@ class Part:
 
     What a part that is `late` makes is kept at first: each value until a backward node has read it. `given` are data that it is
     given, and holds, beside those that its nodes read. Where it is several parts that make one value, the first is given
-    `begin`, and `handed_bytes` are there between them, while others run again for the last.
+    `begin`, and `handed_bytes` are there between them, while others run again for the last; what several of them are given is
+    `often`, once for each but the first.
     """
 
     first: int
@@ -99,6 +100,7 @@ class Part:
     given: tuple[int, ...] = ()
     handed_bytes: int = 0
     begin: frozenset[int] = frozenset()
+    often: tuple[int, ...] = ()
 
     def __contains__(self, node: int | None) -> bool:
         return node is not None and self.first <= node <= self.last
@@ -187,6 +189,7 @@ class Rule:
             for d in data:
                 self.forward_end[d] = max(self.forward_end[d], node)
         self.backward = [(node, self._asked(node)) for node in graph.backward_nodes]
+        self.theirs = {*graph.outputs, *self.held.left}  # who called has them
         self._inputs: dict[Stretch, list[int]] = {}
         self._nodes: dict[Stretch, list[tuple[int, tuple[int, ...], list[int]]]] = {}
         self._forgotten: dict[tuple[int, int, Keeps], list[int]] = {}
@@ -213,16 +216,18 @@ class Rule:
 
     def nodes(self, part: Part) -> list[tuple[int, tuple[int, ...], list[int]]]:
         """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part
-        is given, and what it made before for variables."""
+        is given, what it made before for variables, and what of that it will give."""
         stretch = part.first, part.last, part.given
         if stretch not in self._nodes:
             inputs, found = self.inputs(part), list[tuple[int, tuple[int, ...], list[int]]]()
             here = set(inputs)
+            given = list[int]()
             for node in self.graph.nodes[part.first : part.last + 1]:
                 if node.recomputable:
                     held = self.held.by_variables.get(node.id, ())
-                    found.append((node.id, node.writes, [*inputs, *(d for d in held if d in here)]))
+                    found.append((node.id, node.writes, [*inputs, *(d for d in held if d in here), *given]))
                     here.update(node.writes)
+                    given += [d for d in node.writes if self.forward_end[d] > part.last or d in self.graph.outputs]
             self._nodes[stretch] = found
         return self._nodes[stretch]
 
@@ -237,6 +242,11 @@ class Rule:
     def saves(self, part: Part, data: int) -> bool:
         """Whether autograd saves a value within a part."""
         return any(self.graph.nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
+
+    def last_saved(self, part: Part, data: int) -> int:
+        """The last backward node for which autograd saves a value within a part, -1 if there is none."""
+        readers = (r for r in self.graph.readers[data] if r > self.graph.loss)
+        return max((r for r in readers if self.graph.nodes[r].forward in part), default=-1)
 
     def leaves(self, part: Part, data: int) -> bool:
         """Whether anyone outside of a part reads a value, or has it saved."""
@@ -272,12 +282,20 @@ class _Step:
             self.lends[part].append(data)
         self.lent: set[int] = set()  # what is there for those outside of a lender alone
         self.apart: set[int] = set()  # of that: what parts hold as it was, when it has been made once more
+        self.within = self._kept_within()
+        self.plain = self._given_plainly()
         self.until = [-1] * len(parts)  # by part: the last backward node that something of it is read for
+        for node, _ in rule.backward if self.within else ():
+            if node.forward in self.within:
+                self.until[self.within[node.forward]] = node.id
+        self.copies = self._copies()
+        self.copied: set[int] = set()  # of these: what has been made once more, and not been read yet
+        for index, last in self.copies.values():
+            self.until[index] = max(self.until[index], last)
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
             own = (*self.own[index], *self.lends[index])
-            self.until[index] = max([*readers, *(self.last_read[d] for d in own)], default=-1)
-        self.within = self._kept_within()
+            self.until[index] = max([self.until[index], *readers, *(self.last_read[d] for d in own)])
         self.done = [False] * len(parts)
         self.spares = [p.again.spares if p.outer is None else 0 for p in parts]  # within another, it runs twice anyway
         self.shared: set[int] = set()  # what is there for the parts that are given it, and goes after the last of them
@@ -326,12 +344,35 @@ class _Step:
                 index = part.outer
         return found
 
+    def _given_plainly(self) -> dict[int, tuple[int, int]]:
+        """By data that a part is given which stands in one that keeps its result, within another: that part, and the outermost.
+        When that one runs again, the first holds the value itself until it does, too."""
+        found: dict[int, tuple[int, int]] = {}
+        for index, part in enumerate(self.parts):
+            middle = self.parts[part.outer] if part.outer is not None else None
+            if middle is not None and middle.outer is not None and middle.keeps is Keeps.RESULT:
+                found |= {d: (index, middle.outer) for d in self.inputs[index] if self.owner.get(d) == part.outer}
+        return found
+
     def _kept_within(self) -> dict[int, int]:
         """By forward node: the part within another one that keeps what the node gives, and in which autograd has saved that.
         Who else reads it has it from the run of the part around; what was saved here is missed all the same."""
         inner = [(i, p) for i, p in enumerate(self.parts) if p.outer is not None and p.keeps is Keeps.RESULT]
         nodes = ((i, p, node) for i, p in inner for node in self.graph.nodes[p.first : p.last + 1])
         return {n.id: i for i, p, n in nodes if any(self.owner.get(d) != i and self.rule.saves(p, d) for d in n.writes)}
+
+    def _copies(self) -> dict[int, tuple[int, int]]:
+        """By data that whoever called has: the part in which autograd has saved it, too, where that part forgets it, and the
+        last backward node that misses it."""
+        found: dict[int, tuple[int, int]] = {}
+        for data in self.rule.theirs:
+            node = self.graph.producers[data][0]
+            index = next((i for i in range(len(self.parts) - 1, -1, -1) if node in self.parts[i]), None)
+            if index is None or self.parts[index].late or self.parts[index].keeps is not Keeps.NOTHING:
+                continue
+            if (last := self.rule.last_saved(self.parts[index], data)) >= 0:
+                found[data] = index, last
+        return found
 
     # ------------------------------------------------------------------ running
 
@@ -349,10 +390,13 @@ class _Step:
             for data, self.begun in asked:
                 if data in owner and (data not in made or data in self.lent):
                     self._demand(data, node.forward, for_a_part=False)
+                elif data in self.copies and not self.done[index := self.copies[data][0]] and node.forward in self.parts[index]:
+                    self._again(index, None)
             if self.within and node.forward in self.within:
                 self._again_within(self.within[node.forward], node, dict(asked))
-            if self.second or self.apart:
-                self.beside[len(order)] = self.second + total_bytes(self.graph, self.apart)
+            if self.second or self.apart or self.copied:
+                self.beside[len(order)] = self.second + total_bytes(self.graph, self.apart | self.copied)
+                self.copied = {d for d in self.copied if self.copies[d][1] > node.id}
             if self.kept and (read := self.kept.intersection(node.reads)):
                 self.held_at[len(order)] = self._ready_to_run(read)
                 made -= read
@@ -481,9 +525,10 @@ class _Step:
         for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
             handed = part.handed_bytes if data not in part.begin else 0
             self.waiting.append(_Waiting(None, handed))
-            self._demand(data, part.first, for_a_part=True)
+            for _ in range(1 + part.often.count(data)):
+                self._demand(data, part.first, for_a_part=True)
             self.waiting.pop()
-            self.waiting += [_Waiting(data)] if data not in self.made else []
+            self.waiting += [_Waiting(data)] if data not in self.made or data in self.shared else []
         position = len(self.order)
         self._run(index, self._end(index, wanted if passing else None))
         del self.waiting[before:]
@@ -492,15 +537,15 @@ class _Step:
             own = self.own[index]
             self.made.update(own)
             self.lent.difference_update(own)
-            for data in (d for d in self.lends[index] if d not in self.made):
-                self.made.add(data)
-                self.lent.add(data)
+            lent = {d for d in self.lends[index] if d not in self.made or d in self.shared}
+            self.made |= lent
+            self.lent |= lent
             if self.reading:
                 again = self.reading.intersection(own)
                 self.reading -= again
                 self.second += total_bytes(self.graph, again)
             self.kept.difference_update(own)  # from now on they are like any other part's
-            self.shared.difference_update(own)
+            self.shared.difference_update(own, lent)
             self.done[index] = True
             self.apart = {d for d in self.apart if self._is_held_apart(d)}
             self.states.let_go(index, len(self.order))
@@ -511,6 +556,9 @@ class _Step:
 
     def _is_held_apart(self, data: int) -> bool:
         """Whether a part that did not run again yet holds a value itself that is another part's to bring back for others."""
+        if data in self.plain:
+            index, _ = self.plain[data]
+            return not self.done[index] and self.until[index] >= self.now
         around, lender = self.lender[data]
         given = (p for p in self.given_to.get(data, ()) if self.parts[p].first not in self.parts[around])
         return around != lender and any(not self.done[p] and self.until[p] >= self.now for p in given)
@@ -520,7 +568,8 @@ class _Step:
         forward = reader.forward
         assert forward is not None
         made = set(self.graph.nodes[forward].writes).intersection(reader.reads)
-        self.second += total_bytes(self.graph, (d for d in made if self.last_read[d] > reader.id))  # others have theirs
+        theirs = (d for d in made if d in self.rule.theirs or self.last_read[d] > reader.id)
+        self.second += total_bytes(self.graph, theirs)
         self.begun = max((asked[d] for d in made), default=0)
         if self.done[index]:
             return
@@ -547,9 +596,10 @@ class _Step:
         if self.kept:
             self.taken += self._ready_to_run(self.kept.intersection(self.inputs[index]))
         owner, made, order, twins = self.owner, self.made, self.order, set[int]()
+        waiting = {given.data for given in self.waiting}
         for node, writes, held in running:
             # what it makes once more though it was kept, or is another part's to bring back: its readers have that copy
-            there = [d for d in writes if (d not in owner or d in made) and self._is_there(d)]
+            there = [d for d in writes if (d not in owner or d in made) and self._is_there(d) and d not in waiting]
             if twins:
                 needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
                 twins &= needed.union(held)
@@ -559,17 +609,18 @@ class _Step:
             if self.passed:  # the reader has what it got, and others have another one
                 self.second += total_bytes(self.graph, self.passed.intersection(writes))
                 self.passed.difference_update(writes)
-            if twins or self.begun or self.second or self.waiting or self.apart:
-                waiting = sum(given.nbytes for given in self.waiting)
-                more = total_bytes(self.graph, twins | self.apart)
-                self.beside[len(order)] = self.begun + self.second + waiting + more
+            if twins or self.begun or self.second or self.waiting or self.apart or self.copied:
+                more = total_bytes(self.graph, twins | self.apart | self.copied)
+                self.beside[len(order)] = self.begun + self.second + sum(w.nbytes for w in self.waiting) + more
             self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             order.append(node)
+            self.apart.update(d for d in writes if d in self.plain and self.plain[d][1] == index and self._is_held_apart(d))
             twins.update(there)
+            self.copied.update(d for d in writes if d in self.copies and self.copies[d][1] >= self.now)
 
     def _is_there(self, data: int) -> bool:
-        return data in self.rule.held.left or self._is_needed(data)
+        return data in self.rule.theirs or self._is_needed(data)
 
     def _end(self, index: int, wanted: int | None) -> int:
         """Where a part stops, as soon as all is there that is still needed of it."""
@@ -581,6 +632,8 @@ class _Step:
         return part.first
 
     def _waited_for(self, data: int, index: int) -> bool:
+        if data in self.copies:
+            return self.copies[data] >= (index, self.now) and self.copies[data][0] == index
         gives = self.owner.get(data) == index or data in self.lends[index]
         return gives and data not in self.shared and self._is_needed(data)
 

@@ -188,18 +188,19 @@ class Found:
         key, handed = tuple(map(self.key, vertices)), self._handed_on(vertices)
         return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed)
 
-    def _handed_on(self, vertices: Sequence[Vertex]) -> tuple[int, frozenset[int]]:
+    def _handed_on(self, vertices: Sequence[Vertex]) -> tuple[int, frozenset[int], tuple[int, ...]]:
         """The bytes of what vertices before the last one make that others of them read, and no data node holds; the data that
-        the first one reads."""
+        the first one reads; and what several of them read, once for each but the first."""
         if len(vertices) == 1:
-            return 0, frozenset()
+            return 0, frozenset(), ()
         own = [set(self._operations(vertex)) for vertex in vertices]
         made = [{v for op in ops for v in self.trace.operations[op].made if self.model.data_of[v] is None} for ops in own]
         read = [{v for op in ops for v in self.trace.operations[op].reads} for ops in own]
         handed = {v for i, mine in enumerate(made[:-1]) for v in mine if any(v in theirs for theirs in read[i + 1 :])}
         storages = [self.record.storages[s] for s in self.record.storages_of(handed)]
-        begin = frozenset(d for d in map(self.model.data_of.__getitem__, read[0]) if d is not None)
-        return sum(s.nbytes for s in storages if s.operation is not None), begin
+        data = [{d for d in map(self.model.data_of.__getitem__, theirs) if d is not None} for theirs in read]
+        often = tuple(d for i, theirs in enumerate(data) for d in sorted(theirs) if any(d in before for before in data[:i]))
+        return sum(s.nbytes for s in storages if s.operation is not None), frozenset(data[0]), often
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
         """The data, made before a node, that vertices are given in lists and objects."""

@@ -120,16 +120,17 @@ class Holders:
         return (d for d in data if self.model.graph.producers[d][0] < node)
 
     def costs(self, profile: Profile) -> Profile:
-        """The costs of nodes, with what variables of the model's code hold while they run and no data node is: results that
-        only the node uses which made them. (A part that begins behind that node does not have them when it runs again; it is
-        counted as if it had.)"""
+        """The costs of nodes, less gradients that go early, and with what variables of the model's code hold while they run and
+        no data node is: results that only the node uses which made them. (A part that begins behind that node does not have
+        them when it runs again; it is counted as if it had.)"""
         held = [0] * len(profile.workspace_bytes)
         for operation in self.trace.operations:
             node = self.node_of.get(operation.id)
             if node is not None:
                 held[node] = max(held[node], sum(self.record.storages[s].nbytes for s in self._held_within(operation, node)))
-        workspaces = tuple(a + b for a, b in zip(profile.workspace_bytes, held, strict=True))
-        return replace(profile, workspace_bytes=workspaces)
+        early = profile.early_bytes or (0,) * len(held)
+        workspaces = tuple(a + b - c for a, b, c in zip(profile.workspace_bytes, held, early, strict=True))
+        return replace(profile, workspace_bytes=workspaces, early_bytes=())
 
     def _held_within(self, operation: Operation, node: int) -> set[int]:
         """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""

@@ -7,7 +7,7 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -45,12 +45,12 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
         return str(error).partition("\n")[0]
     if acting:
         return f"{acting[0]} gets a hook in forward that does more than look, and parts would run again without it"
-    return _first_difference(ours, original)
+    return _first_difference(ours, original, {path: id(m) for path, m in module.named_modules(remove_duplicate=False)})
 
 
-def _first_difference(ours: Trace, original: Trace) -> str | None:
+def _first_difference(ours: Trace, original: Trace, modules: Mapping[str, int]) -> str | None:
     for mine, theirs in zip(ours.operations, original.operations, strict=False):
-        if _call(mine) != _call(theirs) or not _in_one_module(mine.module_path, theirs.module_path):
+        if _call(mine) != _call(theirs) or not _in_one_module(mine.module_path, theirs.module_path, modules):
             line = f" ({theirs.source.file}:{theirs.source.line})" if theirs.source is not None else ""
             return f"{theirs.base} is another call{line}"
     if len(ours.operations) != len(original.operations):
@@ -58,10 +58,11 @@ def _first_difference(ours: Trace, original: Trace) -> str | None:
     return None if ours.outputs == original.outputs else "it gives something else"
 
 
-def _in_one_module(ours: str, theirs: str) -> bool:
-    """Whether two paths are those of one module. Where a method is bound to its module, as ours are here, torch.export may know
-    no more than the end of the path to a module without parameters that the method calls."""
-    return ours == theirs or theirs.endswith(f".{ours}")
+def _in_one_module(ours: str, theirs: str, modules: Mapping[str, int]) -> bool:
+    """Whether two paths are those of one module, which may have several. Where a method is bound to its module, as ours are here,
+    torch.export may know no more than the end of the path to a module without parameters that the method calls."""
+    same = ours in modules and modules[ours] == modules.get(theirs)
+    return same or ours == theirs or theirs.endswith(f".{ours}")
 
 
 def _call(operation: Any) -> tuple[Any, ...]:

@@ -86,8 +86,13 @@ def _named(entry: Said, marks: Sequence[Mark], found: Found) -> list[Vertex]:
 
 def _as_marked(vertex: Vertex, mark: Mark, found: Found) -> Vertex:
     """A vertex without what its mark is given, if that makes operations anywhere."""
-    assert vertex.text is not None
-    return replace(vertex, outside=tuple(s for s in mark.outside if s in found.made.get(vertex.text.function.file, ())))
+    return _making(vertex, mark.outside, found)
+
+
+def _making(vertex: Vertex, outside: Iterable[Span], found: Found) -> Vertex:
+    """A vertex without those of some expressions that make operations anywhere."""
+    made = () if vertex.text is None else found.made.get(vertex.text.function.file, ())
+    return replace(vertex, outside=tuple(s for s in outside if s in made))
 
 
 def _rows(said: dict[int, Said], named: dict[int, Vertex], found: Found, problems: list[Problem]) -> list[Row[Vertex]]:
@@ -105,7 +110,7 @@ def _rows(said: dict[int, Said], named: dict[int, Vertex], found: Found, problem
         numbers = [v.id for v in candidate.vertices]
         if not set(numbers) & set(left) or not set(numbers) <= set(said):
             continue
-        if any(named[v.id] != v for v in candidate.vertices):
+        if any(named[v.id] != _making(v, v.outside, found) for v in candidate.vertices):
             continue
         used.update(numbers)
         single[candidate] = said[numbers[-1]]

@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 
 from remat_codegen.graph.ir import Kind, Node, Phase
 from remat_codegen.graph.simplify import Model
-from remat_codegen.profile.bench import gone_back_from
+from remat_codegen.profile.bench import given_to, gone_back_from
 from remat_codegen.profile.numbers import span
 from remat_codegen.trace import Origin
 
 
-def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tuple[int, ...]:
-    """What each node of `model.graph` needs beyond what it reads and writes, from the peak that each took alone; all in bytes.
-    `held` is what `with_held_gradients` found: with those, a node was measured as it is in the step."""
+def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What each node of `model.graph` needs beyond what it reads and writes, from the peak that each took alone, and by how
+    much it stays below that at its peak; all in bytes. `held` is what `with_held_gradients` found: with those, a node was
+    measured as it is in the step."""
     between = _bytes_between_gradients(model)
-    found = []
+    needed, early = [], []
     for node, peak in zip(model.graph.nodes, peaks, strict=True):
         seeds = 0 if node.forward in held else _more_seeds(model, node)
-        own = max(0, peak + seeds - _written_bytes(model, node), between.get(node.id, 0))
-        found.append(own + model.record.single_number_bytes)
-    return tuple(found)
+        own = peak + seeds - _written_bytes(model, node)
+        needed.append(max(0, own, between.get(node.id, 0)) + model.record.single_number_bytes)
+        early.append(max(0, -max(own, between.get(node.id, own))) if _has_its_own_gradient(model, node, held) else 0)
+    return tuple(needed), tuple(early)
 
 
 def with_held_gradients(model: Model) -> frozenset[int]:
@@ -78,8 +80,16 @@ def _bytes_between_gradients(model: Model) -> dict[int, int]:
         assert node.forward is not None
         most = max(record.operations[op].added_bytes for op in model.bodies[node.forward].operations)
         known = sum(d.nbytes for d in gradients if first_written[d.id] <= node.id <= last_read[d.id])
-        found[node.id] = max(0, most - known)
+        found[node.id] = most - known
     return found
+
+
+def _has_its_own_gradient(model: Model, node: Node, held: frozenset[int]) -> bool:
+    """Whether what comes to a backward node is one gradient that nobody else holds: once read, it goes."""
+    if node.phase is not Phase.BACKWARD or node.forward is None or node.forward in held:
+        return False
+    seeded, read = _seeded_bytes(model, node)
+    return len(seeded) == 1 and seeded[0] == read
 
 
 def _more_seeds(model: Model, node: Node) -> int:
@@ -107,9 +117,10 @@ def _written_bytes(model: Model, node: Node) -> int:
 def _outlasts(model: Model, forward: int) -> bool:
     """Whether a gradient that comes to a node outlives the first operation there that goes back: that of a residual waits for
     what the node makes, to be added to it."""
-    own = model.bodies[forward].operations
+    own, given = model.bodies[forward].operations, {*given_to(model, forward)}
     first = max((g.born for g in model.record.gradients if g.born in own), default=-1)
-    return any(g.born > max(own) and min(own) <= g.died < first for g in model.record.gradients)
+    waiting = (g for g in model.record.gradients if g.born > max(own) and min(own) <= g.died < first)
+    return any(not given.isdisjoint(g.of) for g in waiting)
 
 
 def _seeded_bytes(model: Model, node: Node) -> tuple[list[int], int]:

@@ -18,13 +18,15 @@ class Profile:
     """For each node of a graph, in its order: time, and memory needed while it runs beyond what it reads and writes.
 
     `time_ns` in nanoseconds, `workspace_bytes` in bytes, `device` as in `torch.device`. `others` are those of the same model at
-    smaller batch sizes, where one file has plans for several.
+    smaller batch sizes, where one file has plans for several. `early_bytes` is by how much a node stays below what it reads and
+    writes, where autograd alone holds the gradients that it passes on: one goes before the node makes another.
     """
 
     time_ns: tuple[int, ...]
     workspace_bytes: tuple[int, ...]
     device: str = "cpu"
     others: tuple[Profile, ...] = ()
+    early_bytes: tuple[int, ...] = ()
 
     def at(self, number: int) -> Profile:
         """The costs of what a file's plan of that number is for."""

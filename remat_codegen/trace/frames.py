@@ -209,13 +209,13 @@ class _Observer:
                 yield numbers
 
     def _contents(self, held: dict[str, Any]) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-        """By name, and by attribute of a plain object: the nodes whose results are in a list, a dict or an object."""
+        """By name, and by attribute of a plain object: the nodes whose results are there, or in a list, a dict or an object."""
         named = {name: value for name, value in held.items() if name.isidentifier() and _may_hold(value)}
         for name, value in [*named.items()]:
             if _is_plain(value):
                 named.update({f"{name}.{n}": v for n, v in _attributes(value).items() if _may_hold(v)})
         for name, value in named.items():
-            if not isinstance(value, torch.Tensor) and (numbers := tuple(self._numbers_in(value, _DEPTH + 1))):
+            if numbers := tuple(self._numbers_in(value, _DEPTH + 1)):
                 yield name, numbers
 
     def _holder(self, frame: FrameType, inner: FrameType | None) -> _Holder:

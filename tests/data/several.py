@@ -106,3 +106,29 @@ class Twice(nn.Module):
             x = x + self.inner(self.norm(x))
             x = x + self.gated(x)
         return F.normalize(x, dim=-1) * 2
+
+
+class Merging(nn.Module):
+    """Gates from the halves of one result, and neighbours that become channels, as in Swin: gradients of views go early."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+        self.reduction, self.drop = nn.Linear(4 * width, 2 * width), nn.Dropout(0.0)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        a, b = self.up(self.norm(x)).chunk(2, -1)
+        x = x + self.drop(self.down(torch.sigmoid(a) * torch.tanh(b) * torch.exp(-a * a)))
+        x = x.view(batch, length // 4, 2, 2, width)
+        x = torch.cat([x[:, :, 0, 0], x[:, :, 1, 0], x[:, :, 0, 1], x[:, :, 1, 1]], -1)
+        return self.reduction(F.layer_norm(x, x.shape[-1:]))
+
+
+class Pyramid(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.stages = nn.Sequential(Merging(width), Merging(2 * width))
+
+    def forward(self, x):
+        return self.stages(x)

@@ -105,7 +105,7 @@ def test_what_was_not_counted_once(traced, found, tmp_path, rows):
     assert_as_planned(traced, found, table(found, rows), tmp_path)
 
 
-SEVERAL = {"Views": (4, 24, 32), "Norms": (2, 3, 16, 16), "Nested": (4, 24, 32), "Twice": (4, 24, 32)}
+SEVERAL = {"Views": (4, 24, 32), "Norms": (2, 3, 16, 16), "Nested": (4, 24, 32), "Twice": (4, 24, 32), "Pyramid": (4, 64, 32)}
 NORM_BYTES = 256  # what batch norms in parts that run again twice have, and the simulator does not know
 
 
