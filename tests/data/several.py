@@ -132,3 +132,21 @@ class Pyramid(nn.Module):
 
     def forward(self, x):
         return self.stages(x)
+
+
+class Taught(nn.Module):
+    """Of a teacher that is not trained, a norm, its activation and a convolution are one node, with much inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = self.tower(), self.tower().requires_grad_(False)
+
+    @staticmethod
+    def tower():
+        first = (nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU())
+        return nn.Sequential(*first, nn.Conv2d(24, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.teacher(x)
+        return (self.student(x) - target).square().mean()

@@ -267,5 +267,12 @@ def test_what_objects_of_the_model_hold_counts(tmp_path):
 
 
 def test_the_path_of_a_module_may_be_known_by_its_end_only():
-    assert _in_one_module("layers.0.ln", "layers.0.ln") and _in_one_module("ln", "layers.0.ln")
-    assert not _in_one_module("ln", "layers.0.linear") and not _in_one_module("n", "layers.0.ln")
+    assert _in_one_module("layers.0.ln", "layers.0.ln", {}) and _in_one_module("ln", "layers.0.ln", {})
+    assert not _in_one_module("ln", "layers.0.linear", {}) and not _in_one_module("n", "layers.0.ln", {})
+
+
+def test_one_module_may_have_several_paths():
+    one, other = torch.nn.SiLU(), torch.nn.SiLU()
+    net = torch.nn.ModuleDict({"a": torch.nn.Sequential(one, other), "b": torch.nn.Sequential(other, one)})
+    modules = {path: id(m) for path, m in net.named_modules(remove_duplicate=False)}
+    assert _in_one_module("a.0", "b.1", modules) and not _in_one_module("a.0", "b.0", modules)
