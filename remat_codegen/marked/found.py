@@ -232,7 +232,7 @@ class Found:
         node = None if syntax is None else syntax.find(text.span)
         if syntax is None or not isinstance(node, ast.expr):
             return frozenset()
-        if self.is_module(vertex):  # tensors that it only asks for their shape count for marks alone: others may be another call's
+        if self.is_module(vertex):  # a tensor may be another call's, and of its own it reads nearly all
             return given_to_calls(node).difference(text.tensors)
         mark = self.mark(vertex, "part")
         return given_to_expression(node, outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ()).nodes)

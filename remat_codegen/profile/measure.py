@@ -165,7 +165,10 @@ def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     where = next((location(s) for s in sources if s is not None), None)
     said = next(iter(str(refused[0]).splitlines()), "").split(". ")[0]
     if any(CHANGED in str(error) for error in refused):
-        what = f"the model cannot be trained as it is: backward needs what {node.name} changes in place, and PyTorch refuses it"
+        own = [model.trace.operations[op] for op in model.bodies[node.id].operations]
+        changing = next((op for op in reversed(own) if model.record.operations[op.id].mutated), own[0])
+        where, what = location(changing.source) or where, f"backward needs what {changing.base} changes in place"
+        what = f"the model cannot be trained as it is: {what}, and PyTorch refuses it"
         raise TraceError(what, where=where, hint="give a new tensor there, x * y for x.mul_(y)") from refused[0]
     if all(re.search(OF_TYPES, str(error)) for error in refused):
         what = f"{node.name} does not take numbers of these types: {said}"

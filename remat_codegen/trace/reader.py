@@ -187,8 +187,10 @@ class Reader:
             self.elsewhere[same.path], self.of_node[node] = None, Ref(same.id)
             return
         elif constant is not None and constant.requires_grad:
-            hint = "make it a parameter of the model"
-            raise UnsupportedError("a tensor that is not the model's own requires a gradient", hint=hint)
+            source = next(filter(None, (source_of(user) for user in node.users)), None)
+            what = "a tensor that is not the model's own requires a gradient"
+            hint = "make it a parameter of the model, and modules that forward makes modules of it"
+            raise UnsupportedError(what, where=location(source), hint=hint)
         grad = (
             origin is Origin.PARAMETER
             and self.parameters[path].requires_grad
