@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,8 +26,8 @@ from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import NO_MEMORY, Record
 from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
-FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends, unless they are much larger than others
-MUCH = 2  # times what the node gives
+FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
+LITTLE = 4096  # bytes
 _NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 
@@ -166,7 +166,7 @@ class _Uses:
     those that change it in place."""
 
     def __init__(self, trace: Trace, record: Record, groups: Sequence[tuple[int, ...]]) -> None:
-        self.trace, self.record = trace, record
+        self.trace, self.record, self.groups = trace, record, groups
         self.group_of = {op: g for g, ops in enumerate(groups) for op in ops}
         self.readers: list[set[int]] = [set() for _ in record.storages]
         self.savers: list[set[int]] = [set() for _ in record.storages]
@@ -183,6 +183,16 @@ class _Uses:
         moved = [op for op in trace.operations if moves_statistics(op)]
         self.statistics = record.storages_of(v for op in moved for v in _statistics(op))
         self.outputs = record.storages_of(r.variable for r in trace.outputs if isinstance(r, Ref))
+
+    def end_early(self, group: int) -> bool:
+        """Whether no gradient goes through a group, and something ends with it that others have made."""
+        if any(self.record.operations[op].backward for op in self.groups[group]):
+            return False
+        read = self.record.storages_of(v for op in self.groups[group] for v in self.trace.operations[op].reads) - self.outputs
+        given = [self.record.storages[s] for s in read if s != NO_MEMORY]
+        made = [s for s in given if s.operation is not None and self.group_of[s.operation] != group]
+        ends = [s for s in made if self.readers[s.id] == {group} and not self.savers[s.id]]
+        return sum(s.nbytes for s in ends) > LITTLE
 
 
 def _statistics(operation: Operation) -> Iterator[int]:
@@ -215,7 +225,8 @@ def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) ->
 
     The result u of the first must be read by the second only, be saved by autograd for none, be no output, and be at
     least as large as everything the second makes: then whoever would keep u keeps the second's result instead,
-    which costs no more memory and saves a recomputation.
+    which costs no more memory and saves a recomputation. Where no gradient goes, what only the first reads ends with it:
+    nothing else would have it stay, so it is no part of the second's node.
     """
     uses = _Uses(trace, record, groups)
     owned_by: list[list[int]] = [[] for _ in groups]
@@ -231,7 +242,7 @@ def merge_groups(trace: Trace, record: Record, groups: list[tuple[int, ...]]) ->
         private = bool(previous) and all(
             uses.readers[s] == {index} and not uses.savers[s] and s not in (uses.outputs | lost) for s in previous
         )
-        clean = not record.mutated_by((*group, *groups[index - 1]))
+        clean = not record.mutated_by((*group, *groups[index - 1])) and not (private and uses.end_early(index - 1))
         if private and clean and sum(record.storages[s].nbytes for s in previous) >= made:
             merged[-1] = (*merged[-1], *group)
         else:
@@ -388,16 +399,9 @@ def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
                 last[storage] = op
                 variables.setdefault(storage, {})[v] = None
     ends: dict[int, list[int]] = {}
-    given = {s for op in operations for s in record.storages_of(model.trace.operations[op].made)}.difference(last)
-    much = _bytes_of(record, last) > MUCH * _bytes_of(record, given)
-    for storage, op in last.items() if much or len(last) > FEW_INSIDE else ():
+    for storage, op in last.items() if len(last) > FEW_INSIDE else ():
         ends.setdefault(op, []).extend(variables[storage])
     return ends
-
-
-def _bytes_of(record: Record, storages: Iterable[int]) -> int:
-    """What the model's operations have made of them."""
-    return sum(record.storages[s].nbytes for s in storages if s != NO_MEMORY and record.storages[s].operation is not None)
 
 
 def signature(trace: Trace, record: Record, group: Sequence[int]) -> str:

@@ -135,7 +135,7 @@ class Pyramid(nn.Module):
 
 
 class Taught(nn.Module):
-    """Of a teacher that is not trained, a norm, its activation and a convolution are one node, with much inside."""
+    """Of a teacher that is not trained, nobody keeps anything: what a norm is given goes before a convolution takes its result."""
 
     def __init__(self):
         super().__init__()
