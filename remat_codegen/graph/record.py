@@ -363,8 +363,8 @@ class _Recorder:
         return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op))
 
     def _given_back(self, op: Operation) -> set[int]:
-        """What an autograd.Function returns as it was given, beside others that gradients go to: no view of one tensor, but as
-        if it had changed that."""
+        """What an autograd.Function returns as it was given, of several things that operations have made: no view of one
+        tensor, but as if it had changed that."""
         given = {self.of_variable[v] for v in op.reads} if function_call(op.target) is not None else set()
         made = {s for s in given if s != NO_MEMORY and self.storages[s].operation is not None}
         return made.intersection(self.of_variable[v] for v in op.made) if len(made) > 1 else set()

@@ -189,7 +189,7 @@ class Rule:
             for d in data:
                 self.forward_end[d] = max(self.forward_end[d], node)
         self.backward = [(node, self._asked(node)) for node in graph.backward_nodes]
-        self.theirs = {*graph.outputs, *self.held.left}  # who called has them
+        self.theirs = {*graph.outputs, *self.held.left}  # whoever called has them, or attributes
         self._inputs: dict[Stretch, list[int]] = {}
         self._nodes: dict[Stretch, list[tuple[int, tuple[int, ...], list[int]]]] = {}
         self._forgotten: dict[tuple[int, int, Keeps], list[int]] = {}
@@ -243,19 +243,12 @@ class Rule:
         """Whether autograd saves a value within a part."""
         return any(self.graph.nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
 
-    def last_saved(self, part: Part, data: int) -> int:
-        """The last backward node for which autograd saves a value within a part, -1 if there is none."""
-        readers = (r for r in self.graph.readers[data] if r > self.graph.loss)
-        return max((r for r in readers if self.graph.nodes[r].forward in part), default=-1)
-
     def leaves(self, part: Part, data: int) -> bool:
         """Whether anyone outside of a part reads a value, or has it saved."""
         nodes, loss = self.graph.nodes, self.graph.loss
         return any((r if r <= loss else nodes[r].forward) not in part for r in self.graph.readers[data])
 
     def _forgets(self, part: Part, data: int) -> bool:
-        if data in self.graph.outputs or data in self.held.left:  # whoever called has it
-            return False
         leaves = self.leaves(part, data)
         if part.keeps is Keeps.SAVED:
             return leaves and not self.saves(part, data)
@@ -288,10 +281,7 @@ class _Step:
         for node, _ in rule.backward if self.within else ():
             if node.forward in self.within:
                 self.until[self.within[node.forward]] = node.id
-        self.copies = self._copies()
-        self.copied: set[int] = set()  # of these: what has been made once more, and not been read yet
-        for index, last in self.copies.values():
-            self.until[index] = max(self.until[index], last)
+        self.copied: set[int] = set()  # of what others than the step hold, too: what has been made once more
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
             own = (*self.own[index], *self.lends[index])
@@ -344,14 +334,15 @@ class _Step:
                 index = part.outer
         return found
 
-    def _given_plainly(self) -> dict[int, tuple[int, int]]:
-        """By data that a part is given which stands in one that keeps its result, within another: that part, and the outermost.
-        When that one runs again, the first holds the value itself until it does, too."""
-        found: dict[int, tuple[int, int]] = {}
+    def _given_plainly(self) -> dict[int, list[tuple[int, int]]]:
+        """By data that parts are given which stand in one that keeps its result, within another: those parts, each with that
+        other one. When that runs again, they hold the value itself until they do, too."""
+        found: dict[int, list[tuple[int, int]]] = {}
         for index, part in enumerate(self.parts):
             middle = self.parts[part.outer] if part.outer is not None else None
             if middle is not None and middle.outer is not None and middle.keeps is Keeps.RESULT:
-                found |= {d: (index, middle.outer) for d in self.inputs[index] if self.owner.get(d) == part.outer}
+                for data in (d for d in self.inputs[index] if self.owner.get(d) == part.outer):
+                    found.setdefault(data, []).append((index, middle.outer))
         return found
 
     def _kept_within(self) -> dict[int, int]:
@@ -360,19 +351,6 @@ class _Step:
         inner = [(i, p) for i, p in enumerate(self.parts) if p.outer is not None and p.keeps is Keeps.RESULT]
         nodes = ((i, p, node) for i, p in inner for node in self.graph.nodes[p.first : p.last + 1])
         return {n.id: i for i, p, n in nodes if any(self.owner.get(d) != i and self.rule.saves(p, d) for d in n.writes)}
-
-    def _copies(self) -> dict[int, tuple[int, int]]:
-        """By data that whoever called has: the part in which autograd has saved it, too, where that part forgets it, and the
-        last backward node that misses it."""
-        found: dict[int, tuple[int, int]] = {}
-        for data in self.rule.theirs:
-            node = self.graph.producers[data][0]
-            index = next((i for i in range(len(self.parts) - 1, -1, -1) if node in self.parts[i]), None)
-            if index is None or self.parts[index].late or self.parts[index].keeps is not Keeps.NOTHING:
-                continue
-            if (last := self.rule.last_saved(self.parts[index], data)) >= 0:
-                found[data] = index, last
-        return found
 
     # ------------------------------------------------------------------ running
 
@@ -390,13 +368,11 @@ class _Step:
             for data, self.begun in asked:
                 if data in owner and (data not in made or data in self.lent):
                     self._demand(data, node.forward, for_a_part=False)
-                elif data in self.copies and not self.done[index := self.copies[data][0]] and node.forward in self.parts[index]:
-                    self._again(index, None)
             if self.within and node.forward in self.within:
                 self._again_within(self.within[node.forward], node, dict(asked))
             if self.second or self.apart or self.copied:
                 self.beside[len(order)] = self.second + total_bytes(self.graph, self.apart | self.copied)
-                self.copied = {d for d in self.copied if self.copies[d][1] > node.id}
+                self.copied = {d for d in self.copied if d in made and self._is_needed(d, node.id + 1)}
             if self.kept and (read := self.kept.intersection(node.reads)):
                 self.held_at[len(order)] = self._ready_to_run(read)
                 made -= read
@@ -412,7 +388,12 @@ class _Step:
         """Holds what attributes have, what is saved for nobody, where no part forgets it, and what parts are given of which
         nothing will be missed: as long as what they give is there."""
         for data in self.rule.held.left:
-            self._leave(self.graph.producers[data][0], [data], 0)
+            node, nbytes = self.graph.producers[data][0], self.graph.data[data].nbytes
+            if data in self.owner:  # what is made again is another one
+                self._hold(range(self.rule.forward_end[data] + 1, self.graph.loss + 1), (), nbytes)
+                self._leave(node, (), nbytes)
+            else:
+                self._leave(node, [data], 0)
         for node, nbytes in self.rule.held.left_bytes:
             self._hold(range(node + 1, self.graph.loss + 1), (), nbytes)
             self._leave(node, (), nbytes)
@@ -502,7 +483,8 @@ class _Step:
         index = self._who_gives(data, reader, for_a_part)
         if data not in self.made or (data in self.lent and index == self.owner[data]):
             shared = self.parts[index].again is Again.SHARED
-            alone = for_a_part or reader not in self.parts[index]
+            around, lender = self.lender.get(data, (index, index))
+            alone = (for_a_part or reader not in self.parts[index]) and (around == lender or index != lender)
             self._again(index, data if alone and (for_a_part or not shared) else None)
             if not for_a_part and data not in self.made:
                 self.passed.add(data)
@@ -557,8 +539,7 @@ class _Step:
     def _is_held_apart(self, data: int) -> bool:
         """Whether a part that did not run again yet holds a value itself that is another part's to bring back for others."""
         if data in self.plain:
-            index, _ = self.plain[data]
-            return not self.done[index] and self.until[index] >= self.now
+            return any(not self.done[p] and self.until[p] >= self.now for p, _ in self.plain[data])
         around, lender = self.lender[data]
         given = (p for p in self.given_to.get(data, ()) if self.parts[p].first not in self.parts[around])
         return around != lender and any(not self.done[p] and self.until[p] >= self.now for p in given)
@@ -615,9 +596,10 @@ class _Step:
             self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             order.append(node)
-            self.apart.update(d for d in writes if d in self.plain and self.plain[d][1] == index and self._is_held_apart(d))
+            plainly = (d for d in writes if any(outer == index for _, outer in self.plain.get(d, ())))
+            self.apart.update(filter(self._is_held_apart, plainly))
             twins.update(there)
-            self.copied.update(d for d in writes if d in self.copies and self.copies[d][1] >= self.now)
+            self.copied.update(d for d in writes if d in owner and d in self.graph.outputs)
 
     def _is_there(self, data: int) -> bool:
         return data in self.rule.theirs or self._is_needed(data)
@@ -632,13 +614,12 @@ class _Step:
         return part.first
 
     def _waited_for(self, data: int, index: int) -> bool:
-        if data in self.copies:
-            return self.copies[data] >= (index, self.now) and self.copies[data][0] == index
         gives = self.owner.get(data) == index or data in self.lends[index]
         return gives and data not in self.shared and self._is_needed(data)
 
-    def _is_needed(self, data: int) -> bool:
+    def _is_needed(self, data: int, now: int | None = None) -> bool:
         """Whether a backward node, or a part that has not run again yet, is still to read a value."""
-        if self.last_read[data] >= self.now:
+        now = self.now if now is None else now
+        if self.last_read[data] >= now:
             return True
-        return any(self.until[p] >= self.now and not self.done[p] for p in self.given_to.get(data, ()))
+        return any(self.until[p] >= now and not self.done[p] for p in self.given_to.get(data, ()))

@@ -186,7 +186,11 @@ class Found:
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
         given, copies = self._given(vertices, nodes[0]), frozenset[Hashable]().union(*map(self._copies, vertices))
         key, handed = tuple(map(self.key, vertices)), self._handed_on(vertices)
-        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed)
+        in_place = len(vertices) > 1 and self._changes_what_is_made(operations)
+        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, in_place)
+
+    def _changes_what_is_made(self, operations: Iterable[int]) -> bool:
+        return any(self.record.storages[s].operation is not None for s in self.record.mutated_by(operations))
 
     def _handed_on(self, vertices: Sequence[Vertex]) -> tuple[int, frozenset[int], tuple[int, ...]]:
         """The bytes of what vertices before the last one make that others of them read, and no data node holds; the data that

@@ -120,9 +120,9 @@ class Holders:
         return (d for d in data if self.model.graph.producers[d][0] < node)
 
     def costs(self, profile: Profile) -> Profile:
-        """The costs of nodes, less gradients that go early, and with what variables of the model's code hold while they run and
-        no data node is: results that only the node uses which made them. (A part that begins behind that node does not have
-        them when it runs again; it is counted as if it had.)"""
+        """The costs of nodes, less gradients that go early (so that workspaces may be below 0), and with what variables of the
+        model's code hold while they run and no data node is: results that only the node uses which made them. (A part that
+        begins behind that node does not have them when it runs again; it is counted as if it had.)"""
         held = [0] * len(profile.workspace_bytes)
         for operation in self.trace.operations:
             node = self.node_of.get(operation.id)

@@ -150,3 +150,50 @@ class Taught(nn.Module):
         with torch.no_grad():
             target = self.teacher(x)
         return (self.student(x) - target).square().mean()
+
+
+class States(nn.Module):
+    """Gives back what its layers gave, as models of transformers do; each is saved by the next, and by none of its own."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.layers = nn.Linear(width, width), nn.ModuleList(Inner(width) for _ in range(3))
+
+    def forward(self, x):
+        states = [self.first(x)]
+        for layer in self.layers:
+            states.append(layer(states[-1]))
+        return states[-1].sin(), tuple(states)
+
+
+class Deep(nn.Module):
+    """A part within another gives what that one saves, and what is an output."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.inner, self.outer, self.last = nn.Linear(width, width), Inner(width), Inner(width), nn.Linear(width, width)
+
+    def both(self, x):
+        y = self.inner(x.sin())
+        return self.outer(y.cos()) * y, y
+
+    def forward(self, x):
+        z, y = self.both(self.first(x))
+        return self.last(z), y, z[..., :4]
+
+
+class Leaving(nn.Module):
+    """An attribute holds what autograd has saved, and an output is a view."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(width, width) for _ in range(3))
+
+    def part(self, x):
+        h = self.first(x).tanh()
+        self.left = h
+        return self.last(self.middle(h).sin().exp()) * h
+
+    def forward(self, x):
+        p, q = self.part(self.middle(x)).chunk(2, -1)
+        return p, q.sin()

@@ -113,6 +113,9 @@ SEVERAL = {
     "Twice": (4, 24, 32),
     "Pyramid": (4, 64, 32),
     "Taught": (4, 3, 32, 32),
+    "States": (4, 24, 32),
+    "Deep": (4, 24, 32),
+    "Leaving": (4, 24, 32),
 }
 NORM_BYTES = 256  # what batch norms in parts that run again twice have, and the simulator does not know
 
