@@ -27,7 +27,7 @@ from remat_codegen.graph.record import NO_MEMORY, Record
 from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
 FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
-LITTLE = 4096  # bytes that may end with the next operation: tables of positions are one node for so much
+LITTLE = 16384  # bytes that may end with the next operation: tables of positions are one node for so much
 _NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 

@@ -27,7 +27,7 @@ class Text:
     """An expression of the source, evaluated by `function` at `span`. In a module's method, `module` is the path of that module
     and `number` the call of it; in a function at the top of a file, those of the module that is being called. `tensors` are
     local names that held tensors meanwhile; `contents` are lists, dicts and plain objects, by name, with the operations whose
-    results were in them."""
+    results were in them, and tensors, whose names are `alone`."""
 
     function: Function
     span: Span
@@ -35,6 +35,7 @@ class Text:
     number: int
     tensors: tuple[str, ...]
     contents: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
+    alone: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class _Open:
     direct: bool = False  # whether it makes operations itself
     tensors: dict[str, None] = field(default_factory=dict)
     contents: dict[str, dict[int, None]] = field(default_factory=dict)
+    alone: dict[str, None] = field(default_factory=dict)
     children: list[_Open] = field(default_factory=list)
 
     def is_call_of(self, inner: _Open) -> bool:
@@ -213,6 +215,7 @@ class _Builder:
             level.opened.append(self._inside(outer, _Open(operation, call=level.call, node=node)))
         for vertex in level.opened:
             vertex.tensors.update(dict.fromkeys(level.call.tensors))
+            vertex.alone.update(dict.fromkeys(level.call.alone))
             for name, operations in level.call.contents:
                 vertex.contents.setdefault(name, {}).update(dict.fromkeys(operations))
 
@@ -255,7 +258,7 @@ class _Builder:
     def _text_of(self, vertex: _Open, call: Call) -> Text:
         span = call.span if vertex.node is None else span_of(vertex.node)
         contents = tuple((name, tuple(operations)) for name, operations in vertex.contents.items())
-        return Text(call.function, span, call.module, call.number, tuple(vertex.tensors), contents)
+        return Text(call.function, span, call.module, call.number, tuple(vertex.tensors), contents, tuple(vertex.alone))
 
 
 def _shared(syntax: Syntax | None, before: _Level, level: _Level) -> int:

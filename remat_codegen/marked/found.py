@@ -237,7 +237,7 @@ class Found:
         if syntax is None or not isinstance(node, ast.expr):
             return frozenset()
         if self.is_module(vertex):  # a tensor may be another call's, and of its own it reads nearly all
-            return given_to_calls(node).difference(text.tensors)
+            return given_to_calls(node).difference(text.alone)
         mark = self.mark(vertex, "part")
         return given_to_expression(node, outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ()).nodes)
 

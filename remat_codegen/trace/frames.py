@@ -209,13 +209,15 @@ class _Observer:
                 yield numbers
 
     def _contents(self, held: dict[str, Any]) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-        """By name, and by attribute of a plain object: the nodes whose results are there, or in a list, a dict or an object."""
+        """By name, and by attribute of a plain object: the nodes whose results are in a list, a dict or an object; and by the
+        name of a tensor, which has made it."""
         named = {name: value for name, value in held.items() if name.isidentifier() and _may_hold(value)}
         for name, value in [*named.items()]:
             if _is_plain(value):
                 named.update({f"{name}.{n}": v for n, v in _attributes(value).items() if _may_hold(v)})
         for name, value in named.items():
-            if numbers := tuple(self._numbers_in(value, _DEPTH + 1)):
+            attribute = isinstance(value, torch.Tensor) and name not in held
+            if not attribute and (numbers := tuple(self._numbers_in(value, _DEPTH + 1))):
                 yield name, numbers
 
     def _holder(self, frame: FrameType, inner: FrameType | None) -> _Holder:
@@ -262,6 +264,7 @@ class _Observer:
             tuple(place for name, value in held.items() if name.isidentifier() for place in _places(name, value)),
             () if last is None else _changed(last.held, held),
             tuple(self._contents(held)),
+            tuple(name for name, value in held.items() if isinstance(value, torch.Tensor)),
         )
         seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
         return call
@@ -362,7 +365,9 @@ def _merged(outer: Call, inner: Call, known: bool) -> Call:
     names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), changed)]
     module = (inner.module, inner.number) if outer.module is None else (outer.module, outer.number)
     contents = tuple({**dict(outer.contents), **dict(inner.contents)}.items())
-    return Call(outer.function, inner.span, outer.frame, inner.evaluation, *module, outer.enters, names[0], names[1], contents)
+    alone = tuple(dict.fromkeys((*outer.alone, *inner.alone)))
+    place = outer.function, inner.span, outer.frame, inner.evaluation
+    return Call(*place, *module, outer.enters, names[0], names[1], contents, alone)
 
 
 def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class Call:
     began between the frame before and this one. `tensors` are the local names that hold tensors, and for plain
     objects that do their attributes, `state.hidden`; `changed` are names that hold something else than when this frame made its
     last operation. `contents` are lists, dicts and plain objects, by name, with the operations whose results are in them (what
-    frames note are numbers of nodes, each followed by those that it was detached from).
+    frames note are numbers of nodes, each followed by those that it was detached from), and tensors, whose names are `alone`.
     """
 
     function: Function
@@ -44,6 +44,7 @@ class Call:
     tensors: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     contents: tuple[tuple[str, tuple], ...] = field(default=(), compare=False, repr=False)
+    alone: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 def method_around(inner: Call, calls: Sequence[Call]) -> Call | None:
