@@ -121,8 +121,7 @@ def summary(found: list[float]) -> str:
 
 WHY = """\
 Time-series transformer: what a node takes at most beside its results, and what variables hold while it runs, are added,
-though not at the same moment. The file of transformers' Swin: a gradient that a node of several operations is given goes
-before it makes its largest, and counts until it ends."""
+though not at the same moment."""
 
 
 def main() -> None:
