@@ -171,8 +171,9 @@ def ready_to_run(parts: Iterable[Part]) -> list[int]:
 
 def forgotten(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> frozenset[int]:
     """The data that are not kept between the forward and the backward pass."""
-    step = _Step(Rule(graph, held), parts)
-    return frozenset(step.owner) - step.kept
+    rule = Rule(graph, held)
+    step = _Step(rule, parts)
+    return frozenset(step.owner) - step.kept - rule.theirs
 
 
 Stretch = tuple[int, int, tuple[int, ...]]  # the first and the last node of a part, and what else it is given
