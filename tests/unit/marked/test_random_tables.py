@@ -77,6 +77,12 @@ def table(found: Found, rows: list[tuple[int, int, str, str]]) -> tuple[Row, ...
     return tuple(Row(by_nodes[first, last], Keeps(keeps), Again(again)) for first, last, keeps, again in rows)
 
 
+def traced_text(path: Path, text: str, shape: tuple[int, ...]) -> Traced:
+    """The Net of a text, with an input of a shape."""
+    path.write_text(text)
+    return traced_module(imported_file(path).Net().train(), (torch.randn(shape),), {}, path)
+
+
 def assert_as_planned(traced: Traced, found: Found, rows: tuple[Row, ...], folder: Path) -> None:
     result = trained(traced, text_of(traced, found, rows), folder)
     assert result.identical, result.differences
@@ -178,9 +184,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("again", Again)
 def test_one_reader_of_two_results(again, tmp_path):
     """The first run again gives it one of them, which it has when the next run makes both."""
-    path = tmp_path / "two_results.py"
-    path.write_text(TWO)
-    two = traced_module(imported_file(path).Net().train(), (torch.randn(4, 24, 32),), {}, path)
+    two = traced_text(tmp_path / "two_results.py", TWO, (4, 24, 32))
     found = found_in(two)
     assert_as_planned(two, found, table(found, [(0, 1, "", again)]), tmp_path)
 
@@ -207,9 +211,7 @@ class Net(nn.Module):
 
 
 def test_parts_hold_what_they_are_given_for_its_shape(tmp_path):
-    path = tmp_path / "shaped.py"
-    path.write_text(SHAPED)
-    shaped = traced_module(imported_file(path).Net().train(), (torch.randn(8, 48, 32),), {}, path)
+    shaped = traced_text(tmp_path / "shaped.py", SHAPED, (8, 48, 32))
     found = found_in(shaped)
     rows = tuple(Row(c) for c in found.candidates.all if len(c) == 1 and len(c.vertices) == 1 and c.given)
     assert rows
@@ -254,9 +256,7 @@ class Net(nn.Module):
 
 def test_one_node_that_four_statements_make(tmp_path):
     """Three of them are given the result of a part that runs again twice; and the table is read back as it was."""
-    path = tmp_path / "queries.py"
-    path.write_text(QUERIES)
-    queries = traced_module(imported_file(path).Net().train(), (torch.randn(4, 48, 32),), {}, path)
+    queries = traced_text(tmp_path / "queries.py", QUERIES, (4, 48, 32))
     found = found_in(queries)
     whole = next(c for c in found.candidates.all if len(c.vertices) == 4 and c.first > 7)
     norm = next(c for c in found.candidates.all if c.first == c.last == whole.first - 1)
@@ -264,6 +264,8 @@ def test_one_node_that_four_statements_make(tmp_path):
     assert_as_planned(queries, found, rows, tmp_path)
     read, problems = read_back(text_of(queries, found, rows), queries)
     assert not problems and {row.candidate for row in read.rows} == {norm, whole}
+    with pytest.raises(ValueError, match="one of them in place, keep it"):
+        parts_of([Row(whole, Keeps.RESULT)])
 
 
 def test_parts_that_make_one_value_together_are_not_late(found):
