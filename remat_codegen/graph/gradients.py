@@ -35,11 +35,12 @@ class Gradient:
 
 @dataclass(slots=True)
 class Undoing:
-    """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most when a sum is
-    made of which a term is older, less what has gone by then of what was saved for the step; and what it asks for of what was
-    saved, in order: keys of storages, each with the bytes of the gradients that are alive then."""
+    """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most at once; the
+    most when a sum is made of which a term is older, less what has gone by then of what was saved for the step; and what it asks
+    for of what was saved, in order: keys of storages, each with the bytes of the gradients that are alive then."""
 
     first_bytes: int = 0
+    most_bytes: int = 0
     added_bytes: int = 0
     asked: list[tuple[int, int]] = field(default_factory=list)
 
@@ -157,6 +158,7 @@ class Lives:
             elif change.died is not None:
                 held += change.nbytes if id(change) not in alive else -change.nbytes
                 alive ^= {id(change)}
+                row.most_bytes = max(row.most_bytes, held)
         return found
 
 

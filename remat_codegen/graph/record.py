@@ -91,6 +91,7 @@ class OperationRecord:
     unsaved: bool = False  # whether autograd would save something for it that is never read, as the engine does not reach it
     stop: int | None = None  # the variable whose node it reaches first: a result, or the base of what is changed in place
     gradient_bytes: int | None = None  # of what is alive when the engine goes back through it, if that makes or asks for any
+    most_gradient_bytes: int = 0  # the most that gradients take at once, while it is undone
     added_bytes: int = 0  # the most that gradients take, while it is undone, when one of an earlier operation is added to
     # What it asks for of what autograd saved, in this order: storages, None of what is saved beside those; and the bytes of
     # the gradients that are alive then.
@@ -280,7 +281,8 @@ class _Recorder:
             if undoing is None:
                 return row
             asked = tuple((self.of_storage.get(key), nbytes) for key, nbytes in undoing.asked)
-            return replace(row, gradient_bytes=undoing.first_bytes, added_bytes=undoing.added_bytes, asked=asked)
+            most, added = undoing.most_bytes, undoing.added_bytes
+            return replace(row, gradient_bytes=undoing.first_bytes, most_gradient_bytes=most, added_bytes=added, asked=asked)
         row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
         unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)
