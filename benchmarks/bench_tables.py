@@ -73,7 +73,7 @@ def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
         found = priced_model(Request(target_of(name_of), init=init, inputs=inputs), progress)
         assert found.traced is not None
         parts = tabling.found_of(found.traced)
-        candidates, profile, held = parts.candidates, parts.with_held(found.profile), parts.held
+        candidates, profile, held = parts.candidates, parts.holders.costs(found.profile), parts.holders.held
     rows = []
     for budget in parse_budgets(budgets):
         outcome = planning.run_planner(found, planner, budget, progress, time_limit=SECONDS)

@@ -65,8 +65,6 @@ SHOWN = 50  # per cent, in the picture
 BEHIND = """
 Where `auto` is both more than 5 % of the overhead and more than 0.3 points above the bound:
 
-- GPT2-large (4, 256) at 1.8 GiB: `best` finds nothing faster in 90 s, nor do four times the search, or families of options
-  that are twice as fine. Which side is at fault, plan or bound, is not known.
 - GPT2-medium (2, 1024) at 1.0 GiB, a tenth of the peak: `best` gets 1.1 points closer, by moves on the order that each count
   its memory anew (`planners/search/improve.py`). In `auto` they would take more than the 10 seconds that chains may take.
 - H100, GPT2-medium at 30 %: in 90 s, `best` finds 0.1 points less with either.

@@ -12,11 +12,12 @@ overheads within ALIKE. Where nothing fits a middle, the least peak is looked fo
 does not fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of
-few kinds and small, Rotor, DTR with several scores and for several budgets, and segments (Chen et al.) in any number,
-squeezed, where no sequence of the dynamic program fits. Of budgets that are far from a middle little depends on its plan, so
-the first middles are searched less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is
-so tight that a node runs twice within one stage, which a ledger does not hold, the moves of `improve` and the search of
-`hierarchy` go on in its place.
+few kinds and small, Rotor, DTR with several scores and for several budgets, segments (Chen et al.) in any number, squeezed,
+where no sequence of the dynamic program fits, and what the linear relaxation of `bound` keeps over the loss, rounded as in
+Checkmate (section 5), where memory is highest there: slower to begin with than sequences that treat equal blocks alike, but a
+search leads further from it. Of budgets that are far from a middle little depends on its plan, so the first middles are searched
+less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is so tight that a node runs twice
+within one stage, which a ledger does not hold, the moves of `improve` and the search of `hierarchy` go on in its place.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
@@ -33,9 +34,10 @@ from functools import cached_property, lru_cache
 
 from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.planners import dtr, none_and_all, rockmate, rotor
+from remat_codegen.planners.base.bound import LONGEST_SECONDS, Relaxation
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, TimeUp, offer, stoppable
 from remat_codegen.planners.base.judge import Candidate, is_chain, judge
-from remat_codegen.planners.base.keeping import candidate, chosen, fastest
+from remat_codegen.planners.base.keeping import candidate, chosen, fastest, keeping
 from remat_codegen.planners.base.result import Plan, Status, begun
 from remat_codegen.planners.chain.chain import Chain, of_options
 from remat_codegen.planners.chain.options import Grid
@@ -65,12 +67,15 @@ SHALLOW = 4  # bisections up to which what costs more is tried as well, and the 
 FAR_OFF = 3  # times less, there and after DEEP
 SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
+MOST_APART = 6  # of blocks that differ in their costs, if those are more than their kinds
 LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
 FITTED = 60  # starts are given up after so many splits for each hundred nodes
 LOWEST_HEURISTICS, MOST_LOWERINGS = ("msps", "dtr"), 8  # of DTR, where the least peak is looked for
 MOST_LESSENINGS = 4  # times that a budget is refused by naming one, if another byte less works, too
 LONGEST = 4  # times as many runs as nodes in what the least peak is looked for from
 FAR = 1.08  # times the limit: a peak from which on many things are given up at once, instead of one after the other
+RELAXED = "a relaxation"  # the start's name
+NEAR, THRESHOLDS = 1.2, (0.5, 0.95)  # times the limit: how far what a relaxation keeps may be above it; and how it is rounded
 SQUEEZE_WORK = 200_000  # data that are visited for that, at most
 MOVE_WORK = 16  # runs of an order that a move counts anew, for each unit of the search's work, where it is slower
 STEP_WORK = 6000  # of the search, for which the slower one makes a step
@@ -296,6 +301,8 @@ class Frontier:
         work = self.work if self._decides(depth) else self.work // FAR_OFF
         part = work // (2 * len(promising))
         improved = [self._improved(p, limit, high.time_ns, part, seed) for seed, p in enumerate(promising)]
+        slower = [p for p in tried if p.start == RELAXED and p not in promising]  # they are where a search leads further
+        improved += [self._improved(p, limit, high.time_ns, work // 2, seed) for seed, p in enumerate(slower)]
         best = min([*improved, best], key=lambda p: p.time_ns)
         best = self._improved(best, limit, high.time_ns, work - part * len(promising), len(promising))
         return replace(best, limit_bytes=limit)
@@ -357,10 +364,23 @@ class Frontier:
             yield from self._segments
         if (evicting := fastest(self._evictions, limit)) is not None:
             yield "dtr", order_of(evicting.schedule)
+        if len(self.graph.nodes) <= LARGE:
+            for order in self._rounded(limit):
+                yield RELAXED, order
         for name, run in self._quick(depth):
             found = run(self.graph, self.profile, limit)
             if found.schedule is not None:
                 yield name, order_of(found.schedule)
+
+    def _rounded(self, limit: int) -> Iterator[Order]:
+        """What the linear relaxation of `bound` keeps over the loss, rounded by several thresholds, and nothing else: near the
+        limit where memory is highest at the loss."""
+        graph = self.graph
+        solved = Relaxation(graph, self.profile, limit).solve((graph.loss,), LONGEST_SECONDS)
+        alive = solved.alive[0] if solved is not None and solved.alive else {}
+        kept = dict.fromkeys(frozenset(d for d, part in alive.items() if part > threshold) for threshold in THRESHOLDS)
+        orders = (keeping(graph, some) for some in kept if alive)
+        yield from (order for order in orders if Lives(self.problem, order).peak <= NEAR * limit)
 
     def _quick(self, depth: int) -> Iterator[tuple[str, Callable[..., Plan]]]:
         if depth >= SHALLOW and self.sequences.worthwhile:
@@ -387,9 +407,12 @@ class _Sequences:
 
     @cached_property
     def worthwhile(self) -> bool:
-        """Whether the graph is a chain of few kinds of small blocks."""
-        blocks = self.graph.blocks
-        few = len({b.kind for b in blocks}) <= MOST_KINDS
+        """Whether the graph is a chain of few kinds of small blocks, which costs hardly tell apart: options are solved for each
+        block that needs other memory."""
+        blocks, room = self.graph.blocks, self.profile.workspace_bytes
+        kinds = {b.kind for b in blocks}
+        apart = {(b.kind, room[b.first : b.last + 1]) for b in blocks}
+        few = len(kinds) <= MOST_KINDS and len(apart) <= max(len(kinds), MOST_APART)
         return few and is_chain(self.graph) and all(b.last - b.first < MOST_IN_BLOCK for b in blocks)
 
     @cached_property
