@@ -36,8 +36,8 @@ class Gradient:
 @dataclass(slots=True)
 class Undoing:
     """What a step of the way back does with gradients: the bytes of those that are alive as it begins; the most at once; the
-    most when a sum is made of which a term is older, less what has gone by then of what was saved for the step; and what it asks
-    for of what was saved, in order: keys of storages, each with the bytes of the gradients that are alive then."""
+    most when a sum is made of which a term is older, less what has gone by then of what was saved for the step; and what it
+    asks for of what was saved, in order: keys of storages, each with the bytes of the gradients that are alive then."""
 
     first_bytes: int = 0
     most_bytes: int = 0

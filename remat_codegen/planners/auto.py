@@ -15,9 +15,9 @@ Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fin
 few kinds and small, Rotor, DTR with several scores and for several budgets, segments (Chen et al.) in any number, squeezed,
 where no sequence of the dynamic program fits, and what the linear relaxation of `bound` keeps over the loss, rounded as in
 Checkmate (section 5), where memory is highest there: slower to begin with than sequences that treat equal blocks alike, but a
-search leads further from it. Of budgets that are far from a middle little depends on its plan, so the first middles are searched
-less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is so tight that a node runs twice
-within one stage, which a ledger does not hold, the moves of `improve` and the search of `hierarchy` go on in its place.
+search leads further from it. Of budgets that are far from a middle little depends on its plan, so the first middles are
+searched less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is so tight that a node
+runs twice within one stage, which a ledger does not hold, the moves of `improve` and the search of `hierarchy` go on instead.
 
 Cost model: the simulator's, kept up to date by a `Ledger`. Complexity: about a dozen middles, for each the quick planners and
 WORK of search; points are remembered for a graph, so that a second budget costs less. Limits count work, not seconds. Ties: the
