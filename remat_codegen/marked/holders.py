@@ -44,14 +44,17 @@ class Holders:
     @cached_property
     def held(self) -> Held:
         """What is held while the model's code runs, beside what is read later."""
-        storages = sorted(self._made(self.record.storages_of(v for v, _ in self.trace.left)))
-        made = {s: self.of_storage.get(s) for s in storages}
-        beside = [(self._node_that_makes(s), self.record.storages[s].nbytes) for s, data in made.items() if data is None]
-        left = frozenset(data for data in made.values() if data is not None)
+        beside = [(self._node_that_makes(s), self.record.storages[s].nbytes) for s in self._left if s not in self.of_storage]
+        left = frozenset(self.of_storage[s] for s in self._left if s in self.of_storage)
         variables, unread = self._held_by_variables(), tuple(self._unread())
         takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
         state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
         return Held(variables, unread, left, tuple(beside), drawing_nodes(self.model), state_bytes, self._asked())
+
+    @cached_property
+    def _left(self) -> list[int]:
+        """The storages of what forward leaves behind in attributes."""
+        return sorted(self._made(self.record.storages_of(v for v, _ in self.trace.left)))
 
     def _asked(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """By forward node: the data that its backward node asks for, and by how much gradients have grown by then."""
@@ -111,26 +114,58 @@ class Holders:
             node = self.node_of.get(operation.id)
             if node is None:
                 continue
-            variables = (v for op in operation.held for v in self.trace.operations[op].made)
-            data = {self.model.data_of[v] for v in variables} - {None}
-            found.setdefault(node, set()).update(d for d in data if d is not None)
-        return {node: sorted(self._made_before(data, node)) for node, data in found.items()}
+            found.setdefault(node, set()).update(self._data_held(operation, node))
+        return {node: sorted(data - self._passing.get(node, set())) for node, data in found.items()}
 
-    def _made_before(self, data: set[int], node: int) -> Iterator[int]:
-        return (d for d in data if self.model.graph.producers[d][0] < node)
+    def _data_held(self, operation: Operation, node: int) -> Iterator[int]:
+        """Data of earlier nodes that variables hold while an operation runs."""
+        variables = (v for op in operation.held for v in self.trace.operations[op].made)
+        data = {self.model.data_of[v] for v in variables}
+        return (d for d in data if d is not None and self.model.graph.producers[d][0] < node)
+
+    @cached_property
+    def _passing(self) -> dict[int, set[int]]:
+        """By forward node: data that nobody reads from there on, and that variables hold while some of its operations run."""
+        found = {}
+        for node, body in enumerate(self.model.bodies):
+            held = [set(self._data_held(self.trace.operations[op], node)) for op in body.operations]
+            some = set[int]().union(*held) - set[int].intersection(*held) if len(held) > 1 else set[int]()
+            found[node] = {d for d in some if max(self.model.graph.readers[d], default=-1) < node} - self._lasting
+        return found
+
+    @cached_property
+    def _lasting(self) -> frozenset[int]:
+        """Data that somebody has even if nobody reads them: the caller, attributes, autograd."""
+        unread = (d for u in self._unread() for d in u.data)
+        left = (self.of_storage[s] for s in self._left if s in self.of_storage)
+        return frozenset((*self.model.graph.outputs, *unread, *left))
 
     def costs(self, profile: Profile) -> Profile:
         """The costs of nodes, less gradients that go early (so that workspaces may be below 0), and with what variables of the
-        model's code hold while they run and no data node is: results that only the node uses which made them. (A part that
-        begins behind that node does not have them when it runs again; it is counted as if it had.)"""
-        held = [0] * len(profile.workspace_bytes)
-        for operation in self.trace.operations:
-            node = self.node_of.get(operation.id)
-            if node is not None:
-                held[node] = max(held[node], sum(self.record.storages[s].nbytes for s in self._held_within(operation, node)))
+        model's code hold while they run beside the data that they hold all the while: results that only the node uses which
+        made them, and data that go meanwhile. (A part that begins behind that node does not have them when it runs again; it is
+        counted as if it had.)"""
+        peaks = dict(enumerate(profile.peaks_within))
+        held = [self._held_bytes(node, peaks.get(node, ())) for node in range(len(self.model.bodies))]
+        held += [0] * (len(profile.workspace_bytes) - len(held))
         early = profile.early_bytes or (0,) * len(held)
         workspaces = tuple(a + b - c for a, b, c in zip(profile.workspace_bytes, held, early, strict=True))
-        return replace(profile, workspace_bytes=workspaces, early_bytes=())
+        return replace(profile, workspace_bytes=workspaces, early_bytes=(), peaks_within=())
+
+    def _held_bytes(self, node: int, peaks: Sequence[int]) -> int:
+        """How much more than by itself a node takes at most beside what variables hold; `peaks` are those of its operations,
+        if they are known."""
+        operations = self.model.bodies[node].operations
+        held = [self._held_meanwhile(self.trace.operations[op], node) for op in operations]
+        if len(peaks) != len(held):
+            return max(held, default=0)
+        return max(a + b for a, b in zip(held, peaks, strict=True)) - max(peaks)
+
+    def _held_meanwhile(self, operation: Operation, node: int) -> int:
+        """The bytes of what variables hold while an operation runs, and not all the while that its node does."""
+        own = sum(self.record.storages[s].nbytes for s in self._held_within(operation, node))
+        passing = self._passing[node].intersection(self._data_held(operation, node))
+        return own + sum(self.model.graph.data[d].nbytes for d in passing)
 
     def _held_within(self, operation: Operation, node: int) -> set[int]:
         """The storages that are no data nodes, are held while an operation runs, and are not in its own node's workspace."""

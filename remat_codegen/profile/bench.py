@@ -14,7 +14,7 @@ from remat_codegen.graph.nature import in_one_piece, is_opaque, weights_of
 from remat_codegen.graph.simplify import Model, early_ends
 from remat_codegen.profile.cache import Measurement
 from remat_codegen.profile.clock import Clock, Stage
-from remat_codegen.profile.memory import peak_bytes, peak_bytes_after
+from remat_codegen.profile.memory import course, peak_bytes, peak_bytes_after
 from remat_codegen.profile.numbers import random_tensor, recorded_tensor
 from remat_codegen.torch_seam import schema
 from remat_codegen.trace import Operation, Origin, Ref, Variable, autocasting, refs, substitute
@@ -85,7 +85,7 @@ class Bench:
         self, model: Model, node: Node, clock: Clock, key: Measurement, values: Values, ranges: Mapping[int, int]
     ) -> None:
         self.model, self.clock, self.device, self.held = model, clock, clock.device, key.held
-        self.values, self.ranges = values, ranges
+        self.values, self.ranges, self.between = values, ranges, _nothing
         self.operations = [model.trace.operations[i] for i in model.bodies[node.id].operations]
         made = {v for op in self.operations for v in op.made}
         mentioned, given = [v for op in self.operations for v in op.reads], given_to(model, node.id)
@@ -156,7 +156,9 @@ class Bench:
 
     def _forward(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """What the node hands on. `tensors` gets the others that it makes."""
-        for op in self.operations:
+        for number, op in enumerate(self.operations):
+            if number:
+                self.between()
             given = tensors if not self.apart.get(op.id) else {**tensors, **self.apart[op.id]}
             with (
                 torch.set_grad_enabled(op.grad_enabled and torch.is_grad_enabled()),
@@ -179,21 +181,36 @@ class Bench:
         return nothing if unsaved else contextlib.nullcontext()
 
     def run(self) -> list[int]:
-        """Forward time, forward peak, backward time, backward peak (0, 0 where there is none)."""
+        """Forward time, forward peak, backward time, backward peak (0, 0 where there is none); then what is held at most in
+        each of several operations, on the CPU."""
         if torch.device(self.device).type == "cuda":  # the first call of a library has it allocate what stays
             _go_back(_through(self._stages())) if self.goes_back else self._forward(self._inputs(None))
         held: list[Any] = []
         forth: list[Stage] = [lambda _: self._inputs(None), self._forward]
         recorded, noted = self.clock.noting(*forth)
-        forward_peak = peak_bytes(lambda: held.append(_through(recorded)), self.device)
+        forward_peak, *within = self._forward_peaks(lambda: held.append(_through(recorded)))
         held.clear()
         if not self.goes_back:
             _, forward_ns = self.clock.least_times_ns(*forth, warm=True, noted=noted)
-            return [forward_ns, forward_peak, 0, 0]
+            return [forward_ns, forward_peak, 0, 0, *within]
         (*recorded, back), noted = self.clock.noting(*self._stages(), _go_back)
         backward_peak = peak_bytes_after(lambda: _through(recorded), back, self.device)
         _, forward_ns, _, backward_ns = self.clock.least_times_ns(*self._stages(), _go_back, warm=True, noted=noted)
-        return [forward_ns, forward_peak, backward_ns, backward_peak]
+        return [forward_ns, forward_peak, backward_ns, backward_peak, *within]
+
+    def _forward_peaks(self, work: Callable[[], None]) -> list[int]:
+        """The peak of work that runs it forward, and where there are several operations, what is held at most in each of them,
+        which only the CPU's allocator tells."""
+        if len(self.operations) == 1 or torch.device(self.device).type != "cpu":
+            return [peak_bytes(work, self.device)]
+
+        def marked(mark: Callable[[], None]) -> None:
+            self.between = mark
+            work()
+
+        within = course(marked).most_between()
+        self.between = _nothing
+        return [max(within), *within]
 
     def _stages(self) -> tuple[Stage, Stage, Stage]:
         """What comes before the way back: inputs, results, and the gradients of these."""
@@ -218,6 +235,10 @@ class Bench:
         stride = self.model.record.variables[variable].gradient_strides
         v = self.model.trace.variables[variable]
         return random_tensor(replace(v, stride=tuple(stride or v.stride)), self.device)
+
+
+def _nothing() -> None:
+    """What is done between two operations."""
 
 
 def _with_own_sum(tensor: torch.Tensor) -> torch.Tensor:

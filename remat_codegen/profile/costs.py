@@ -20,6 +20,8 @@ class Profile:
     `time_ns` in nanoseconds, `workspace_bytes` in bytes, `device` as in `torch.device`. `others` are those of the same model at
     smaller batch sizes, where one file has plans for several. `early_bytes` is by how much a node stays below what it reads and
     writes, where autograd alone holds the gradients that it passes on: one goes before the node makes another.
+    `peaks_within` are, for forward nodes of several operations, the most bytes that the node held while each of them ran; empty
+    where that is not known.
     """
 
     time_ns: tuple[int, ...]
@@ -27,6 +29,7 @@ class Profile:
     device: str = "cpu"
     others: tuple[Profile, ...] = ()
     early_bytes: tuple[int, ...] = ()
+    peaks_within: tuple[tuple[int, ...], ...] = ()
 
     def at(self, number: int) -> Profile:
         """The costs of what a file's plan of that number is for."""

@@ -55,9 +55,10 @@ class Measured(Costs):
         finally:  # interrupted, too: what was measured need not be measured again
             self.cache.save()
         forward = {key.signature: costs for key, costs in found.items()}  # the same, whoever holds what
-        costs = [forward[keys[n.id].signature][:2] if n.forward is None else found[keys[n.forward]][2:] for n in nodes]
+        costs = [forward[keys[n.id].signature][:2] if n.forward is None else found[keys[n.forward]][2:4] for n in nodes]
         needed, early = workspaces(model, [peak for _, peak in costs], held)
-        return Profile(tuple(ns for ns, _ in costs), needed, self.device, early_bytes=early)
+        within = tuple(tuple(forward[keys[n.id].signature][4:]) if n.id in keys else () for n in nodes)
+        return Profile(tuple(ns for ns, _ in costs), needed, self.device, early_bytes=early, peaks_within=within)
 
     def _found(self, model: Model, distinct: dict[Measurement, Node], advance: Advance | None) -> dict[Measurement, list[int]]:
         """Time and peak forward, and but for the loss backward."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +87,20 @@ def _cuda_peak(prepare: Callable[[], Any], work: Callable[[Any], Any], device: s
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a piece of work held over time, over what was held when it began: `held_bytes` from each of `at_ns` on. `marked_ns`
-    is when it called the function that it was given; all times are from its beginning."""
+    """What a piece of work held over time, over what was held when it began: `held_bytes` from each of `at_ns` on. `marks_ns`
+    are when it called the function that it was given; all times are from its beginning."""
 
     at_ns: tuple[int, ...]
     held_bytes: tuple[int, ...]
-    marked_ns: int
+    marks_ns: tuple[int, ...]
     end_ns: int
+
+    def most_between(self) -> list[int]:
+        """The most that was held, in bytes, until the first mark, from there to the next, and so on to the end."""
+        first = [0, *(bisect_left(self.at_ns, mark) for mark in self.marks_ns)]
+        ends = [*first[1:], len(self.at_ns)]
+        held = (0, *self.held_bytes)  # what was held as a piece began counts in it
+        return [max(0, *held[begin : end + 1]) for begin, end in zip(first, ends, strict=True)]
 
 
 def course(work: Callable[[Callable[[], None]], Any]) -> Course:
@@ -107,12 +115,12 @@ def course(work: Callable[[Callable[[], None]], Any]) -> Course:
         work(lambda: note(MARK))
         note(END)
     assert recorded.profiler is not None
-    noted = {e.name(): e.start_ns() for e in recorded.profiler.kineto_results.events() if e.name() in (BEGIN, MARK, END)}
-    begin = noted[BEGIN]
+    noted = [(e.name(), e.start_ns()) for e in recorded.profiler.kineto_results.events() if e.name() in (BEGIN, MARK, END)]
+    begin, end = (next(when for name, when in noted if name == wanted) for wanted in (BEGIN, END))
     events = [(when - begin, nbytes) for when, nbytes in allocations(recorded) if when >= begin]
     held = running_total([nbytes for _, nbytes in events])
-    end = noted[END] - begin
-    return Course(tuple(when for when, _ in events), tuple(held), noted.get(MARK, noted[END]) - begin, end)
+    marks = sorted(when - begin for name, when in noted if name == MARK)
+    return Course(tuple(when for when, _ in events), tuple(held), tuple(marks), end - begin)
 
 
 def free_bytes() -> int | None:

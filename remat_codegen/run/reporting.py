@@ -226,12 +226,13 @@ def _aligned(found: Course, page: Page) -> tuple[tuple[int, ...], tuple[int, ...
     """A measured course on the plan's clock: its forward pass ends where that of the plan does, and so does its step."""
     loss = next(i for i, node in enumerate(page.planned.nodes) if page.nodes[node].phase == "loss")
     turn, end = page.planned.start_ns[loss], page.planned.end_ns
-    before, after = max(1, found.marked_ns), max(1, found.end_ns - found.marked_ns)
+    marked = (*found.marks_ns, found.end_ns)[0]
+    before, after = max(1, marked), max(1, found.end_ns - marked)
 
     def planned(when: int) -> int:
-        if when <= found.marked_ns:
+        if when <= marked:
             return turn * when // before
-        return turn + (end - turn) * (when - found.marked_ns) // after
+        return turn + (end - turn) * (when - marked) // after
 
     stretch = -(-len(found.at_ns) // MOST_MEASURED) or 1
     parts = [range(i, min(i + stretch, len(found.at_ns))) for i in range(0, len(found.at_ns), stretch)]

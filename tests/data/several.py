@@ -197,3 +197,17 @@ class Leaving(nn.Module):
     def forward(self, x):
         p, q = self.part(self.middle(x)).chunk(2, -1)
         return p, q.sin()
+
+
+class Passing(nn.Module):
+    """What a method is given goes when that returns, while the node goes on."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def feed(self, x):
+        return self.down(self.up(x.mT).sigmoid())
+
+    def forward(self, x):
+        return (x + self.feed(self.norm(x))).mean(0)

@@ -122,6 +122,7 @@ SEVERAL = {
     "States": (4, 24, 32),
     "Deep": (4, 24, 32),
     "Leaving": (4, 24, 32),
+    "Passing": (16, 32, 32),
 }
 NORM_BYTES = 256  # what batch norms in parts that run again twice have, and the simulator does not know
 
