@@ -35,6 +35,7 @@ MOST_TABLES = 1500  # that are priced from one start
 MOST_NODES = 250_000  # in the tables that are priced from one start
 OFTEN = 50  # tables after which the search tells how far it has come
 ROUNDS = 3
+ENOUGH_FIT = 2  # schedules for ever less whose rows keep to the limit: the second one's are the faster ones at times
 MISSES = 3  # of equal layers in a row that a change did not help, after which it is not tried on the others
 FEW = 10  # sorts of layers that each may become each other one
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
@@ -286,13 +287,15 @@ class Chooser(Generic[V]):
 
     def starts(self, schedules: Iterable[Schedule], before: Rows[V] = ()) -> list[Priced[V]]:
         """Where the search begins: the best of all that schedules lead to, or of rows `before`, and what the first schedule
-        leads to as it is. Schedules for ever less are taken up to one whose rows keep to the limit: those after it only take
-        longer."""
+        leads to as it is. Schedules for ever less are taken up to the second one whose rows keep to the limit: those after it
+        only take longer."""
         found: list[Priced[V]] = []
+        fitting = 0
         for schedule in schedules:
-            priced = map(self.price, self.tables_of(schedule))
-            found += [p for p in priced if p is not None]
-            if any(not p.over_bytes for p in found):
+            priced = [p for p in map(self.price, self.tables_of(schedule)) if p is not None]
+            found += priced
+            fitting += any(not p.over_bytes for p in priced)
+            if fitting == ENOUGH_FIT:
                 break
         found += [p for p in map(self.price, ((), self.free, *([before] if before else ()))) if p is not None]
         own = [min(found, key=lambda p: p.rank(self.a_byte)), found[0]]

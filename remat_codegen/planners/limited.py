@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from remat_codegen.graph.ir import Graph
 from remat_codegen.planners import chen, dtr, rockmate
@@ -33,10 +34,13 @@ NOTHING_FOUND = "the time limit ended before a plan was found"
 OUT_OF_TIME = (NOTHING_FOUND, NO_SCHEDULE_IN_TIME, NO_TIME_FOR)  # how notes begin that say so
 
 
-def limited(name: str, seconds: float | None, progress: Progress | None = None) -> Callable[[Graph, Profile, int], Plan]:
-    """The planner of that name, with so many seconds from now on, however often it is called. None: as many as it likes."""
-    effort = Effort.lasting(seconds, progress)
-    return partial(PLANNERS[name], effort=effort) if seconds is None else partial(_limited, name, effort, seconds)
+def limited(
+    name: str, seconds: float | None, progress: Progress | None = None, **options: Any
+) -> Callable[[Graph, Profile, int], Plan]:
+    """The planner of that name, with so many seconds from now on, however often it is called. None: as many as it likes.
+    `options` are the planner's own."""
+    effort, planner = Effort.lasting(seconds, progress), partial(PLANNERS[name], **options)
+    return partial(planner, effort=effort) if seconds is None else partial(_limited, name, planner, effort, seconds)
 
 
 def found_nothing_in_time(plan: Plan) -> bool:
@@ -44,14 +48,16 @@ def found_nothing_in_time(plan: Plan) -> bool:
     return plan.schedule is None and any(note.startswith(OUT_OF_TIME) for note in plan.notes)
 
 
-def _limited(name: str, effort: Effort, seconds: float, graph: Graph, profile: Profile, budget_bytes: int) -> Plan:
+def _limited(
+    name: str, planner: Callable[..., Plan], effort: Effort, seconds: float, graph: Graph, profile: Profile, budget_bytes: int
+) -> Plan:
     """The planner's plan, or the best that is known when the time is over. Even if it is late, something has to be found."""
     if name in ANSWERING:
         until = max(effort.until(0.0), time.monotonic() + LEAST_SECONDS)
-        return PLANNERS[name](graph, profile, budget_bytes, effort=replace(effort, deadline=until))
+        return planner(graph, profile, budget_bytes, effort=replace(effort, deadline=until))
     quick = quick_plans(graph, profile, budget_bytes, QUICK_PART * seconds, searching=name in SEARCHING)
     try:
-        return PLANNERS[name](graph, profile, budget_bytes, effort=effort)
+        return planner(graph, profile, budget_bytes, effort=effort)
     except TimeUp as late:
         return _best(name, late.best, graph, profile, budget_bytes, quick, seconds)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
@@ -36,6 +37,7 @@ from remat_codegen.show.results import Progress
 
 LITTLE_LOST = 0.005  # of the step's time: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
 A_START = 0.3  # of a limited time: what each other plan may take
+A_LITTLE_WORK = 100  # of the search for each other plan by `auto`, for a node: tables are searched from there
 TRIES = 2  # of other plans, if the search found a table that fits
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
@@ -153,8 +155,9 @@ def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, bud
 
 
 def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:
+    less: dict[str, Any] = {"work_per_node": A_LITTLE_WORK} if planner == "auto" else {}
     for limit in limits:
-        schedule = limited(planner, request.seconds_left(A_START))(graph, costs, limit).schedule
+        schedule = limited(planner, request.seconds_left(A_START), **less)(graph, costs, limit).schedule
         if schedule is None or request.time_is_up:
             break
         yield schedule
