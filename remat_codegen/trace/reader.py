@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from remat_codegen.torch_seam import (
 )
 from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
-from remat_codegen.trace.frames import calls_of, held_by, left_by
+from remat_codegen.trace.frames import calls_of, held_by, left_by, set_by
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.places import Call
 from remat_codegen.trace.recording import asked
@@ -52,6 +52,7 @@ class Reader:
         indexed = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
         # The model itself may be wrapped in something that cannot be indexed.
         self.containers = frozenset(path for path, m in module.named_modules() if path and isinstance(m, indexed))
+        self.lengths = {path: len(m) for path, m in module.named_modules() if isinstance(m, indexed)}
         self.variables: list[Variable] = []
         self.operations: list[Operation] = []
         self.of_node: dict[torch.fx.Node, Any] = {}
@@ -312,6 +313,10 @@ class Reader:
         self.numbered[number] = len(self.operations)
         return self._operations(held)
 
+    def _set(self, node: torch.fx.Node) -> tuple[tuple[str, int], ...]:
+        """The attributes that hold results while a node runs: paths, and the operations that made these."""
+        return tuple((path, op) for path, numbers in set_by(node) for op in self._operations([numbers]))
+
     def _operations(self, held: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
         """The operations whose results are held, by numbers of nodes."""
         known = (next((n for n in numbers if n in self.numbered), -1) for numbers in held)
@@ -336,6 +341,7 @@ class Reader:
             for name, v in zip(names, values, strict=True)
         )
         path, kind = _module(node)
+        path = _without_slices(path, self.lengths)
         self.operations.append(
             Operation(
                 len(self.operations),
@@ -352,6 +358,7 @@ class Reader:
                 regions_of(node),
                 self._calls(node),
                 self._held(node),
+                self._set(node),
                 tuple(self.told),
             )
         )
@@ -394,6 +401,18 @@ def _module(node: torch.fx.Node) -> tuple[str, str]:
     """The path and the type of the innermost module that a node was traced in."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return (stack[-1][0], str(stack[-1][1])) if stack else ("", "")
+
+
+_OF_SLICE = re.compile(r"(.*?)\.?\bslice\((\S+), (\S+), (\S+)\)\.(\d+)")
+
+
+def _without_slices(path: str, lengths: Mapping[str, int]) -> str:
+    """The path of a module that forward took from a part of a list: layers.3 for `layers.slice(2, None, None).1`."""
+    while (found := _OF_SLICE.match(path)) is not None and found[1] in lengths:
+        part = slice(*(None if bound == "None" else int(bound) for bound in found.groups()[1:4]))
+        number = range(lengths[found[1]])[part][int(found[5])]
+        path = f"{found[1]}.{number}{path[found.end() :]}".lstrip(".")
+    return path
 
 
 _STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')

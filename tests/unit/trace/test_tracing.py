@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.trace.reader import _without_slices
 from remat_codegen.trace.tracing import trace
 
 LIBRARY = torch.library.Library("remat_codegen_tests", "DEF")
@@ -54,3 +55,11 @@ def test_packed_sequences_are_refused_with_what_to_do():
     ) as found:
         trace(Packs(), (torch.randn(2, 3, 4), torch.tensor([2, 3])), {})
     assert found.value.where.startswith("test_tracing.py:")
+
+
+def test_a_part_of_a_list_has_the_paths_of_the_list():
+    lengths = {"layers": 6, "stages.1": 4}
+    assert _without_slices("layers.slice(None, 3, None).2.out", lengths) == "layers.2.out"
+    assert _without_slices("layers.slice(-2, None, None).1", lengths) == "layers.5"
+    assert _without_slices("stages.1.slice(3, 0, -1).0.slice.fc", lengths) == "stages.1.3.slice.fc"
+    assert _without_slices("other.slice(None, 3, None).2", lengths) == "other.slice(None, 3, None).2"
