@@ -884,6 +884,12 @@ class Part:
             self.called = step.called
         given = {id(tensor): tensor for tensor in _all(inputs, torch.Tensor)}  # code asks whether `query is key`
         held = {key: Held(step.place_of(tensor), tensor) for key, tensor in given.items()}
+        if ATTRIBUTES:  # of which it may not read all, and others may change them
+            for *_, tensor in self.set:
+                if id(tensor) not in held:
+                    held[id(tensor)] = also = Held(step.place_of(tensor), tensor)
+                    also.version = None
+            self.set = [(of, name, held[id(tensor)]) for of, name, tensor in self.set]
         self.inputs = _mapped(lambda tensor: held[id(tensor)], inputs, torch.Tensor, copies := {})
         self.held, self.as_are = [*held.values()], {i: thing for i, thing in copies.items() if id(thing) == i}
         # What it holds itself, so that autograd may, too.
@@ -1053,6 +1059,8 @@ class Part:
         taken = {id(place): place.get(reader=True) for place in dict.fromkeys(self.sources())}  # once for all views
         taken |= {id(h): self.take(n, h, replay, taken.get(id(h.source))) for n, h in enumerate(self.held)}
         inputs = _mapped(lambda held: taken[id(held)], self.inputs, Held, {})
+        if ATTRIBUTES:
+            self.others = [(of, name, taken[id(held)]) for of, name, held in self.set]
         taken.clear()
         if RANDOM:
             chance = step.by_chance and _chance()
@@ -1066,6 +1074,8 @@ class Part:
         """An input for another run; `value` is what its place has. What that changes in place is nobody else's."""
         place = held.source
         if not held.view:
+            if ATTRIBUTES and held.version is None:
+                return place if _parameter(place) else place.detach().requires_grad_(held.needs_grad)
             value = self.unchanged(place, held.version, f"its input, tensor {number}, was")
             return value if _parameter(value) else value.detach().requires_grad_(held.needs_grad)
         value = _view(value, held.view)
@@ -1085,7 +1095,7 @@ class Part:
         step, settings, cache, before = self.step, _settings(), torch.is_autocast_cache_enabled(), self.step.replay
         others, grad = step.exchanged + self.assigned, torch.is_grad_enabled()
         if ATTRIBUTES:
-            others, before_that = others + self.set, step.attributes
+            others, before_that, self.others = others + self.others, step.attributes, []
         if BUFFERS:
             others = others + self.clones({(id(held), name): value for held, name, value in others})
         if RANDOM:
@@ -1366,7 +1376,7 @@ class Step:
     def set_so_far(self):
         """The tensors that it has set as attributes, in the forward pass or in the part that runs again."""
         now = [(held, name, held.get(name), before()) for held, name, before in self.attributes]
-        found = self.replay.part.set if self.replay else []
+        found = [(held, name, held.get(name)) for held, name, _ in self.replay.part.set] if self.replay else []
         found = found + [(held, name, t) for held, name, t, before in now if torch.is_tensor(t) and t is not before]
         return [*{(id(held), name): (held, name, t) for held, name, t in found}.values()]
 

@@ -23,8 +23,8 @@ class Candidate(Generic[V]):
     where each stands, and what is handed in there; none for the call of a module. `given` are data that they are given in lists
     and objects, whether they are read or not. `copies` are calls of functions that stay where they are: the text has to have
     copies of these. Of several vertices, the first reads `begin`, and `handed_bytes` are those of what the ones before the last
-    give to others, and is no data node; what several of them read is `often`, once for each but the first; `in_place` is
-    whether one of them changes what the model has made.
+    give to others, and is no data node; what several of them read is `often`, once for each but the first. What is
+    `unkept` gives more than others read, or one of its vertices changes in place what the model has made.
     """
 
     first: int
@@ -37,7 +37,7 @@ class Candidate(Generic[V]):
     handed_bytes: int = 0
     begin: frozenset[int] = frozenset()
     often: tuple[int, ...] = ()
-    in_place: bool = False
+    unkept: bool = False
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there

@@ -80,8 +80,8 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
             raise ValueError("a part with /late or /result stands in another one, or around one")
         if row.late and len(candidate.vertices) > 1:  # the first of them is forgotten at once, for the next
             raise ValueError("parts that make one value together are /late")
-        if row.keeps is Keeps.RESULT and candidate.in_place:  # what the first of them gave is another value by then
-            raise ValueError("parts that make one value together, one of them in place, keep it")
+        if row.keeps is Keeps.RESULT and candidate.unkept:
+            raise ValueError("what a part keeps is another value by then, or more than others need")
         handed = candidate.handed_bytes, candidate.begin, candidate.often
         part = Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late, candidate.given, *handed)
         found.append((row, part))

@@ -85,7 +85,8 @@ def set_by_forward(module: torch.nn.Module, trace: Trace) -> list[str]:
     """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words, and that
     methods of their classes read: by class and name."""
     modules, found = dict(module.named_modules(remove_duplicate=False)), set[str]()
-    for path in trace.assigned:
+    put_back = (path for op in trace.operations for path, _ in op.attributes)  # some are, before forward ends
+    for path in {*trace.assigned, *put_back}:
         owner, _, name = path.rpartition(".")
         held = modules.get(owner)
         if held is not None and name.isidentifier() and not isinstance(vars(held).get(name), (bool, int, float, complex, str)):

@@ -186,8 +186,46 @@ class Found:
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
         given, copies = self._given(vertices, nodes[0]), frozenset[Hashable]().union(*map(self._copies, vertices))
         key, handed = tuple(map(self.key, vertices)), self._handed_on(vertices)
-        in_place = len(vertices) > 1 and self._changes_what_is_made(operations)
-        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, in_place)
+        unkept = len(vertices) > 1 and self._changes_what_is_made(operations)
+        unkept = unkept or self._gives_more(vertices[-1], nodes)
+        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, unkept)
+
+    def _gives_more(self, vertex: Vertex, nodes: Sequence[int]) -> bool:
+        """Whether a vertex of these nodes gives something that backward needs and nobody reads, such as the weights of an
+        attention: variables have it afterwards, or one item is taken of what it gives."""
+        graph, last = self.model.graph, self.last_held
+        own = {n.id for n in graph.backward_nodes if n.forward in nodes}
+        read = ((d, {*graph.readers[d]}) for n in nodes for d in graph.nodes[n].writes if d not in graph.outputs)
+        needed = [d for d, by in read if not by.isdisjoint(own) and by <= own.union(nodes)]
+        return any(last.get(d, -1) >= vertex.end for d in needed) or (bool(needed) and self._is_indexed(vertex))
+
+    @cached_property
+    def last_held(self) -> dict[int, int]:
+        """By data: the last operation that runs while variables of the model's code hold it."""
+        held = ((op.id, v) for op in self.trace.operations for of in op.held for v in self.trace.operations[of].made)
+        return {d: op for op, v in held if (d := self.model.data_of[v]) is not None}
+
+    def _is_indexed(self, vertex: Vertex) -> bool:
+        """Whether an item is taken of what a module or a function gives, there or where the caller of a function gets it."""
+        above = self._above(vertex)
+        if isinstance(above, ast.Return) and not self.is_module(vertex):
+            text = self._text_around(vertex)
+            caller = next((v for v in self.tree.ancestors(vertex) if v.text not in (None, text)), None)
+            return caller is not None and (isinstance(self._syntax_of(caller), ast.Subscript) or self._is_indexed(caller))
+        own = self._syntax_of(vertex) if self.is_module(vertex) else None
+        return isinstance(above, ast.Subscript) or isinstance(own, ast.Subscript)
+
+    def _above(self, vertex: Vertex) -> ast.AST | None:
+        """What the expression of a vertex stands in."""
+        text, node = self._text_around(vertex), self._syntax_of(vertex)
+        syntax = syntax_of(self._source(text.function.file)) if text is not None else None
+        return syntax.parents.get(node) if syntax is not None and node is not None else None
+
+    def _syntax_of(self, vertex: Vertex) -> ast.AST | None:
+        """The expression that a vertex is, or that calls the module."""
+        text = self._text_around(vertex)
+        syntax = syntax_of(self._source(text.function.file)) if text is not None else None
+        return syntax.find(text.span) if syntax is not None and text is not None else None
 
     def _changes_what_is_made(self, operations: Iterable[int]) -> bool:
         return any(self.record.storages[s].operation is not None for s in self.record.mutated_by(operations))
@@ -207,8 +245,10 @@ class Found:
         return sum(s.nbytes for s in storages if s.operation is not None), frozenset(data[0]), often
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
-        """The data, made before a node, that vertices are given in lists and objects."""
+        """The data, made before a node, that vertices are given in lists and objects, or find in attributes."""
+        vertices = [*vertices]
         operations = {op for vertex in vertices for op in self._contents_given(vertex)}
+        operations.update(op for vertex in vertices for _, op in self.trace.operations[vertex.begin].attributes)
         data = {self.model.data_of[v] for op in operations for v in self.trace.operations[op].made}
         return tuple(sorted(d for d in data if d is not None and self.model.graph.producers[d][0] < first))
 

@@ -279,14 +279,14 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     def moving(part: Any) -> list[Any]:
         return [held.get(name) for held, name in moved(part.step.model())]
 
-    def given_to(part: Any, inputs: Any) -> list[Any]:
+    def given_to(part: Any, inputs: Any, attributes: Iterable[tuple[Any, str, torch.Tensor]]) -> list[Any]:
         """The tensors that it has anew for each run, in objects too, but for those that are not copied for it."""
-        return [*all_in(inputs, torch.Tensor, dict(part.as_are)), *moving(part)]
+        return [*all_in(inputs, torch.Tensor, dict(part.as_are)), *(t for *_, t in attributes), *moving(part)]
 
     def holding(part: Any, run: Any, inputs: Any) -> Any:
-        found = hold(part, run, inputs)
+        found, attributes = hold(part, run, inputs), part.step.set_so_far() if hasattr(part, "set") else ()
         if (calls := first_calls.pop(id(part), None)) is not None:
-            calls.give(given_to(part, inputs))
+            calls.give(given_to(part, inputs, attributes))
         return found
 
     def noting(part: Any, run: Any, inputs: Any) -> Any:
@@ -306,10 +306,11 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
 
     def comparing(part: Any, replay: Any, inputs: Any) -> Any:
         run, expected = part.run, noted[id(part)][1] if id(part) in noted else None
+        attributes = [*getattr(part, "others", ())]
 
         def compared(*given: Any) -> Any:
             try:
-                with Calls(given_to(part, given), expected):
+                with Calls(given_to(part, given, attributes), expected):
                     return run(*given)
             except Differs as found:
                 raise Differs(str(found), part.entry.name) from None

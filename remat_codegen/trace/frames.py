@@ -31,6 +31,7 @@ from remat_codegen.trace.refusals import is_library
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
 LEFT = "remat_codegen_left"  # of nodes whose results modules hold in attributes when forward has ended
 HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
+SET = "remat_codegen_set"  # attributes that forward has set to what nodes have made: paths, and the numbers of these nodes
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORDS = tuple(os.path.join(_TORCH, part, "") for part in ("nn", "distributions"))  # of PyTorch: what is written as models are
@@ -68,6 +69,13 @@ def held_by(node: torch.fx.Node) -> tuple[int, tuple[tuple[int, ...], ...]]:
     return found
 
 
+def set_by(node: torch.fx.Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The attributes of modules that hold, while a traced node runs, tensors that forward has made: paths, and the numbers of
+    what made each."""
+    found: tuple[tuple[str, tuple[int, ...]], ...] = node.meta.get(SET, ())
+    return found
+
+
 def left_by(node: torch.fx.Node) -> bool | None:
     """Whether forward leaves what a traced node gives in an attribute of a module with its autograd node; None where it does
     not leave it at all."""
@@ -101,10 +109,21 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
             node.stack_trace = _line_of(chain)  # else PyTorch looks up the line of every frame, a seventh of a trace's time
             if noting:
                 node.meta[META] = observer.calls(chain)
-                node.meta[HELD] = observer.held(chain)
+                node.meta[SET] = attributes = observer.attributes_set()
+                node.meta[HELD] = observer.held(chain, [numbers for _, numbers in attributes])
         return node
 
-    with counted_calls(observer.begins, observer.ends), mock.patch.object(torch.fx.Graph, "create_node", create_node):
+    assign = torch.nn.Module.__setattr__
+
+    def set_attribute(owner: torch.nn.Module, name: str, value: Any) -> None:
+        assign(owner, name, value)
+        observer.sets(owner, name, value)
+
+    with (
+        counted_calls(observer.begins, observer.ends),
+        mock.patch.object(torch.fx.Graph, "create_node", create_node),
+        mock.patch.object(torch.nn.Module, "__setattr__", set_attribute),
+    ):
         yield
 
 
@@ -143,6 +162,7 @@ class _Observer:
         self.running: dict[int, list[int]] = {}  # by module: the calls of it that have begun and not ended
         self.seen: dict[int, _Seen] = {}  # by frame: those of the last operation
         self.holders: dict[int, _Holder] = {}
+        self.attributes: dict[tuple[int, str], dict[str, Any]] = {}  # that forward has set to tensors, by module and name
         self.numbers = itertools.count()
         self.tracer = trace_in_progress()
 
@@ -161,6 +181,18 @@ class _Observer:
         if key == self.root and not self.running.get(key):
             self._note_left()
             self.running, self.seen, self.holders = {}, {}, {}
+
+    def sets(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        """An attribute of a module is set."""
+        key = id(vars(module))
+        if self.running and key in self.paths and isinstance(value, torch.Tensor) and name in vars(module):
+            self.attributes[key, name] = vars(module)
+
+    def attributes_set(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The attributes that forward has set to tensors: paths, and the numbers of the nodes that made what is there now."""
+        there = ((key, name, held.get(name)) for (key, name), held in self.attributes.items())
+        found = ((key, name, next(self._numbers_in(value, 0), ())) for key, name, value in there)
+        return tuple((f"{self.paths[key]}.{name}".lstrip("."), numbers) for key, name, numbers in found if numbers)
 
     def _note_left(self) -> None:
         """Marks the nodes whose results modules hold in attributes."""
@@ -188,10 +220,12 @@ class _Observer:
         self.seen = seen
         return tuple(found)
 
-    def held(self, chain: Sequence[FrameType]) -> tuple[int, tuple[tuple[int, ...], ...]]:
-        """A number for the node that is being made, and those of the nodes whose results the frames hold in variables: what
-        nobody reads any longer is not free as long as a variable has it."""
-        found, holders = dict[tuple[int, ...], None](), dict[int, _Holder]()
+    def held(
+        self, chain: Sequence[FrameType], attributes: Iterable[tuple[int, ...]]
+    ) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """A number for the node that is being made, and those of the nodes whose results the frames hold in variables, or
+        attributes do: what nobody reads any longer is not free as long as a variable has it."""
+        found, holders = dict.fromkeys(attributes), dict[int, _Holder]()
         for frame, inner in itertools.pairwise([*_outside_of_tracing(chain), None]):
             assert frame is not None
             if _is_tracing(frame.f_code.co_filename):

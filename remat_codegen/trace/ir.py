@@ -101,6 +101,8 @@ class Operation:
     calls: tuple[Call, ...] = field(default=(), compare=False, repr=False)  # where in the source it was made
     # Operations whose results variables of that source hold while it runs.
     held: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    # Attributes of modules that forward has set, and hold results while it runs: paths, and the operations that made these.
+    attributes: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     # Variables whose values Python asked for between it and its neighbours, in a recorded run.
     asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
 

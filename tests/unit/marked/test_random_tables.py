@@ -265,7 +265,7 @@ def test_one_node_that_four_statements_make(tmp_path):
     assert_as_planned(queries, found, rows, tmp_path)
     read, problems = read_back(text_of(queries, found, rows), queries)
     assert not problems and {row.candidate for row in read.rows} == {norm, whole}
-    with pytest.raises(ValueError, match="one of them in place, keep it"):
+    with pytest.raises(ValueError, match="what a part keeps"):
         parts_of([Row(whole, Keeps.RESULT)])
 
 

@@ -1,0 +1,62 @@
+"""Forward rebinds an attribute in a loop: parts find there what it was when they first ran, by its place if a part made it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from second_edition import found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.key, self.first = nn.Linear(9, width), nn.Parameter(torch.ones(width))
+        {initial}
+
+    def read(self, key):
+        return F.softmax((self.memory * key).sum(-1), dim=1)
+
+    def forward(self, x):
+        self.memory = self.first.repeat(x.shape[1], 24, 1)
+        loss = 0
+        for t in range(x.shape[0]):
+            key = self.key(x[t])[:, None]
+            weight = self.read(key)
+            self.memory = self.memory * (1 - weight[..., None] * key)
+            loss = loss + self.memory.mean()
+        {end}
+        return loss
+"""
+WAYS = {
+    "new, and left": ("pass", "pass"),
+    "new, and given up": ("pass", "self.memory = None"),
+    "there before, and given up": ("self.memory = None", "self.memory = None"),
+    "deleted": ("pass", "del self.memory"),
+}
+SLACK_BYTES = 64
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("initial", "end"), WAYS.values(), ids=WAYS)
+def test_tables_take_what_is_planned(initial: str, end: str, seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(MODEL.format(initial=initial, end=end))
+    torch.manual_seed(0)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(5, 6, 9),), {}, path)
+    found = found_in(traced)
+    assert traced.model.trace.operations[-1].attributes
+    rows = random_rows(found, random.Random(seed), (0.2, 0.4, 0.7, 1.0)[seed])
+    text = text_of(traced, found, rows)
+    assert "SET_BY_FORWARD[:] = ['Net.memory']" in text
+
+    result = trained(traced, text, tmp_path)
+    assert result.identical, result.differences
+    assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES
