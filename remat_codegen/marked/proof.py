@@ -62,7 +62,10 @@ def _in_one_module(ours: str, theirs: str, modules: Mapping[str, int]) -> bool:
     """Whether two paths are those of one module, which may have several. Where a method is bound to its module, as ours are
     here, torch.export may know no more than the end of the path to a module without parameters that the method calls."""
     same = ours in modules and modules[ours] == modules.get(theirs)
-    return same or ours == theirs or theirs.endswith(f".{ours}")
+    if same or ours == theirs or theirs.endswith(f".{ours}"):
+        return True
+    this = modules.get(theirs)
+    return any(path.endswith(f".{ours}") for path, module in modules.items() if module == this)
 
 
 def _call(operation: Any) -> tuple[Any, ...]:

@@ -65,6 +65,17 @@ def test_training_steps_make_no_cache(write_file, tmp_path, generate):
     assert len(model.train()(x, use_cache=False)) == 1
 
 
+@pytest.mark.parametrize("generate", [pipeline.generate, marked.generate])
+def test_carried_classes_make_none_either(write_file, tmp_path, generate):
+    output = tmp_path / "made_remat.py"
+    text = MODEL.partition("\n\nglobals()")[0]
+    target = f"{write_file(text, f'carries_a_cache_{generate.__module__[-6:]}.py')}:Language"
+    report = generate(Request(target, "70%", output, verify=True), Progress(None))
+    assert report.verify is not None and report.verify.ok, report.verify.failures()
+    model, x = load_generated(output).Language(), torch.randn(64, 16)
+    assert len(model(x)) == 1 and len(model.eval()(x)) == 2
+
+
 def test_who_asks_for_a_cache_is_told(write_file, tmp_path):
     target = f"{write_file(MODEL)}:made"
     with pytest.raises(RematError, match="use_cache=False"):
