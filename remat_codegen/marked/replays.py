@@ -154,15 +154,16 @@ def _attributes_noted() -> Iterator[list[tuple[torch.nn.Module, str]]]:
         yield found
 
 
-def _versions_of_frozen(model: torch.nn.Module) -> dict[int, int]:
-    """The version of each parameter that is not trained, by its id."""
-    return {id(p): version(p) for p in model.parameters() if not p.requires_grad}
+def _versions(model: torch.nn.Module) -> dict[int, int]:
+    """The version of each parameter, by its id."""
+    return {id(p): version(p) for p in model.parameters()}
 
 
 @contextlib.contextmanager
 def _others_for(model: torch.nn.Module, before: dict[int, int]) -> Iterator[None]:
-    """In here, frozen parameters that have changed since, as those of a teacher that follows a student, are others: parts
-    refuse to run again where a second forward has changed what they may read. In training it comes after the first way back."""
+    """In here, parameters that have changed since, as those of a teacher that follows a student, or a temperature that is
+    clamped, are others: parts refuse to run again where a second forward has changed what they may read. In training it comes
+    after the first way back."""
     held = [parameters_of(m) for m in model.modules()]
     moved = [(d, n, p) for d in held for n, p in d.items() if p is not None and before.get(id(p), version(p)) != version(p)]
     others = {id(p): _copied(p) for _, _, p in moved}
@@ -209,7 +210,7 @@ def difference(
         with warnings.catch_warnings(), alike, left, _watching(file) as hidden, chance:
             warnings.simplefilter("ignore")
             marked = file.rematerialize(model, **dict([table] if table else []))
-            before = _versions_of_frozen(marked)
+            before = _versions(marked)
             first = forward_of(marked, inputs, autocast)
             _check_hidden(hidden, first)
             with _attributes_noted() as noted, _others_for(marked, before):

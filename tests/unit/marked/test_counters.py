@@ -10,12 +10,15 @@ import torch
 from emitted import load
 from second_edition import carry_nothing, found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
 
+from remat_codegen.ask.request import Request
 from remat_codegen.marked import replays
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.proof import imported
 from remat_codegen.parts import SMALL
 from remat_codegen.planners.base.reserve import SLACK_BYTES
+from remat_codegen.run import marked
+from remat_codegen.show.results import Progress
 
 SOURCE = """
 import torch
@@ -285,6 +288,39 @@ def test_small_parameters_may_be_clamped_in_forward(tmp_path, late):
         (model(x) + model(2 * x)).backward()  # two forward passes, the second of which changes it once more
         ends.append([p.grad for p in model.parameters()])
     assert all(map(torch.equal, *ends))
+
+
+SAVED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)])
+        self.temperature = nn.Parameter(0.07 * torch.ones([]))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.temperature.clamp_(0.001, 0.5)
+        y = F.normalize(self.layers(x), dim=-1)
+        return F.cross_entropy(y @ y.t() / self.temperature, torch.arange(x.shape[0]))
+
+
+def example_inputs():
+    return (torch.randn(64, 32),)
+"""
+
+
+def test_a_temperature_that_is_saved_is_clamped_once_a_step(tmp_path):
+    """A second forward pass before the way back is an error then, with PyTorch itself, too: files are not tried with one."""
+    path, output = tmp_path / "saved.py", tmp_path / "saved_remat.py"
+    path.write_text(SAVED)
+    report = marked.generate(Request(f"{path}:Net", "60%", output, verify=True), Progress(None))
+    assert report.verify is not None and report.verify.ok, report.verify.failures()
+    assert "PLAN" in output.read_text()
 
 
 ELSEWHERE = """
