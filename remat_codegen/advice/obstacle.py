@@ -10,9 +10,10 @@ from remat_codegen.graph.ir import Data, Node, Phase, shown_name
 from remat_codegen.graph.simplify import Model, main_operation
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, alive_before, simulate
-from remat_codegen.trace import called, function_call, location
+from remat_codegen.trace import Operation, called, function_call, location
 
 MOST = 3  # of what is alive, to be named
+DEAR = "conv"  # how names begin of what copies what it is given, to work with
 ALONE = 0.6  # of the peak: what runs there is to blame, not what is kept beside it
 
 
@@ -38,11 +39,17 @@ def _said(model: Model, node: Node) -> str:
     """A node for people: backward of softmax at model.py:31 (h.3.attn)."""
     if node.phase is Phase.LOSS:
         return "the loss"
-    operation = main_operation(model, node.id if node.forward is None else node.forward)
+    operation = _dearest(model, node.id if node.forward is None else node.forward)
     line, path = location(operation.source), operation.module_path
     name = operation.base if function_call(operation.target) is None else called(operation.target)
     where = f"{f' at {line}' if line else ''}{f' ({path})' if path else ''}"
     return f"{name if node.phase is Phase.FORWARD else f'backward of {name}'}{where}"
+
+
+def _dearest(model: Model, forward: int) -> Operation:
+    """What takes memory to work with, of a node's operations: a convolution rather than the activation that goes with it."""
+    own = (model.trace.operations[op] for op in model.bodies[forward].operations)
+    return next((op for op in own if op.base.startswith(DEAR)), main_operation(model, forward))
 
 
 def _listed(model: Model, data: Sequence[Data]) -> str:
