@@ -604,6 +604,8 @@ class Entry:
         if TWICE:
             self.shared = "shared" in options
             self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
+        if ATTRIBUTES:
+            self.reads = {id(vars(m)) for m in module.modules()}  # whose attributes it may read
         if RANDOM:
             self.draws = False  # as far as is known
         if BUFFERS:
@@ -873,7 +875,7 @@ class Part:
         step, self.captured, self.settings = self.step, [], _settings()
         self.run, self.assigned = _frozen(run, self.captured, {}), step.assigned()
         if ATTRIBUTES:
-            self.set = step.set_so_far()
+            self.set = step.set_so_far(self.entry.reads)
         if BUFFERS and COUNTERS:
             self.copies = self.copied()
         if RANDOM:
@@ -1373,10 +1375,11 @@ class Step:
         found = [(held, name, held.get(name)) for held, name in places]
         return [(held, name, weakref.ref(t if torch.is_tensor(t) else self)) for held, name, t in found]
 
-    def set_so_far(self):
-        """The tensors that it has set as attributes, in the forward pass or in the part that runs again."""
-        now = [(held, name, held.get(name), before()) for held, name, before in self.attributes]
-        found = [(held, name, held.get(name)) for held, name, _ in self.replay.part.set] if self.replay else []
+    def set_so_far(self, reads):
+        """The tensors that it has set as attributes of what `reads`, in the forward pass or in the part that runs again."""
+        now = [(held, name, held.get(name), before()) for held, name, before in self.attributes if id(held) in reads]
+        found = self.replay.part.set if self.replay else []
+        found = [(held, name, held.get(name)) for held, name, _ in found if id(held) in reads]
         found = found + [(held, name, t) for held, name, t, before in now if torch.is_tensor(t) and t is not before]
         return [*{(id(held), name): (held, name, t) for held, name, t in found}.values()]
 

@@ -248,9 +248,16 @@ class Found:
         """The data, made before a node, that vertices are given in lists and objects, or find in attributes."""
         vertices = [*vertices]
         operations = {op for vertex in vertices for op in self._contents_given(vertex)}
-        operations.update(op for vertex in vertices for _, op in self.trace.operations[vertex.begin].attributes)
+        operations.update(op for vertex in vertices for op in self._in_attributes(vertex))
         data = {self.model.data_of[v] for op in operations for v in self.trace.operations[op].made}
         return tuple(sorted(d for d in data if d is not None and self.model.graph.producers[d][0] < first))
+
+    def _in_attributes(self, vertex: Vertex) -> Iterator[int]:
+        """The operations whose results attributes of the vertex's module hold, or of modules in there, as it begins."""
+        module = vertex.called[0] if vertex.called is not None and self.is_module(vertex) else self.owner(vertex)
+        for path, operation in self.trace.operations[vertex.begin].attributes:
+            if not module or path.startswith(f"{module}."):
+                yield operation
 
     def _contents_given(self, vertex: Vertex) -> Iterator[int]:
         """The operations whose results are in the lists and objects that a vertex is given."""

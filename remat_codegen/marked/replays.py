@@ -285,7 +285,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
         return [*all_in(inputs, torch.Tensor, dict(part.as_are)), *(t for *_, t in attributes), *moving(part)]
 
     def holding(part: Any, run: Any, inputs: Any) -> Any:
-        found, attributes = hold(part, run, inputs), part.step.set_so_far() if hasattr(part, "set") else ()
+        found, attributes = hold(part, run, inputs), part.step.set_so_far(part.entry.reads) if hasattr(part, "set") else ()
         if (calls := first_calls.pop(id(part), None)) is not None:
             calls.give(given_to(part, inputs, attributes))
         return found

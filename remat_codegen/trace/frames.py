@@ -155,6 +155,9 @@ class _Observer:
         self.root, self.modules = id(vars(module)), [*module.modules()]
         # By the attributes: torch.export may put proxies in the place of modules, which share them.
         self.paths = {id(vars(m)): path for path, m in reversed(list(module.named_modules()))}
+        self.names: dict[int, list[str]] = {}  # all paths of a module
+        for path, m in module.named_modules(remove_duplicate=False):
+            self.names.setdefault(id(vars(m)), []).append(path)
         self.begin()
 
     def begin(self) -> None:
@@ -190,9 +193,10 @@ class _Observer:
 
     def attributes_set(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The attributes that forward has set to tensors: paths, and the numbers of the nodes that made what is there now."""
-        there = ((key, name, held.get(name)) for (key, name), held in self.attributes.items())
-        found = ((key, name, next(self._numbers_in(value, 0), ())) for key, name, value in there)
-        return tuple((f"{self.paths[key]}.{name}".lstrip("."), numbers) for key, name, numbers in found if numbers)
+        held = ((key, name, of.get(name)) for (key, name), of in self.attributes.items())
+        found = ((key, name, next(self._numbers_in(value, 0), ())) for key, name, value in held)
+        there = [(path, name, numbers) for key, name, numbers in found if numbers for path in self.names[key]]
+        return tuple((f"{path}.{name}".lstrip("."), numbers) for path, name, numbers in there)
 
     def _note_left(self) -> None:
         """Marks the nodes whose results modules hold in attributes."""

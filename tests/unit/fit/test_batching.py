@@ -170,7 +170,7 @@ def test_what_quick_planners_find_is_found_when_time_is_short(found, monkeypatch
     assert quick_excess(found, found.plain_bytes, 60.0) < 0 == quick_excess(found, least, 60.0)
 
     @stoppable
-    def for_ever(graph, profile, budget_bytes, *, effort):
+    def for_ever(graph, profile, budget_bytes, *, effort, **_):
         while True:
             effort.tell("", 0, 1)
 

@@ -118,7 +118,7 @@ def output(home):
     found = home.with_name("net_remat.py")
     with pytest.MonkeyPatch.context() as patched:
         known_times(patched, **SLOW)
-        marked.generate(Request(f"{home}:Net", "42%", found, edition=2), Progress(None))
+        marked.generate(Request(f"{home}:Net", "38%", found, edition=2), Progress(None))
     return found
 
 
@@ -169,7 +169,7 @@ def test_models_may_call_things_as_helpers_do(tmp_path, monkeypatch):
     path = tmp_path / "home_of_parts.py"
     path.write_text(source)
     known_times(monkeypatch, **SLOW)
-    marked.generate(Request(f"{path}:Net", "42%", tmp_path / "out.py", edition=2), Progress(None))
+    marked.generate(Request(f"{path}:Net", "38%", tmp_path / "out.py", edition=2), Progress(None))
     text = (tmp_path / "out.py").read_text()
     assert "def forward(self, x, scale=1.0):\n        kept = remat_parts(self)" in text
     net = loaded(path).Net().train()
@@ -263,7 +263,7 @@ def test_what_was_defined_otherwise_is_refused(tmp_path, monkeypatch, what, carr
         path.write_text(f"from home_{what[:3]}_{carries} import Net, example_inputs\n")
         monkeypatch.syspath_prepend(str(tmp_path))
     known_times(monkeypatch, **SLOW)
-    marked.generate(Request(f"{path}:Net", "42%", tmp_path / "out.py", edition=2), Progress(None))
+    marked.generate(Request(f"{path}:Net", "38%", tmp_path / "out.py", edition=2), Progress(None))
     text = (tmp_path / "out.py").read_text()
     assert f"def {what.rpartition('.')[2]}(" in text
     for name in (path.stem, f"home_{what[:3]}_{carries}"):

@@ -65,8 +65,8 @@ def test_frames_that_wait_are_seen_as_if_looked_at_anew(kind, monkeypatch):
     def held() -> list:
         seen, own = [], frames._Observer.held
 
-        def noting(observer, chain):
-            seen.append(own(observer, chain))
+        def noting(observer, chain, attributes):
+            seen.append(own(observer, chain, attributes))
             return seen[-1]
 
         with monkeypatch.context() as patched:
