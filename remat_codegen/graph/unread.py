@@ -27,11 +27,13 @@ def lost_of(trace: Trace, record: Record) -> tuple[Lost, ...]:
     """What a forward pass holds for gradients that nobody asks for."""
     holders, kept = {held: op.id for op in trace.operations for held in op.held}, {v for v, attached in trace.left if attached}
     until, left, found = dict[int, int](), dict[int, int](), list[Lost]()
+    touching = _touching(trace, record)
     for op in reversed(trace.operations):
         row = record.operations[op.id]
         if row.backward or not _takes_gradient(op, record):
             continue
         readers = {reader for variable in op.made for reader in trace.readers[variable]}
+        readers |= {later for storage in row.mutated for later in touching[storage] if later > op.id}
         until[op.id] = max((op.id, holders.get(op.id, -1), *(until.get(reader, reader) for reader in readers)))
         leaving = [left[reader] for reader in readers if reader in left] + [op.id] * (not kept.isdisjoint(op.made))
         if leaving:
@@ -43,5 +45,16 @@ def lost_of(trace: Trace, record: Record) -> tuple[Lost, ...]:
     return tuple(found)
 
 
+def _touching(trace: Trace, record: Record) -> dict[int, list[int]]:
+    """By storage that some operation changes in place: the operations that read it. What they make has the nodes of what was
+    written into it before."""
+    found: dict[int, list[int]] = {storage: [] for row in record.operations for storage in row.mutated}
+    for op in trace.operations if found else ():
+        for storage in found.keys() & record.storages_of(op.reads):
+            found[storage].append(op.id)
+    return found
+
+
 def _takes_gradient(op: Operation, record: Record) -> bool:
-    return op.grad_enabled and any(record.variables[v].requires_grad for v in op.made)
+    variables = op.reads if record.operations[op.id].mutated else op.made
+    return op.grad_enabled and any(record.variables[v].requires_grad for v in variables)

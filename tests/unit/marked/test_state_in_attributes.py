@@ -9,6 +9,8 @@ import pytest
 import torch
 from second_edition import found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
 
+from remat_codegen.graph.unread import lost_of
+
 MODEL = """
 import torch
 import torch.nn.functional as F
@@ -60,3 +62,41 @@ def test_tables_take_what_is_planned(initial: str, end: str, seed: int, tmp_path
     result = trained(traced, text, tmp_path)
     assert result.identical, result.differences
     assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES
+
+
+WRITTEN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.address, self.wide = nn.Linear(9, width), nn.Linear(9, 512)
+
+    def forward(self, x):
+        self.state = torch.zeros(x.shape[1], 64)
+        loss = self.wide(x).mean()  # on the way back, its gradient comes last
+        for t in range(x.shape[0]):
+            loss = loss + self.state.cos().mean()
+            weight = torch.softmax(self.address(x[t]).sin().exp(), -1)
+            moved = torch.zeros_like(weight)
+            for row in range(x.shape[1]):
+                moved[row] = weight[row] * 2
+            self.state = moved.tanh()
+        return loss
+"""
+
+
+def test_what_was_written_into_a_state_that_nobody_reads_is_there(tmp_path: Path) -> None:
+    """The last state is left with its autograd nodes, and with those of what was written into it row by row (as in an NTM)."""
+    path = tmp_path / "net.py"
+    path.write_text(WRITTEN)
+    torch.manual_seed(0)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(3, 16, 9),), {}, path)
+    found, trace = found_in(traced), traced.model.trace
+    last = max(op.id for op in trace.operations if op.base == "softmax")
+    assert {lost.operation: lost.left for lost in lost_of(trace, traced.model.record)}[last] is not None
+
+    measured = trained(traced, text_of(traced, found, ()), tmp_path).measured_peak_bytes
+    assert measured <= planned_peak(traced, found, ()) + SLACK_BYTES
