@@ -1377,10 +1377,10 @@ class Step:
 
     def set_so_far(self, reads):
         """The tensors that it has set as attributes of what `reads`, in the forward pass or in the part that runs again."""
-        now = [(held, name, held.get(name), before()) for held, name, before in self.attributes if id(held) in reads]
-        found = self.replay.part.set if self.replay else []
-        found = [(held, name, held.get(name)) for held, name, _ in found if id(held) in reads]
-        found = found + [(held, name, t) for held, name, t, before in now if torch.is_tensor(t) and t is not before]
+        now = [(held, name, held.get(name), before()) for held, name, before in self.attributes]
+        found = [(held, name, held.get(name)) for held, name, _ in (self.replay.part.set if self.replay else [])]
+        found = found + [(held, name, t) for held, name, t, before in now if t is not before]
+        found = [row for row in found if torch.is_tensor(row[2]) and id(row[0]) in reads]
         return [*{(id(held), name): (held, name, t) for held, name, t in found}.values()]
 
     def call(self, entries):

@@ -85,11 +85,13 @@ def set_by_forward(module: torch.nn.Module, trace: Trace) -> list[str]:
     """The attributes of modules in which a forward pass leaves tensors, or things that are no numbers or words, and that
     methods of their classes read: by class and name."""
     modules, found = dict(module.named_modules(remove_duplicate=False)), set[str]()
-    put_back = (path for op in trace.operations for path, _ in op.attributes)  # some are, before forward ends
-    for path in {*trace.assigned, *put_back}:
+    tensors = {path for op in trace.operations for path, _ in op.attributes}  # also of those that are put back in the end
+    for path in tensors.union(trace.assigned):
         owner, _, name = path.rpartition(".")
-        held = modules.get(owner)
-        if held is not None and name.isidentifier() and not isinstance(vars(held).get(name), (bool, int, float, complex, str)):
+        if owner not in modules or not name.isidentifier():
+            continue
+        held = modules[owner]
+        if path in tensors or not isinstance(vars(held).get(name), (bool, int, float, complex, str)):
             found.add(f"{type(held).__qualname__}.{name}")
     read = _read_by_methods(module) if found else ()
     return sorted(place for place in found if place.rpartition(".")[2] in read)

@@ -194,10 +194,16 @@ class Found:
         """Whether a vertex of these nodes gives something that backward needs and nobody reads, such as the weights of an
         attention: variables have it afterwards, or one item is taken of what it gives."""
         graph, last = self.model.graph, self.last_held
-        own = {n.id for n in graph.backward_nodes if n.forward in nodes}
-        read = ((d, {*graph.readers[d]}) for n in nodes for d in graph.nodes[n].writes if d not in graph.outputs)
-        needed = [d for d, by in read if not by.isdisjoint(own) and by <= own.union(nodes)]
+        own = {self.back_of[n] for n in nodes if n in self.back_of}
+        inside = own.union(nodes)
+        read = ((d, graph.readers[d]) for n in nodes for d in graph.nodes[n].writes if d not in graph.outputs)
+        needed = [d for d, by in read if not own.isdisjoint(by) and inside.issuperset(by)]
         return any(last.get(d, -1) >= vertex.end for d in needed) or (bool(needed) and self._is_indexed(vertex))
+
+    @cached_property
+    def back_of(self) -> dict[int, int]:
+        """The backward nodes of forward nodes."""
+        return {n.forward: n.id for n in self.model.graph.backward_nodes if n.forward is not None}
 
     @cached_property
     def last_held(self) -> dict[int, int]:

@@ -166,6 +166,9 @@ class _Observer:
         self.seen: dict[int, _Seen] = {}  # by frame: those of the last operation
         self.holders: dict[int, _Holder] = {}
         self.attributes: dict[tuple[int, str], dict[str, Any]] = {}  # that forward has set to tensors, by module and name
+        self.newly: dict[tuple[int, str], torch.Tensor] = (
+            {}
+        )  # to what, since the last operation: who is called may have taken it
         self.numbers = itertools.count()
         self.tracer = trace_in_progress()
 
@@ -190,11 +193,14 @@ class _Observer:
         key = id(vars(module))
         if self.running and key in self.paths and isinstance(value, torch.Tensor) and name in vars(module):
             self.attributes[key, name] = vars(module)
+            self.newly[key, name] = value
 
     def attributes_set(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The attributes that forward has set to tensors: paths, and the numbers of the nodes that made what is there now."""
-        held = ((key, name, of.get(name)) for (key, name), of in self.attributes.items())
-        found = ((key, name, next(self._numbers_in(value, 0), ())) for key, name, value in held)
+        now = {place: of.get(place[1]) for place, of in self.attributes.items()}
+        held = {place: value if isinstance(value, torch.Tensor) else self.newly.get(place) for place, value in now.items()}
+        self.newly = {}
+        found = [(*place, next(self._numbers_in(value, 0), ())) for place, value in held.items()]
         there = [(path, name, numbers) for key, name, numbers in found if numbers for path in self.names[key]]
         return tuple((f"{path}.{name}".lstrip("."), numbers) for path, name, numbers in there)
 

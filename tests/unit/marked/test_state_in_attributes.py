@@ -42,6 +42,7 @@ WAYS = {
     "new, and given up": ("pass", "self.memory = None"),
     "there before, and given up": ("self.memory = None", "self.memory = None"),
     "deleted": ("pass", "del self.memory"),
+    "a number before and after": ("self.memory = 1.0", "self.memory = 1.0"),
 }
 SLACK_BYTES = 64
 
@@ -100,3 +101,54 @@ def test_what_was_written_into_a_state_that_nobody_reads_is_there(tmp_path: Path
 
     measured = trained(traced, text_of(traced, found, ()), tmp_path).measured_peak_bytes
     assert measured <= planned_peak(traced, found, ()) + SLACK_BYTES
+
+
+TAKEN = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.second(self.first(x).sin()).exp()
+
+
+class Outer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.gate = Inner(width), None
+
+    def forward(self, x):
+        gate, self.gate = self.gate, None
+        return torch.sigmoid(self.inner(x * gate)) * gate
+
+
+class Net(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.blocks, self.gate = nn.ModuleList(Outer(width) for _ in range(3)), nn.Linear(width, width)
+
+    def forward(self, x):
+        for block in self.blocks:
+            block.gate = self.gate(x).sin()
+            x = block(x)
+        return x
+"""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_part_may_take_what_it_finds_there(seed: int, tmp_path: Path) -> None:
+    """Parts within it do not find it any more."""
+    path = tmp_path / "net.py"
+    path.write_text(TAKEN)
+    torch.manual_seed(0)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(4, 24, 32),), {}, path)
+    found = found_in(traced)
+    rows = random_rows(found, random.Random(seed), (0.7, 1.0)[seed % 2])
+    result = trained(traced, text_of(traced, found, rows), tmp_path)
+    assert result.identical, result.differences
+    assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES
