@@ -364,7 +364,7 @@ class Frontier:
             yield from self._segments
         if (evicting := fastest(self._evictions, limit)) is not None:
             yield "dtr", order_of(evicting.schedule)
-        if len(self.graph.nodes) <= LARGE:
+        if len(self.graph.nodes) <= LARGE and not (depth > SHALLOW and low.start == high.start == RELAXED):
             for order in self._rounded(limit):
                 yield RELAXED, order
         for name, run in self._quick(depth):
