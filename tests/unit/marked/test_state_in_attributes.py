@@ -81,10 +81,10 @@ class Net(nn.Module):
         for t in range(x.shape[0]):
             loss = loss + self.state.cos().mean()
             weight = torch.softmax(self.address(x[t]).sin().exp(), -1)
-            moved = torch.zeros_like(weight)
+            moved = torch.zeros(weight.size())
             for row in range(x.shape[1]):
                 moved[row] = weight[row] * 2
-            self.state = moved.tanh()
+            self.state = moved.tanh() * x[t, :, :1]
         return loss
 """
 
