@@ -44,7 +44,7 @@ from remat_codegen.trace.state import Seen, attributes_of, hooks_of, put_back, p
 from remat_codegen.trace.structures import known_outputs
 from remat_codegen.trace.surroundings import Autocast, autocasting
 from remat_codegen.trace.swapping import swapped
-from remat_codegen.trace.values import Decisions
+from remat_codegen.trace.values import Decisions, in_one_memory, reached
 from remat_codegen.trace.views import separate_views
 from remat_codegen.trace.vmaps import flatten_vmaps
 
@@ -183,11 +183,15 @@ def _trained(exported: Any, module: torch.nn.Module) -> set[str]:
 def _leave_out_unread(graph_module: torch.fx.GraphModule) -> None:
     """Removes constants that nothing reads, as libraries make them: a file with such a line would puzzle its readers."""
     constant = set[torch.fx.Node]()
+    neighbours, written = in_one_memory(graph_module.graph)
     for node in graph_module.graph.nodes:
         ours = isinstance(node.target, OpOverload) and node.target.namespace == "aten"  # others may do anything
-        if ours and constant.issuperset(node.all_input_nodes):
-            random = torch.Tag.nondeterministic_seeded in node.target.tags
-            constant |= set() if random or schema(node.target).is_mutable else {node}
+        if not ours:
+            continue
+        if schema(node.target).is_mutable:
+            constant -= reached(written.intersection(node.all_input_nodes), neighbours)
+        elif constant.issuperset(node.all_input_nodes) and torch.Tag.nondeterministic_seeded not in node.target.tags:
+            constant.add(node)
     for node in reversed(list(graph_module.graph.nodes)):
         if node in constant and not node.users:
             graph_module.graph.erase_node(node)

@@ -21,9 +21,12 @@ ASKING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")  # 
 
 
 def are_constant(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors of a trace are computed from nothing that may be another in the next call."""
+    """Whether tensors of a trace are computed from nothing that may be another in the next call, nor had such a thing written
+    into them."""
     nodes = _makers(tensors)
-    return nodes is not None and not any(_varies(node) for node in nodes)
+    if nodes is None or any(_varies(node) for node in nodes):
+        return False
+    return not nodes or not any(_varies(node) for node in _with_written(nodes))
 
 
 @dataclass
@@ -130,8 +133,25 @@ def _varies(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def _with_written(nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Nodes of a trace, and what else their values come from where something was written into one of them in place."""
+    neighbours, written = in_one_memory(next(iter(nodes)).graph)
+    changed = reached(written, neighbours)
+    found = set(nodes)
+    while more := {n for node in found & changed for n in neighbours[node]} - found:
+        found |= _ancestors(more)
+    return found
+
+
 def _changed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The nodes of a trace whose memory it changes in place so far."""
+    neighbours, written = in_one_memory(graph)
+    return reached(written, neighbours)
+
+
+def in_one_memory(graph: torch.fx.Graph) -> tuple[dict[torch.fx.Node, set[torch.fx.Node]], set[torch.fx.Node]]:
+    """For each node of a trace that may share memory with others: what it was made from, and what was made from it. And
+    the nodes that are written into."""
     neighbours: dict[torch.fx.Node, set[torch.fx.Node]] = {}
     written = set[torch.fx.Node]()
     for node in graph.nodes:
@@ -139,9 +159,14 @@ def _changed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
             neighbours.setdefault(node, set()).add(given)
             neighbours.setdefault(given, set()).add(node)
             written |= {given} if is_written else set()
-    found, new = set(written), written
+    return neighbours, written
+
+
+def reached(start: set[torch.fx.Node], neighbours: dict[torch.fx.Node, set[torch.fx.Node]]) -> set[torch.fx.Node]:
+    """The nodes that some are linked with, and those themselves."""
+    found, new = set(start), start
     while new:
-        new = {n for known in new for n in neighbours[known]} - found
+        new = {n for known in new for n in neighbours.get(known, ())} - found
         found |= new
     return found
 

@@ -37,6 +37,23 @@ def test_constants_that_nothing_reads_are_left_out():
         assert kept in names
 
 
+class Written(nn.Module):
+    """The state that forward leaves is computed from zeros into which an input was written."""
+
+    def forward(self, x):
+        moved = torch.zeros(3, 4)
+        for row in range(2):
+            moved[row] = x[row] * 2
+        self.state = moved.tanh()
+        return x * 3
+
+
+def test_what_is_computed_from_what_was_written_is_no_constant():
+    found = trace(Written(), (torch.randn(2, 4),), {})
+    (state,) = [op.results[0] for op in found.operations if op.target._schema.name == "aten::tanh"]
+    assert [variable for variable, _ in found.left] == [state]
+
+
 class Packs(nn.Module):
     """Forward takes lengths, by which a recurrent network leaves out what is padding."""
 
