@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ class Found:
         self.compiled: dict[Function, bool] = {}
         self.by_name: dict[Function, tuple[Owner, ...] | None] = {}
         self.given: dict[Function, frozenset[Caller]] = {}
+        self.names_given: dict[tuple[str, Span, tuple[Span, ...], tuple[str, ...] | None], frozenset[str]] = {}
 
     @cached_property
     def candidates(self) -> Candidates[Vertex]:
@@ -292,13 +294,23 @@ class Found:
         if self.is_module(vertex):  # a tensor may be another call's, and of its own it reads nearly all
             return given_to_calls(node).difference(text.alone)
         mark = self.mark(vertex, "part")
-        return given_to_expression(node, outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ()).nodes)
+        key = text.function.file, mark.span, mark.outside, mark.inputs
+        if key not in self.names_given:
+            outside = outside_of(syntax, node, mark.outside, mark.made, mark.inputs or ())
+            self.names_given[key] = given_to_expression(node, outside.nodes)
+        return self.names_given[key]
 
     def _source(self, file: str) -> str:
         return self.sources[file] if file in self.sources else "".join(linecache.getlines(file))
 
-    def _working_in(self, vertex: Vertex) -> set[int]:
-        return set(filter(self._is_work, range(vertex.begin, vertex.end)))
+    @cached_property
+    def works(self) -> tuple[int, ...]:
+        """The operations that are work, in order."""
+        return tuple(op.id for op in self.trace.operations if self._is_work(op.id))
+
+    def _working_in(self, vertex: Vertex) -> range:
+        """Which of `works` are in a vertex."""
+        return range(bisect_left(self.works, vertex.begin), bisect_left(self.works, vertex.end))
 
     def _is_work(self, operation: int) -> bool:
         return operation in self.node_of and self._works(operation)

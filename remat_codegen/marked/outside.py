@@ -98,7 +98,7 @@ def outside_of(
     if any(_is_used_up(syntax, n) for n in found if span_of(n) not in asked):
         refused = refused or "what is handed in may be a generator, which runs once"
     refused = refused or _order(syntax, node, found, frozenset(asked), reading) or _naming(syntax, node, found)
-    if not refused and any(_is_like_one(node, name, found) for name in held):
+    if not refused and not _names_like(node, found).isdisjoint(held):
         refused = "it is given a tensor for its size or type alone"
     return Outside(tuple(found), refused, frozenset(filter(reading.fits, found)))
 
@@ -135,20 +135,22 @@ def _names_looked_at(node: ast.expr, held: frozenset[str], asked: frozenset[Span
     return frozenset(found - read) & held
 
 
-def _is_like_one(node: ast.expr, name: str, found: Collection[ast.expr]) -> bool:
-    """Whether all that stays inside takes of a tensor is its size or type, as `y.type_as(x)` does of x: it would be held."""
-    read: list[bool] = []
+def _names_like(node: ast.expr, found: Collection[ast.expr]) -> set[str]:
+    """The names of tensors of which all that stays inside takes the size or the type, as `y.type_as(x)` does of x: they would
+    be held."""
+    like, others = set[str](), set[str]()
 
     def walk(inner: ast.AST, above: ast.AST | None) -> None:
         if inner in found:
             return
-        if isinstance(inner, ast.Name) and inner.id == name:
-            read.append(isinstance(above, ast.Call) and _said(above) in LIKE and inner in above.args[:1])
+        if isinstance(inner, ast.Name):
+            is_like = isinstance(above, ast.Call) and _said(above) in LIKE and inner in above.args[:1]
+            (like if is_like else others).add(inner.id)
         for child in in_order(inner):
             walk(child, inner)
 
     walk(node, None)
-    return bool(read) and all(read)
+    return like - others
 
 
 def _said(call: ast.Call) -> str:

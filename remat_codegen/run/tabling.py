@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
@@ -26,6 +26,8 @@ from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library
 from remat_codegen.marked.rows import Rows as TableRows
 from remat_codegen.marked.steady import STEADY, Before, steadied
+from remat_codegen.planners import auto
+from remat_codegen.planners.base.deadline import Effort, TimeUp
 from remat_codegen.planners.base.reserve import Reserve, repeats
 from remat_codegen.planners.limited import limited
 from remat_codegen.profile.costs import Profile
@@ -125,7 +127,8 @@ def _within_budget(
     other plans are tried, too. Raises BudgetError where no table fits."""
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     search = Search(traced, found, profile, plan.budget_bytes, progress.update, possible)
-    more = others(request, traced.graph, found.holders.costs(profile), reserve_of(traced, profile), plan.budget_bytes)
+    limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
+    more = _others(request, traced.graph, found.holders.costs(profile), own, limits)
     over_bytes = math.inf
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left(), before)
@@ -143,24 +146,37 @@ def _within_budget(
     return best
 
 
-def others(request: Request, graph: Graph, costs: Profile, reserve: Reserve, budget_bytes: int) -> Iterator[Iterator[Schedule]]:
+def _others(
+    request: Request, graph: Graph, costs: Profile, own: Schedule, limits: Sequence[int]
+) -> Iterator[Iterator[Schedule]]:
     """What else the search for a table starts from: plans by the costs of the text, whose variables hold more than the planner
-    knew of; each for ever less, until that leads to a table that fits. Those of `auto`, where that was asked for, go on once
-    more from there; those of rockmate treat equal blocks alike, as rows do."""
-    limits = [int(share * budget_bytes) - reserve.most_bytes for share in SHARES]
+    knew of; each for ever less, until that leads to a table that fits. Where `auto` was asked for, its own plan is brought
+    within these, and they go on once more from there; those of rockmate treat equal blocks alike, as rows do."""
     ours = iter(limits)
-    for planner in ("auto", "auto") if request.planner in ("auto", "best") else ():
-        yield _for_ever_less(request, planner, graph, costs, ours)
-    yield _for_ever_less(request, "rockmate", graph, costs, limits)
+    for _ in range(2) if request.planner in ("auto", "best") else ():
+        yield _for_ever_less(request, partial(_adapted, tuple(order_of(own))), graph, costs, ours)
+    yield _for_ever_less(request, _anew, graph, costs, limits)
 
 
-def _for_ever_less(request: Request, planner: str, graph: Graph, costs: Profile, limits: Iterable[int]) -> Iterator[Schedule]:
-    less: dict[str, Any] = {"work_per_node": A_LITTLE_WORK} if planner == "auto" else {}
+def _for_ever_less(
+    request: Request, planner: Callable[..., Schedule | None], graph: Graph, costs: Profile, limits: Iterable[int]
+) -> Iterator[Schedule]:
     for limit in limits:
-        schedule = limited(planner, request.seconds_left(A_START), **less)(graph, costs, limit).schedule
+        schedule = planner(graph, costs, limit, request.seconds_left(A_START))
         if schedule is None or request.time_is_up:
             break
         yield schedule
+
+
+def _adapted(order: tuple[int, ...], graph: Graph, costs: Profile, limit: int, seconds: float | None) -> Schedule | None:
+    with contextlib.suppress(TimeUp):
+        effort = Effort.lasting(seconds)
+        return auto.adapted(graph, costs, limit, order=order, work_per_node=A_LITTLE_WORK, effort=effort).schedule
+    return None
+
+
+def _anew(graph: Graph, costs: Profile, limit: int, seconds: float | None) -> Schedule | None:
+    return limited("rockmate", seconds)(graph, costs, limit).schedule
 
 
 class Search:
