@@ -17,7 +17,7 @@ from remat_codegen.planners.base.result import Status
 from remat_codegen.planners.chain.options import Grid
 from remat_codegen.planners.search import moves
 from remat_codegen.planners.search.ledger import Ledger
-from remat_codegen.schedule import Compute, simulate, validate, with_forgets, without_recomputation
+from remat_codegen.schedule import Compute, order_of, simulate, validate, with_forgets, without_recomputation
 from remat_codegen.schedule.lives import Problem
 
 GRAPHS = {
@@ -191,3 +191,19 @@ def test_close_to_the_proven_optimum(seed, most):
             )
             if optimum.status is Status.OPTIMAL and mine.schedule is not None:
                 assert mine.time_ns <= optimum.time_ns * most
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_a_plan_is_brought_within_other_limits(name):
+    """Within its own it is not slower. Nothing is kept of it: plans are the same afterwards."""
+    graph, profile = GRAPHS[name]()
+    budgets = [need(graph, profile) * part // 10 for part in (9, 8, 7, 6)]
+    plans = [auto.plan(graph, profile, budget) for budget in budgets]
+    given = next(plan for plan in plans if plan.schedule is not None)
+    for budget, plan in zip(budgets, plans, strict=True):
+        brought = auto.adapted(graph, profile, budget, order=order_of(given.schedule), work_per_node=auto.WORK_PER_NODE)
+        if brought.schedule is not None:
+            check(graph, profile, budget, brought)
+        if plan is given:
+            assert brought.schedule is not None and brought.time_ns <= given.time_ns
+        assert auto.plan(graph, profile, budget).schedule == plan.schedule
