@@ -32,14 +32,14 @@ class States:
         self.during = [r for p in parts for r in ((p.first, p.last + 1), (p.last, p.last + 1))] if nbytes else []
 
     def run(self, index: int, position: int, nodes: Sequence[int], passing: bool) -> None:
-        """A part has run these nodes again from a position on. Those within it took their states when it came to them, unless
-        it ran in passing, for one value."""
+        """A part has run these nodes again from a position on. Those within it took their states when it came to them, if only
+        where it ended, unless it ran in passing, for one value."""
         if not self.draws:
             return
         if self.draws[index]:
             self.during.append((position, position + len(nodes)))
         for inner, part in enumerate(self.parts) if not passing else ():
-            if part.outer == index and self.since[inner] == OUTER and nodes and nodes[-1] >= part.first:
+            if part.outer == index and self.since[inner] == OUTER and nodes and nodes[-1] + 1 >= part.first:
                 self.since[inner] = position + sum(node < part.first for node in nodes)
 
     def let_go(self, index: int, position: int) -> None:

@@ -3,11 +3,15 @@
 A view is taken anew wherever it is needed, from what it looks at. `a.type_as(b)` would need b there too, which may be long
 forgotten; `a.to(b's dtype)` does not. `torch.broadcast_tensors` and `torch.meshgrid` look at several tensors at once; here each
 of their results looks at its own.
+
+Where a size may change, a trace has a slice for each `:` of `a[:, 0]`, which PyTorch leaves out when it knows the size: its way
+back would take a gradient of its own.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import torch
@@ -27,11 +31,29 @@ def separate_views(graph_module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
+        if _is_whole_slice(node):
+            _replace(node, node.args[0])  # type: ignore[arg-type]
+            continue
         with graph.inserting_before(node):
             if node.target in _ONE_RESULT:
                 _replace(node, _ONE_RESULT[node.target](graph, node))
             elif node.target in _MANY_RESULTS:
                 _replace_parts(node, _MANY_RESULTS[node.target](graph, node))
+
+
+def _is_whole_slice(node: Node) -> bool:
+    """Whether a node is the `:` of a dimension whose size may change, beside another index in the same line: alone, `a[:]` is a
+    slice in any case."""
+    if node.target is not aten.slice.Tensor or node.kwargs:
+        return False
+    usual = 0, 0, sys.maxsize, 1
+    given: tuple[Any, ...] = (*node.args, *usual[len(node.args) - 1 :])
+    tensor, dimension, start, end, step = given
+    if start not in (0, None) or end not in (sys.maxsize, None) or step != 1:
+        return False
+    may_change = not isinstance(tensor.meta["val"].shape[dimension], int)
+    beside = (other for other in (tensor, *node.users) if other.target in _INDEXING)
+    return may_change and any(other.stack_trace == node.stack_trace for other in beside)
 
 
 def _replace(node: Node, new: Node) -> None:
@@ -120,6 +142,7 @@ def _meshgrid(graph: Graph, node: Node) -> list[Node]:
     return found
 
 
+_INDEXING = (aten.slice.Tensor, aten.select.int, aten.unsqueeze.default, aten.index.Tensor, aten.index_put_.default)
 _ONE_RESULT = {
     aten.type_as.default: _type_as,
     aten.expand_as.default: _with_shape(aten.expand.default),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from builders import Catalogue, image, language_inputs, narrow, text, tokens
+from builders import Catalogue, image, language_inputs, narrow, padded_mask, text, tokens
 
 _catalogue = Catalogue(globals())
 NAMES = _catalogue.names
@@ -62,7 +62,7 @@ _catalogue.transformers(
     "BertForSequenceClassification",
     lambda: {
         "input_ids": tokens(2, 16),
-        "attention_mask": torch.ones(2, 16, dtype=torch.long),
+        "attention_mask": padded_mask(),
         "labels": torch.tensor([0, 1]),
     },
     vocab_size=99,

@@ -20,7 +20,7 @@ _vision = {
 
 
 def _labelled():
-    return {"input_ids": tokens(2, 16), "attention_mask": torch.ones(2, 16, dtype=torch.long), "labels": torch.tensor([0, 1])}
+    return {"input_ids": tokens(2, 16), "attention_mask": padded_mask(), "labels": torch.tensor([0, 1])}
 
 
 def _pixels(size=32):
@@ -91,7 +91,7 @@ _add("squeezebert", "SqueezeBertForSequenceClassification", _labelled, vocab_siz
 _add(
     "modernbert",
     "ModernBertForSequenceClassification",
-    lambda: _labelled() | {"attention_mask": padded_mask()},
+    _labelled,
     vocab_size=99,
     pad_token_id=0,
     cls_token_id=1,

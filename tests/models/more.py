@@ -65,7 +65,7 @@ _catalogue.timm("efficientformer", 224, "efficientformer_l1")
 
 
 def _classified(**more):
-    return {"input_ids": tokens(2, 16), "attention_mask": torch.ones(2, 16, dtype=torch.long), **more}
+    return {"input_ids": tokens(2, 16), "attention_mask": padded_mask(), **more}
 
 
 def _labelled():
@@ -74,7 +74,7 @@ def _labelled():
 
 def _masked_language_inputs():
     """For a model whose library makes a mask where none is given, or leaves out one of ones, but not while it is traced."""
-    return language_inputs() | {"attention_mask": torch.ones(2, 16, dtype=torch.long)}
+    return language_inputs() | {"attention_mask": padded_mask()}
 
 
 def _pixels(size=32):
@@ -108,7 +108,7 @@ _add("roberta", "RobertaForSequenceClassification", _labelled, vocab_size=99, pa
 _add(
     "albert",
     "AlbertForSequenceClassification",
-    lambda: _labelled() | {"attention_mask": padded_mask()},
+    _labelled,
     vocab_size=99,
     embedding_size=16,
     **narrow,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from emitted import droppable, emit, load, model_of, rebuilding
@@ -47,6 +49,23 @@ def test_sizes_that_may_change_are_asked_of_the_other_tensor():
     found = trace(Views(), (INPUT,), {}, dynamic=((INPUT, 0), (INPUT, 1)))
     names = {op.name for op in found.operations}
     assert "aten.expand.default" in names and "aten.broadcast_tensors.default" not in names
+
+
+class Indexed(nn.Module):
+    """PyTorch leaves out the `:` of an index, where it knows the size, but for one that stands alone."""
+
+    def forward(self, x):
+        last = x[:, -1] * x[:, None, 0, :]
+        x = x[:, :, 1:].clone()
+        x[:, 0] = 1
+        return last, x * x[:].sin()
+
+
+@pytest.mark.parametrize("places", [(), (0,), (0, 1), (0, 1, 2)])
+def test_no_slice_of_all_that_there_is(places):
+    found = trace(Indexed(), (INPUT,), {}, dynamic=tuple((INPUT, place) for place in places))
+    sliced = [op.args[1:] for op in found.operations if op.name == "aten.slice.Tensor"]
+    assert sliced == [(2, 1, sys.maxsize), (0, 0, sys.maxsize)]
 
 
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
