@@ -14,6 +14,7 @@ from remat_codegen.trace import Operation
 # Arguments that an operation moves along, running statistics, though its results in training do not depend on them.
 STATISTICS = {"batch_norm": (3, 4), "instance_norm": (3, 4)}
 REDUCING = frozenset("mse_loss smooth_l1_loss binary_cross_entropy soft_margin_loss".split())  # in the memory of all numbers
+DROPOUTS = frozenset(f"aten::{name}dropout" for name in ("", "feature_", "alpha_", "feature_alpha_"))
 IN_TRAINING = 5  # the argument that says whether it does
 
 
@@ -114,9 +115,12 @@ def rows_at_most(
 
 
 def is_random(op: Operation) -> bool:
-    """Whether an operation draws from the device's generator. Attention does so for its dropout alone."""
+    """Whether an operation draws from the device's generator. Attention does so for its dropout alone, and a dropout of nothing
+    gives what it is given."""
     given = {a.name: _argument(op, i, a) for i, a in enumerate(schema(op.target).arguments)}
     dropout = given.get("dropout_p", given.get("dropout"))
+    if schema(op.target).name.rstrip("_") in DROPOUTS:
+        dropout = given["p"] if given["train"] else 0.0
     return bool(dropout) if dropout is not None else torch.Tag.nondeterministic_seeded in op.target.tags
 
 

@@ -103,10 +103,12 @@ def _more_seeds(model: Model, node: Node) -> int:
 
 
 def _passing(model: Model, forward: int) -> list[int]:
-    """Results of a node whose gradients go through it as they come, as those of views of what other nodes have made."""
+    """Results of a node whose gradients go through it as they come, as those of views of what other nodes have made: that of a
+    slice does not, even if it is a part of one that does."""
     own = model.bodies[forward].operations
-    through = {v for g in model.record.gradients if g.born > max(own) and g.died < min(own) for v in g.of}
-    return [v for v in gone_back_from(model, own) if v in through]
+    through = [{*g.of} for g in model.record.gradients if g.born > max(own) and g.died < min(own)]
+    reads = {v: model.trace.operations[op].reads for op in own for v in model.trace.operations[op].made}
+    return [v for v in gone_back_from(model, own) if any(v in of and not of.isdisjoint(reads[v]) for of in through)]
 
 
 def _written_bytes(model: Model, node: Node) -> int:

@@ -259,6 +259,21 @@ def test_a_node_names_the_generator_that_it_draws_from(model):
     assert {tuple(generators(model.trace, model.record, b)) for b in others} == {()}
 
 
+@pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "dropout2d", "feature_alpha_dropout"])
+def test_a_dropout_of_nothing_draws_nothing(name):
+    class Dropping(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self.linear, self.p = nn.Linear(4, 4), p
+
+        def forward(self, x):
+            return getattr(nn.functional, name)(self.linear(x), self.p, self.training).exp()
+
+    for p in (0.0, 0.5):
+        record = model_of(Dropping(p), (torch.randn(2, 3, 4, 4),), {}).record
+        assert any(op.random for op in record.operations) == bool(p)
+
+
 def test_a_generator_of_a_gpu_is_that_of_the_step_s_device(model):
     variables = tuple(replace(v, device="cuda:0") for v in model.trace.variables)
     (body,) = [b for b in model.bodies if any(model.record.operations[op].random for op in b.operations)][:1]

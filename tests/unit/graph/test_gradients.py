@@ -115,7 +115,13 @@ def begun_elsewhere(y, p):
     return (torch.add(torch.add(y.repeat(8, 1), p, alpha=2), p, alpha=3).tanh() * p).exp() * p[0]
 
 
-LOOKING = [gain_and_bias, rows, scaled, with_alpha, begun_elsewhere]
+def first_row(y, p):
+    first = y[:1] + y.mean(0)
+    first = first + nn.functional.layer_norm(first, (64,)).repeat(1, 32) @ p
+    return torch.cat([first, y[1:]])
+
+
+LOOKING = [gain_and_bias, rows, scaled, with_alpha, begun_elsewhere, first_row]
 ALL = [twice, three_times, residual, waiting, custom, parts, expanded, in_place, cast_to_its_own_type]
 
 
