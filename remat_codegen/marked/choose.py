@@ -322,9 +322,17 @@ class Chooser(Generic[V]):
         runs = Counter(s.node for s in schedule.steps if isinstance(s, Compute))
         kept = alive_before(self.graph, schedule, schedule.steps.index(Compute(self.graph.loss)) + 1)
         chosen: dict[Candidate[V], None] = {}
+        marked: dict[Hashable, tuple[Hashable, ...]] = {}
+
+        def fits(c: Candidate[V]) -> bool:
+            alike = all(marked.get(place, outside) == outside for place, outside in c.marks)
+            return alike and all(c.fits(o) for o in chosen if o.last >= c.first and o.first <= c.last)
+
         for node in self.graph.forward_nodes:
             ways = self.candidates.around(node.id, vertices) if runs[node.id] > 1 else []
-            chosen |= dict.fromkeys([c for c in ways if all(c.fits(other) for other in chosen)][:1])
+            if (way := next(filter(fits, ways), None)) is not None:
+                chosen[way] = None
+                marked.update(way.marks)
         outermost = [c for c in chosen if nesting or not any(o.holds(c) for o in chosen)]
         return tuple(self._row(c, kept, runs, schedule) for c in outermost)
 

@@ -28,6 +28,10 @@ class States:
     def __init__(self, parts: Sequence[Stretch], drawing: frozenset[int], nbytes: int) -> None:
         self.parts, self.nbytes = parts, nbytes
         self.draws = [any(node in drawing for node in range(p.first, p.last + 1)) for p in parts] if nbytes else []
+        self.within: dict[int, list[int]] = {}
+        for index, part in enumerate(parts):
+            if part.outer is not None:
+                self.within.setdefault(part.outer, []).append(index)
         self.since = [p.last + 1 if p.outer is None else OUTER for p in parts]  # the position from which on it has one
         self.during = [r for p in parts for r in ((p.first, p.last + 1), (p.last, p.last + 1))] if nbytes else []
 
@@ -38,9 +42,10 @@ class States:
             return
         if self.draws[index]:
             self.during.append((position, position + len(nodes)))
-        for inner, part in enumerate(self.parts) if not passing else ():
-            if part.outer == index and self.since[inner] == OUTER and nodes and nodes[-1] + 1 >= part.first:
-                self.since[inner] = position + sum(node < part.first for node in nodes)
+        for inner in self.within.get(index, ()) if not passing and nodes else ():
+            first = self.parts[inner].first
+            if self.since[inner] == OUTER and nodes[-1] + 1 >= first:
+                self.since[inner] = position + sum(node < first for node in nodes)
 
     def let_go(self, index: int, position: int) -> None:
         """A part does not run again from here on."""
