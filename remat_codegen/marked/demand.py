@@ -36,7 +36,8 @@ class Unread:
 class Held:
     """What is held while a model's own code runs: by forward node, what its variables hold; what is saved for nobody; and what
     attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those. Where parts take
-    states of a generator, each of `state_bytes`, `drawing` are the forward nodes that draw from it.
+    states of a generator, each of `state_bytes`, `drawing` are the forward nodes that draw from it. `around` are, by forward
+    node, what variables hold beside data all the while that it runs: who made it, and bytes, which its workspace has.
 
     `asked`, by forward node, is what its backward node asks for of what was saved, in this order, and the bytes of gradients
     that it has made by then."""
@@ -48,6 +49,7 @@ class Held:
     drawing: frozenset[int] = frozenset()
     state_bytes: int = 0
     asked: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    around: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Keeps(StrEnum):
@@ -177,6 +179,7 @@ def forgotten(graph: Graph, parts: Sequence[Part], held: Held | None = None) -> 
 
 
 Stretch = tuple[int, int, tuple[int, ...]]  # the first and the last node of a part, and what else it is given
+Running = tuple[int, tuple[int, ...], list[int], int]
 
 
 class Rule:
@@ -192,7 +195,7 @@ class Rule:
         self.backward = [(node, self._asked(node)) for node in graph.backward_nodes]
         self.theirs = {*graph.outputs, *self.held.left}  # whoever called has them, or attributes
         self._inputs: dict[Stretch, list[int]] = {}
-        self._nodes: dict[Stretch, list[tuple[int, tuple[int, ...], list[int]]]] = {}
+        self._nodes: dict[Stretch, list[Running]] = {}
         self._forgotten: dict[tuple[int, int, Keeps], list[int]] = {}
 
     def run_of(self, parts: Sequence[Part]) -> Ran:
@@ -215,18 +218,20 @@ class Rule:
             self._inputs[stretch] = sorted({d for n in nodes for d in n.reads}.union(part.given) - made)
         return self._inputs[stretch]
 
-    def nodes(self, part: Part) -> list[tuple[int, tuple[int, ...], list[int]]]:
+    def nodes(self, part: Part) -> list[Running]:
         """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part
-        is given, what it made before for variables, and what of that it will give."""
+        is given, what it made before for variables, and what of that it will give; and the bytes that variables around the
+        part held when it first ran."""
         stretch = part.first, part.last, part.given
         if stretch not in self._nodes:
-            inputs, found = self.inputs(part), list[tuple[int, tuple[int, ...], list[int]]]()
+            inputs, found = self.inputs(part), list[Running]()
             here = set(inputs)
             given = list[int]()
             for node in self.graph.nodes[part.first : part.last + 1]:
                 if node.recomputable:
                     held = self.held.by_variables.get(node.id, ())
-                    found.append((node.id, node.writes, [*inputs, *(d for d in held if d in here), *given]))
+                    gone = sum(nbytes for maker, nbytes in self.held.around.get(node.id, ()) if maker < part.first)
+                    found.append((node.id, node.writes, [*inputs, *(d for d in held if d in here), *given], gone))
                     here.update(node.writes)
                     given += [d for d in node.writes if self.forward_end[d] > part.last or d in self.graph.outputs]
             self._nodes[stretch] = found
@@ -579,11 +584,11 @@ class _Step:
             self.taken += self._ready_to_run(self.kept.intersection(self.inputs[index]))
         owner, made, order, twins = self.owner, self.made, self.order, set[int]()
         waiting = {given.data for given in self.waiting}
-        for node, writes, held in running:
+        for node, writes, held, gone in running:
             # what it makes once more though it was kept, or is another part's to bring back: its readers have that copy
             there = [d for d in writes if (d not in owner or d in made) and self._is_there(d) and d not in waiting]
             if twins:
-                needed = {d for n, _, _ in running if n >= node for d in self.graph.nodes[n].reads}
+                needed = {d for n, *_ in running if n >= node for d in self.graph.nodes[n].reads}
                 twins &= needed.union(held)
             for given in self.waiting:  # for another part, beside what is made here
                 given.nbytes = self.graph.data[given.data].nbytes if given.data in writes else given.nbytes
@@ -591,8 +596,8 @@ class _Step:
             if self.passed:  # the reader has what it got, and others have another one
                 self.second += total_bytes(self.graph, self.passed.intersection(writes))
                 self.passed.difference_update(writes)
-            if twins or self.begun or self.second or self.waiting or self.apart or self.copied:
-                more = total_bytes(self.graph, twins | self.apart | self.copied)
+            if gone or twins or self.begun or self.second or self.waiting or self.apart or self.copied:
+                more = total_bytes(self.graph, twins | self.apart | self.copied) - gone
                 self.beside[len(order)] = self.begun + self.second + sum(w.nbytes for w in self.waiting) + more
             self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []

@@ -49,7 +49,8 @@ class Holders:
         variables, unread = self._held_by_variables(), tuple(self._unread())
         takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
         state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
-        return Held(variables, unread, left, tuple(beside), drawing_nodes(self.model), state_bytes, self._asked())
+        drawing, asked, around = drawing_nodes(self.model), self._asked(), self._around()
+        return Held(variables, unread, left, tuple(beside), drawing, state_bytes, asked, around)
 
     @cached_property
     def _left(self) -> list[int]:
@@ -72,6 +73,16 @@ class Holders:
     def of_storage(self) -> dict[int, int]:
         """The data nodes of storages that are one."""
         return {self.record.variables[v].storage: d for v, d in enumerate(self.model.data_of) if d is not None}
+
+    def _around(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """By forward node: what variables hold beside data while all of its operations run, as who makes it and bytes."""
+        found = {}
+        for node, body in enumerate(self.model.bodies):
+            each = [self._held_within(self.trace.operations[op], node) for op in body.operations]
+            always = set[int].intersection(*each) if each else set[int]()
+            makers = ((self._node_that_makes(s), self.record.storages[s].nbytes) for s in sorted(always))
+            found[node] = tuple((maker, nbytes) for maker, nbytes in makers if maker != node)
+        return {node: held for node, held in found.items() if held}
 
     def _made(self, storages: Iterable[int]) -> list[int]:
         """Those of some storages that operations make."""
@@ -143,8 +154,8 @@ class Holders:
     def costs(self, profile: Profile) -> Profile:
         """The costs of nodes, less gradients that go early (so that workspaces may be below 0), and with what variables of the
         model's code hold while they run beside the data that they hold all the while: results that only the node uses which
-        made them, and data that go meanwhile. (A part that begins behind that node does not have them when it runs again; it is
-        counted as if it had.)"""
+        made them, and data that go meanwhile. (A part that begins behind that node does not have them when it runs again; those
+        of `Held.around` are left out there, others are counted as if it had.)"""
         peaks = dict(enumerate(profile.peaks_within))
         held = [self._held_bytes(node, peaks.get(node, ())) for node in range(len(self.model.bodies))]
         held += [0] * (len(profile.workspace_bytes) - len(held))
