@@ -343,7 +343,7 @@ class Chooser(Generic[V]):
         results = {d for d in made if self._leaves(d, candidate)}
         if made <= kept and len(candidate.vertices) == 1:
             return Row(candidate, again=again if again is not Again.SHARED else Again.TWICE, late=True)
-        if results & kept:  # which nobody asks for more than once, then
+        if results & kept and not candidate.unkept:  # which nobody asks for more than once, then
             return Row(candidate, Keeps.RESULT, again if again is Again.ONCE else Again.TWICE)
         return Row(candidate, Keeps.NOTHING, again)
 

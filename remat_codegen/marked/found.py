@@ -209,8 +209,9 @@ class Found:
 
     @cached_property
     def last_held(self) -> dict[int, int]:
-        """By data: the last operation that runs while variables of the model's code hold it."""
-        held = ((op.id, v) for op in self.trace.operations for of in op.held for v in self.trace.operations[of].made)
+        """By data: the last operation that runs while variables of the model's code hold it, not only attributes of modules."""
+        by = ((op.id, {*op.held}.difference(op.by_attributes)) for op in self.trace.operations)
+        held = ((op, v) for op, some in by for of in some for v in self.trace.operations[of].made)
         return {d: op for op, v in held if (d := self.model.data_of[v]) is not None}
 
     def _is_indexed(self, vertex: Vertex) -> bool:

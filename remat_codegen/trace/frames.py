@@ -29,6 +29,7 @@ from remat_codegen.trace.reachable import CALLABLE, held_by_function
 from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
+ALONE = "remat_codegen_alone"  # of those: the numbers of what no variable holds, only an attribute
 LEFT = "remat_codegen_left"  # of nodes whose results modules hold in attributes when forward has ended
 HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
 SET = "remat_codegen_set"  # attributes that forward has set to what nodes have made: paths, and the numbers of these nodes
@@ -66,6 +67,12 @@ def held_by(node: torch.fx.Node) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """A traced node's number, and the numbers of those whose results variables of the model's code hold while it runs: of what
     was detached, those of what it was before, too, in case that torch.export leaves it out."""
     found: tuple[int, tuple[tuple[int, ...], ...]] = node.meta.get(HELD, (-1, ()))
+    return found
+
+
+def held_by_attributes(node: torch.fx.Node) -> tuple[tuple[int, ...], ...]:
+    """Of `held_by`, the numbers of what attributes of modules hold, and no variable does."""
+    found: tuple[tuple[int, ...], ...] = node.meta.get(ALONE, ())
     return found
 
 
@@ -111,6 +118,7 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
                 node.meta[META] = observer.calls(chain)
                 node.meta[SET] = attributes = observer.attributes_set()
                 node.meta[HELD] = observer.held(chain, [numbers for _, numbers in attributes])
+                node.meta[ALONE] = observer.alone
         return node
 
     assign = torch.nn.Module.__setattr__
@@ -170,6 +178,7 @@ class _Observer:
             {}
         )  # to what, since the last operation: who is called may have taken it
         self.numbers = itertools.count()
+        self.alone: tuple[tuple[int, ...], ...] = ()  # of what the last node found held, what attributes alone do
         self.tracer = trace_in_progress()
 
     def begins(self, module: torch.nn.Module) -> None:
@@ -235,15 +244,15 @@ class _Observer:
     ) -> tuple[int, tuple[tuple[int, ...], ...]]:
         """A number for the node that is being made, and those of the nodes whose results the frames hold in variables, or
         attributes do: what nobody reads any longer is not free as long as a variable has it."""
-        found, holders = dict.fromkeys(attributes), dict[int, _Holder]()
+        attributes, found, holders = [*attributes], dict[tuple[int, ...], None](), dict[int, _Holder]()
         for frame, inner in itertools.pairwise([*_outside_of_tracing(chain), None]):
             assert frame is not None
             if _is_tracing(frame.f_code.co_filename):
                 continue
             holders[id(frame)] = holder = self._holder(frame, inner)
             found.update(dict.fromkeys(self._numbers_in(holder.values, _DEPTH + 2)))
-        self.holders = holders
-        return next(self.numbers), tuple(found)
+        self.holders, self.alone = holders, tuple(a for a in attributes if a not in found)
+        return next(self.numbers), tuple(dict.fromkeys((*attributes, *found)))
 
     def _numbers_in(self, value: Any, depth: int) -> Iterator[tuple[int, ...]]:
         """Of each tensor in a value that a node has made: its number, and those of what it was detached from."""

@@ -105,6 +105,7 @@ class Operation:
     attributes: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     # Variables whose values Python asked for between it and its neighbours, in a recorded run.
     asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    by_attributes: tuple[int, ...] = field(default=(), compare=False, repr=False)  # of `held`, what no variable holds
 
     @property
     def name(self) -> str:

@@ -96,3 +96,36 @@ def test_what_others_read_may_be_kept(tmp_path: Path) -> None:
     found = found_in(traced_module(imported_file(path).Net().train(), (torch.randn(4, 48, 32),), {}, path))
     calls = [c for c in found.candidates.all if any(map(found.is_module, c.vertices))]
     assert calls and not any(c.unkept for c in calls)
+
+
+NORMED = """
+import torch
+from torch import nn
+from torch.nn.utils import weight_norm
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(weight_norm(nn.Conv1d(8, 8, 3, padding=1)) for _ in range(4))
+
+    def forward(self, x):
+        for conv in self.convs:
+            x = conv(x.tanh()).sin()
+        return x
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_an_attribute_of_a_part_s_own_module_is_no_result(tmp_path: Path) -> None:
+    """The weight that such a layer makes anew in each call stays in the layer, which does not give it to anybody."""
+    path = tmp_path / "net.py"
+    path.write_text(NORMED)
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(4, 8, 512),), {}, path)
+    found = found_in(traced)
+    calls = [c for c in found.candidates.all if any(map(found.is_module, c.vertices))]
+    assert calls and not any(c.unkept for c in calls)
+    rows = tuple(Row(c, Keeps.RESULT) for c in calls if len(c) < 4)
+    result = trained(traced, text_of(traced, found, rows), tmp_path)
+    assert rows and result.identical, result.differences
+    assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES
