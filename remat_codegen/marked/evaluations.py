@@ -27,7 +27,7 @@ class Text:
     """An expression of the source, evaluated by `function` at `span`. In a module's method, `module` is the path of that module
     and `number` the call of it; in a function at the top of a file, those of the module that is being called. `tensors` are
     local names that held tensors meanwhile; `contents` are lists, dicts and plain objects, by name, with the operations whose
-    results were in them, and tensors, whose names are `alone`."""
+    results were in them, and tensors, whose names are `alone`; `objects` are names of plain objects."""
 
     function: Function
     span: Span
@@ -36,6 +36,7 @@ class Text:
     tensors: tuple[str, ...]
     contents: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
     alone: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    objects: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,9 @@ class _Builder:
     def _text_of(self, vertex: _Open, call: Call) -> Text:
         span = call.span if vertex.node is None else span_of(vertex.node)
         contents = tuple((name, tuple(operations)) for name, operations in vertex.contents.items())
-        return Text(call.function, span, call.module, call.number, tuple(vertex.tensors), contents, tuple(vertex.alone))
+        return Text(
+            call.function, span, call.module, call.number, tuple(vertex.tensors), contents, tuple(vertex.alone), call.objects
+        )
 
 
 def _shared(syntax: Syntax | None, before: _Level, level: _Level) -> int:

@@ -184,6 +184,8 @@ class Found:
             return None
         if not all(self._runs_again(n) for n in nodes) or not any(self.model.graph.nodes[n].recomputable for n in nodes):
             return None
+        if self._leaves_in_objects(vertices, nodes):
+            return None
         texts = {v.text: v.outside for v in vertices if not self.is_module(v) and v.text is not None}
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
         given, copies = self._given(vertices, nodes[0]), frozenset[Hashable]().union(*map(self._copies, vertices))
@@ -202,6 +204,16 @@ class Found:
         needed = [d for d, by in read if not own.isdisjoint(by) and inside.issuperset(by)]
         return any(last.get(d, -1) >= vertex.end for d in needed) or (bool(needed) and self._is_indexed(vertex))
 
+    def _leaves_in_objects(self, vertices: Sequence[Vertex], nodes: Sequence[int]) -> bool:
+        """Whether an object that is given to a vertex may hold afterwards what is made here and no others' gradients need, as a
+        tree the states of its leaves: a part has what it is given until it runs again, and then that, too."""
+        graph, inside = self.model.graph, {self.back_of[n] for n in nodes if n in self.back_of}
+        made = self.in_objects.intersection(d for n in nodes for d in graph.nodes[n].writes)
+        if all(any(r > graph.loss and r not in inside for r in graph.readers[d]) for d in made):
+            return False
+        texts = ((v, self._text_around(v)) for v in vertices)
+        return any(text and not self._names_given(v, text).isdisjoint(text.objects) for v, text in texts)
+
     @cached_property
     def back_of(self) -> dict[int, int]:
         """The backward nodes of forward nodes."""
@@ -213,6 +225,12 @@ class Found:
         by = ((op.id, {*op.held}.difference(op.by_attributes)) for op in self.trace.operations)
         held = ((op, v) for op, some in by for of in some for v in self.trace.operations[of].made)
         return {d: op for op, v in held if (d := self.model.data_of[v]) is not None}
+
+    @cached_property
+    def in_objects(self) -> frozenset[int]:
+        """The data that plain objects have when forward ends."""
+        made = (self.model.data_of[v] for op in self.trace.operations if op.in_objects for v in op.made)
+        return frozenset(d for d in made if d is not None)
 
     def _is_indexed(self, vertex: Vertex) -> bool:
         """Whether an item is taken of what a module or a function gives, there or where the caller of a function gets it."""

@@ -30,6 +30,7 @@ from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
 ALONE = "remat_codegen_alone"  # of those: the numbers of what no variable holds, only an attribute
+STAYS = "remat_codegen_stays"  # of nodes whose results are in plain objects when forward has ended
 LEFT = "remat_codegen_left"  # of nodes whose results modules hold in attributes when forward has ended
 HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
 SET = "remat_codegen_set"  # attributes that forward has set to what nodes have made: paths, and the numbers of these nodes
@@ -53,7 +54,7 @@ _NO_HOLDERS = (  # of what a forward pass makes
 )
 _GOES_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OF_TORCH = frozenset(vars(torch.nn.Module()))  # attributes that every module has
-_DEPTH, _WIDTH = 3, 64  # how far containers are searched for tensors
+_DEPTH, _WIDTH, _LINKED = 3, 64, 500  # how far containers are searched for tensors, and objects that are linked
 _EMPTY = frozenset({int, float, bool, complex, str, bytes, type(None), type, FrameType, CodeType, ModuleType})
 
 
@@ -74,6 +75,11 @@ def held_by_attributes(node: torch.fx.Node) -> tuple[tuple[int, ...], ...]:
     """Of `held_by`, the numbers of what attributes of modules hold, and no variable does."""
     found: tuple[tuple[int, ...], ...] = node.meta.get(ALONE, ())
     return found
+
+
+def stays_in_objects(node: torch.fx.Node) -> bool:
+    """Whether a plain object has what a traced node gives when forward has ended, wherever that object may be then."""
+    return bool(node.meta.get(STAYS))
 
 
 def set_by(node: torch.fx.Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -179,6 +185,7 @@ class _Observer:
         )  # to what, since the last operation: who is called may have taken it
         self.numbers = itertools.count()
         self.alone: tuple[tuple[int, ...], ...] = ()  # of what the last node found held, what attributes alone do
+        self.objects: dict[int, Any] = {}  # plain objects that variables had
         self.tracer = trace_in_progress()
 
     def begins(self, module: torch.nn.Module) -> None:
@@ -195,7 +202,7 @@ class _Observer:
             self.running[key].pop()
         if key == self.root and not self.running.get(key):
             self._note_left()
-            self.running, self.seen, self.holders = {}, {}, {}
+            self.running, self.seen, self.holders, self.objects = {}, {}, {}, {}
 
     def sets(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """An attribute of a module is set."""
@@ -214,7 +221,10 @@ class _Observer:
         return tuple((f"{path}.{name}".lstrip("."), numbers) for path, name, numbers in there)
 
     def _note_left(self) -> None:
-        """Marks the nodes whose results modules hold in attributes."""
+        """Marks the nodes whose results modules hold in attributes, and those whose results are in objects."""
+        for tensor in _tensors_in([*self.objects.values()], _DEPTH + 2, objects=True):
+            for node in _looked_at(made_by(tensor, self.tracer)):
+                node.meta[STAYS] = True
         for module in self.modules:
             held = [value for name, value in vars(module).items() if name not in _OF_TORCH and _may_hold(value)]
             for tensor in _tensors_in(held, _DEPTH + 2, objects=True):
@@ -251,6 +261,7 @@ class _Observer:
                 continue
             holders[id(frame)] = holder = self._holder(frame, inner)
             found.update(dict.fromkeys(self._numbers_in(holder.values, _DEPTH + 2)))
+            self.objects.update((id(value), value) for value in holder.values if _is_plain(value))
         self.holders, self.alone = holders, tuple(a for a in attributes if a not in found)
         return next(self.numbers), tuple(dict.fromkeys((*attributes, *found)))
 
@@ -318,6 +329,7 @@ class _Observer:
             () if last is None else _changed(last.held, held),
             tuple(self._contents(held)),
             tuple(name for name, value in held.items() if isinstance(value, torch.Tensor)),
+            tuple(name for name, value in held.items() if _is_plain(value)),
         )
         seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
         return call
@@ -454,14 +466,24 @@ def _holds_by_functions(value: Any, depth: int) -> bool:
     )
 
 
-def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Iterator[torch.Tensor]:
-    """The tensors in a value, and in what it contains, if those are not too many; if `objects`, also in plain objects."""
+def _tensors_in(
+    value: Any, depth: int = _DEPTH, objects: bool = False, linked: dict[Any, int] | None = None
+) -> Iterator[torch.Tensor]:
+    """The tensors in a value, and in what it contains, if those are not too many; if `objects`, also in plain objects, and in
+    all that these link to of their own kind, as the nodes of a tree do. `linked` has those that were met, and at what depth
+    the first of a kind was."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth > 0:
-        for item in itertools.islice(_contents(value, objects), _WIDTH):
-            if type(item) not in _EMPTY:  # most are, and asking them one by one takes a quarter of a trace's time
-                yield from _tensors_in(item, depth - 1, objects)
+        return
+    if objects and _is_plain(value):
+        linked = {} if linked is None else linked
+        depth = max(depth, linked.setdefault(type(value), depth))
+        if linked.get(id(value), 0) >= depth or len(linked) > _LINKED:
+            return
+        linked[id(value)] = depth
+    for item in itertools.islice(_contents(value, objects), _WIDTH) if depth > 0 else ():
+        if type(item) not in _EMPTY:  # most are, and asking them one by one takes a quarter of a trace's time
+            yield from _tensors_in(item, depth - 1, objects, linked)
 
 
 def _waits(frame: FrameType, inner: FrameType | None) -> bool:

@@ -106,6 +106,7 @@ class Operation:
     # Variables whose values Python asked for between it and its neighbours, in a recorded run.
     asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
     by_attributes: tuple[int, ...] = field(default=(), compare=False, repr=False)  # of `held`, what no variable holds
+    in_objects: bool = field(default=False, compare=False, repr=False)  # whether those have what it gives when forward ends
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from remat_codegen.torch_seam import (
 )
 from remat_codegen.trace.attributes import attribute_paths
 from remat_codegen.trace.checkpoints import regions_of
-from remat_codegen.trace.frames import calls_of, held_by, held_by_attributes, left_by, set_by
+from remat_codegen.trace.frames import calls_of, held_by, held_by_attributes, left_by, set_by, stays_in_objects
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.places import Call
 from remat_codegen.trace.recording import asked
@@ -361,6 +361,7 @@ class Reader:
                 self._set(node),
                 tuple(self.told),
                 self._operations(held_by_attributes(node)),
+                stays_in_objects(node),
             )
         )
         self.told = []

