@@ -6,7 +6,7 @@ import ast
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ def _functions_of(value: Any) -> Iterator[FunctionType]:
     """A function, or the methods of a class."""
     values = vars(value).values() if isinstance(value, type) else [value]
     for found in values:
-        parts = [found.fget, found.fset] if isinstance(found, property) else [getattr(found, "__func__", found)]
+        bound = isinstance(found, (MethodType, classmethod, staticmethod))
+        parts = [found.fget, found.fset] if isinstance(found, property) else [found.__func__ if bound else found]
         yield from (p for p in parts if isinstance(p, FunctionType))
 
 

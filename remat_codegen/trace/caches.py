@@ -83,7 +83,8 @@ def _is_torch(name: str) -> bool:
 
 
 def _cached(thing: Any) -> Any:
-    return getattr(thing, "__func__", thing)
+    methods = types.MethodType, classmethod, staticmethod
+    return thing.__func__ if isinstance(thing, methods) else thing  # others may raise what they like when asked for one
 
 
 def _missed(thing: Any) -> int:

@@ -28,7 +28,11 @@ import cached_helper
 import torch
 from torch import nn
 
-MASK = None
+class Settings(dict):
+    __getattr__ = dict.__getitem__  # raises KeyError where it has no such thing
+
+
+MASK, SETTINGS = None, Settings(width=8)
 SEEN = [torch.ones(1)]
 
 
