@@ -6,6 +6,7 @@ SimpleNamespace all that it holds counts.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import inspect
@@ -41,6 +42,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._read: dict[int, tuple[Any, dict[str, str | None]]] = {}
+        self._before: dict[tuple[int, str], Any] = {}
         self._first: dict[tuple[int, str], Any] = {}  # torch.export leaves copies of dicts and lists
         self._undo: dict[type, Callable[[], None]] = {}
 
@@ -97,7 +99,18 @@ class Objects:
         if name not in names:
             unknown = value is MISSING and hasattr(type(thing), "__getattr__")
             names[name] = None if unknown or not (value is MISSING or is_setting(value)) else _text(value)
+            self._before[id(thing), name] = value
         self.meet(value)
+
+    def put_back(self) -> None:
+        """Gives objects the settings again that they had, where forward has set others: as if it had not run."""
+        for thing, found in self._read.values():
+            for name, text in found.items():
+                now, before = held(thing, name, MISSING), self._before[id(thing), name]
+                if text is None or isinstance(thing, CONTAINERS) or not is_setting(now) or _is_kept(now, text):
+                    continue
+                with contextlib.suppress(AttributeError, TypeError):  # it does not let itself be set
+                    delattr(thing, name) if before is MISSING else setattr(thing, name, before)
 
     def rows(self, module: nn.Module, names: Mapping[str, Any], left_out: set[str]) -> dict[str, dict[str, str]]:
         """By path: what was read of the objects that modules hold as `names`, and is as it was then."""

@@ -82,10 +82,13 @@ def trace(
             if dynamic:
                 raise
             why = error
+    noted = list[Reads]()
     try:
-        found = traced_alike(partial(_recorded, module, args, kwargs, autocast), module)
+        found = traced_alike(partial(_recorded, module, args, kwargs, autocast, noted), module)
     except TraceError as error:  # it may be that nothing can run here, as on a device that is not there
         raise why or error from error
+    finally:
+        _put_back(noted)
     assert found.run is not None
     lines = found.run.lines or ((why.where if why is not None else None) or "forward",)
     return replace(found, run=replace(found.run, lines=lines))
@@ -107,10 +110,12 @@ def _exported(
     numbers = _numbers(module)
     leaves = pytree.tree_leaves((args, kwargs))
     asked = frozenset((i, d) for tensor, d in dynamic for i, leaf in enumerate(leaves) if leaf is tensor)
+    noted = list[Reads]()
     programs: list[Program] = []  # that may compute something else than the model, as libraries were told of the trace
 
     def read(seen: Seen, given: Any = None) -> Trace:
         reads, questions, decisions = Reads(), Questions(), Decisions(given)
+        noted.append(reads)
         try:
             with warnings.catch_warnings(record=True), watched(module, seen, decisions), reads.noted():
                 exported = _export(module, args, kwargs, autocast, dynamic, questions, decisions)
@@ -120,7 +125,10 @@ def _exported(
         found = _read(Reader(exported, module, autocast, asked, together), exported, module, reads, seen, numbers)
         return with_returned(found, seen.assigned, decisions.lines())
 
-    found = traced_alike(read, module)
+    try:
+        found = traced_alike(read, module)
+    finally:
+        _put_back(noted)
     if not programs:
         return found
     told = len(programs)
@@ -128,6 +136,8 @@ def _exported(
         decided = traced_alike(partial(read, given=(args, kwargs)), module)
     except RematError:
         return found
+    finally:
+        _put_back(noted)
     if not decided.decisions or have_the_same_operations(found, decided):
         return found
     if computes_alike(programs[0], module, args, kwargs, autocast):
@@ -136,9 +146,17 @@ def _exported(
     return found if differs else decided
 
 
-def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, seen: Seen) -> Trace:
+def _put_back(noted: list[Reads]) -> None:
+    """Leaves the plain objects that modules hold as they were before the first of some traces."""
+    for reads in reversed(noted):
+        reads.objects.put_back()
+    noted.clear()
+
+
+def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, noted: list[Reads], seen: Seen) -> Trace:
     """The operations of one run."""
     numbers, reads = _numbers(module), Reads()
+    noted.append(reads)
     try:
         noting = warnings.catch_warnings(record=True), watched(module, seen, Decisions()), reads.noted(), saving_nothing()
         with contextlib.ExitStack() as around:

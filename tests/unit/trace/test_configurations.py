@@ -15,6 +15,7 @@ from remat_codegen.ask.request import Request
 from remat_codegen.errors import VerifyError
 from remat_codegen.run import pipeline
 from remat_codegen.show.results import Progress
+from remat_codegen.trace import trace
 from remat_codegen.trace.objects import Objects, is_setting
 from remat_codegen.verify.beside import load_generated, own_model
 
@@ -290,3 +291,31 @@ def test_a_file_says_so_in_the_process_that_a_user_starts(tmp_path):
     for act, code, text in (("gelu", 0, ""), ("tanh", 1, "config.act is 'tanh', but this file was planned for 'gelu'")):
         done = subprocess.run([sys.executable, "-c", script.format(act)], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == code and text in done.stderr
+
+
+class Task:
+    """As the configuration of a classifier, which says what it is for once it is first trained."""
+
+    def __init__(self):
+        self.problem, self.scale = None, 2.0
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.task, self.linear = Task(), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        if self.task.problem is None:
+            self.task.problem = "labels"
+        y = self.linear(x).sin() * self.task.scale
+        return y.exp() if self.task.problem == "labels" else y
+
+
+def test_objects_are_as_before_once_they_were_traced():
+    """Else the next trace, of other sizes, would take for a setting what forward itself has set."""
+    module, inputs = Classifier(), (torch.randn(3, 4),)
+    for dynamic in ((), ((inputs[0], 0),)):
+        found = trace(module, inputs, {}, dynamic=dynamic)
+        assert module.task.problem is None
+        assert found.modules.objects == {"task": {"scale": "2.0"}}
