@@ -27,7 +27,8 @@ class Text:
     """An expression of the source, evaluated by `function` at `span`. In a module's method, `module` is the path of that module
     and `number` the call of it; in a function at the top of a file, those of the module that is being called. `tensors` are
     local names that held tensors meanwhile; `contents` are lists, dicts and plain objects, by name, with the operations whose
-    results were in them, and tensors, whose names are `alone`; `objects` are names of plain objects."""
+    results were in them, and tensors, whose names are `alone`; `objects` are names of plain objects, with
+    numbers."""
 
     function: Function
     span: Span
@@ -36,7 +37,7 @@ class Text:
     tensors: tuple[str, ...]
     contents: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
     alone: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    objects: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    objects: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,14 +205,15 @@ class Found:
         return any(last.get(d, -1) >= vertex.end for d in needed) or (bool(needed) and self._is_indexed(vertex))
 
     def _leaves_in_objects(self, vertices: Sequence[Vertex], nodes: Sequence[int]) -> bool:
-        """Whether an object that is given to a vertex may hold afterwards what is made here and no others' gradients need, as a
-        tree the states of its leaves: a part has what it is given until it runs again, and then that, too."""
+        """Whether an object that is given to a vertex has in the end what is made here or later, and no others' gradients need,
+        as a tree the states of its nodes: a part has what it is given until it runs again, and then that, too."""
         graph, inside = self.model.graph, {self.back_of[n] for n in nodes if n in self.back_of}
-        made = self.in_objects.intersection(d for n in nodes for d in graph.nodes[n].writes)
-        if all(any(r > graph.loss and r not in inside for r in graph.readers[d]) for d in made):
+        unread = (d for d in self.in_objects if not any(r > graph.loss and r not in inside for r in graph.readers[d]))
+        held = frozenset[int]().union(*(self.in_objects[d] for d in unread if graph.producers[d][0] >= nodes[0]))
+        if not held:
             return False
-        texts = ((v, self._text_around(v)) for v in vertices)
-        return any(text and not self._names_given(v, text).isdisjoint(text.objects) for v, text in texts)
+        texts = ((self._names_given(v, text), text.objects) for v in vertices if (text := self._text_around(v)))
+        return any(number in held and name in names for names, objects in texts for name, number in objects)
 
     @cached_property
     def back_of(self) -> dict[int, int]:
@@ -227,10 +228,10 @@ class Found:
         return {d: op for op, v in held if (d := self.model.data_of[v]) is not None}
 
     @cached_property
-    def in_objects(self) -> frozenset[int]:
-        """The data that plain objects have when forward ends."""
-        made = (self.model.data_of[v] for op in self.trace.operations if op.in_objects for v in op.made)
-        return frozenset(d for d in made if d is not None)
+    def in_objects(self) -> dict[int, frozenset[int]]:
+        """By data: the plain objects that have it when forward ends."""
+        made = ((self.model.data_of[v], op.in_objects) for op in self.trace.operations if op.in_objects for v in op.made)
+        return {d: objects for d, objects in made if d is not None}
 
     def _is_indexed(self, vertex: Vertex) -> bool:
         """Whether an item is taken of what a module or a function gives, there or where the caller of a function gets it."""

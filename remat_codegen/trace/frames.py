@@ -30,7 +30,7 @@ from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
 ALONE = "remat_codegen_alone"  # of those: the numbers of what no variable holds, only an attribute
-STAYS = "remat_codegen_stays"  # of nodes whose results are in plain objects when forward has ended
+STAYS = "remat_codegen_stays"  # of nodes whose results are in plain objects when forward has ended: which
 LEFT = "remat_codegen_left"  # of nodes whose results modules hold in attributes when forward has ended
 HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
 SET = "remat_codegen_set"  # attributes that forward has set to what nodes have made: paths, and the numbers of these nodes
@@ -77,9 +77,10 @@ def held_by_attributes(node: torch.fx.Node) -> tuple[tuple[int, ...], ...]:
     return found
 
 
-def stays_in_objects(node: torch.fx.Node) -> bool:
-    """Whether a plain object has what a traced node gives when forward has ended, wherever that object may be then."""
-    return bool(node.meta.get(STAYS))
+def stays_in_objects(node: torch.fx.Node) -> frozenset[int]:
+    """Which plain objects, and lists of such, that variables have had hold what a traced node gives when forward has ended: a
+    part that was given one of them would, even if nobody else has that by then."""
+    return frozenset(node.meta.get(STAYS, ()))
 
 
 def set_by(node: torch.fx.Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -185,7 +186,7 @@ class _Observer:
         )  # to what, since the last operation: who is called may have taken it
         self.numbers = itertools.count()
         self.alone: tuple[tuple[int, ...], ...] = ()  # of what the last node found held, what attributes alone do
-        self.objects: dict[int, Any] = {}  # plain objects that variables had
+        self.objects: dict[int, Any] = {}  # plain objects that variables had, and what contains such
         self.tracer = trace_in_progress()
 
     def begins(self, module: torch.nn.Module) -> None:
@@ -222,9 +223,10 @@ class _Observer:
 
     def _note_left(self) -> None:
         """Marks the nodes whose results modules hold in attributes, and those whose results are in objects."""
-        for tensor in _tensors_in([*self.objects.values()], _DEPTH + 2, objects=True):
-            for node in _looked_at(made_by(tensor, self.tracer)):
-                node.meta[STAYS] = True
+        for key, thing in self.objects.items():
+            for tensor in _tensors_in(thing, _DEPTH + 2, objects=True):
+                for node in _looked_at(made_by(tensor, self.tracer)):
+                    node.meta.setdefault(STAYS, set()).add(key)
         for module in self.modules:
             held = [value for name, value in vars(module).items() if name not in _OF_TORCH and _may_hold(value)]
             for tensor in _tensors_in(held, _DEPTH + 2, objects=True):
@@ -261,7 +263,7 @@ class _Observer:
                 continue
             holders[id(frame)] = holder = self._holder(frame, inner)
             found.update(dict.fromkeys(self._numbers_in(holder.values, _DEPTH + 2)))
-            self.objects.update((id(value), value) for value in holder.values if _is_plain(value))
+            self.objects.update((id(value), value) for value in holder.values if _has_objects(value))
         self.holders, self.alone = holders, tuple(a for a in attributes if a not in found)
         return next(self.numbers), tuple(dict.fromkeys((*attributes, *found)))
 
@@ -329,7 +331,7 @@ class _Observer:
             () if last is None else _changed(last.held, held),
             tuple(self._contents(held)),
             tuple(name for name, value in held.items() if isinstance(value, torch.Tensor)),
-            tuple(name for name, value in held.items() if _is_plain(value)),
+            tuple((name, id(value)) for name, value in held.items() if _has_objects(value)),
         )
         seen[id(frame)] = _Seen(frame, inner, frame.f_lasti, held, call)
         return call
@@ -430,9 +432,9 @@ def _merged(outer: Call, inner: Call, known: bool) -> Call:
     names = [tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.tensors, inner.tensors), changed)]
     module = (inner.module, inner.number) if outer.module is None else (outer.module, outer.number)
     contents = tuple({**dict(outer.contents), **dict(inner.contents)}.items())
-    alone = tuple(dict.fromkeys((*outer.alone, *inner.alone)))
+    alone, objects = (tuple(dict.fromkeys((*a, *b))) for a, b in ((outer.alone, inner.alone), (outer.objects, inner.objects)))
     place = outer.function, inner.span, outer.frame, inner.evaluation
-    return Call(*place, *module, outer.enters, names[0], names[1], contents, alone)
+    return Call(*place, *module, outer.enters, names[0], names[1], contents, alone, objects)
 
 
 def _changed(before: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:
@@ -466,24 +468,32 @@ def _holds_by_functions(value: Any, depth: int) -> bool:
     )
 
 
-def _tensors_in(
-    value: Any, depth: int = _DEPTH, objects: bool = False, linked: dict[Any, int] | None = None
-) -> Iterator[torch.Tensor]:
+def _tensors_in(value: Any, depth: int = _DEPTH, objects: bool = False) -> Iterator[torch.Tensor]:
     """The tensors in a value, and in what it contains, if those are not too many; if `objects`, also in plain objects, and in
-    all that these link to of their own kind, as the nodes of a tree do. `linked` has those that were met, and at what depth
-    the first of a kind was."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if objects and _is_plain(value):
-        linked = {} if linked is None else linked
-        depth = max(depth, linked.setdefault(type(value), depth))
-        if linked.get(id(value), 0) >= depth or len(linked) > _LINKED:
-            return
-        linked[id(value)] = depth
-    for item in itertools.islice(_contents(value, objects), _WIDTH) if depth > 0 else ():
-        if type(item) not in _EMPTY:  # most are, and asking them one by one takes a quarter of a trace's time
-            yield from _tensors_in(item, depth - 1, objects, linked)
+    all that these link to of their own kind, as the nodes of a tree do, up to `_LINKED` of them."""
+    kinds, met = dict[type, int](), dict[int, int]()  # at what depth the first of a kind was, and each
+    pending = [(value, depth)]
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+            continue
+        if objects and _is_plain(value):
+            depth = max(depth, kinds.setdefault(type(value), depth))
+            if met.get(id(value), 0) >= depth or len(met) > _LINKED:
+                continue
+            met[id(value)] = depth
+        if depth > 0:  # most items are none, and asking them one by one takes a quarter of a trace's time
+            items = [i for i in itertools.islice(_contents(value, objects), _WIDTH) if type(i) not in _EMPTY]
+            pending += [(item, depth - 1) for item in reversed(items)]
+
+
+def _has_objects(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value is a plain object, or a list or dict that contains one."""
+    if depth == 0 or not isinstance(value, (list, tuple, dict)):
+        return _is_plain(value)
+    items = itertools.islice(_contents(value, False), _WIDTH)
+    return any(_has_objects(item, depth - 1) for item in items if type(item) not in _EMPTY)
 
 
 def _waits(frame: FrameType, inner: FrameType | None) -> bool:

@@ -106,7 +106,8 @@ class Operation:
     # Variables whose values Python asked for between it and its neighbours, in a recorded run.
     asked: tuple[int, ...] = field(default=(), compare=False, repr=False)
     by_attributes: tuple[int, ...] = field(default=(), compare=False, repr=False)  # of `held`, what no variable holds
-    in_objects: bool = field(default=False, compare=False, repr=False)  # whether those have what it gives when forward ends
+    # The plain objects, by number, that have what it gives when forward has ended.
+    in_objects: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ SimpleNamespace all that it holds counts.
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import functools
 import inspect
@@ -42,7 +43,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._read: dict[int, tuple[Any, dict[str, str | None]]] = {}
-        self._before: dict[tuple[int, str], Any] = {}
+        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}  # what has attributes, with these as they were
         self._first: dict[tuple[int, str], Any] = {}  # torch.export leaves copies of dicts and lists
         self._undo: dict[type, Callable[[], None]] = {}
 
@@ -57,6 +58,8 @@ class Objects:
         if isinstance(value, NO_OBJECTS) or id(value) in self._read or not _is_plain(type(value)) or is_setting(value):
             return
         self._read[id(value)] = (value, {})
+        if type(value).__dictoffset__ != 0:
+            self._before[id(value)] = (value, _contained(value))
         if isinstance(value, CONTAINERS):
             for name in _keys(value):
                 self._note(value, name, held(value, name, MISSING))
@@ -99,18 +102,18 @@ class Objects:
         if name not in names:
             unknown = value is MISSING and hasattr(type(thing), "__getattr__")
             names[name] = None if unknown or not (value is MISSING or is_setting(value)) else _text(value)
-            self._before[id(thing), name] = value
         self.meet(value)
 
     def put_back(self) -> None:
-        """Gives objects the settings again that they had, where forward has set others: as if it had not run."""
-        for thing, found in self._read.values():
-            for name, text in found.items():
-                now, before = held(thing, name, MISSING), self._before[id(thing), name]
-                if text is None or isinstance(thing, CONTAINERS) or not is_setting(now) or _is_kept(now, text):
-                    continue
-                with contextlib.suppress(AttributeError, TypeError):  # it does not let itself be set
-                    delattr(thing, name) if before is MISSING else setattr(thing, name, before)
+        """Gives objects the settings again that they had, as if forward had not run, where nothing else of them has changed."""
+        for thing, before in self._before.values():
+            now = _contained(thing)
+            changed = [n for n in {**before, **now} if not _is_same(before.get(n, MISSING), now.get(n, MISSING))]
+            if not all(is_setting(of[n]) for n in changed for of in (before, now) if n in of):
+                continue
+            for name in changed:
+                with contextlib.suppress(Exception):  # it does not let itself be set
+                    setattr(thing, name, before[name]) if name in before else delattr(thing, name)
 
     def rows(self, module: nn.Module, names: Mapping[str, Any], left_out: set[str]) -> dict[str, dict[str, str]]:
         """By path: what was read of the objects that modules hold as `names`, and is as it was then."""
@@ -132,6 +135,23 @@ class Objects:
             yield path, settings
         for name, value in now.items():
             yield from self._rows_of(f"{path}.{name}", value, (*within, id(thing)))
+
+
+def _contained(thing: Any) -> dict[str, Any]:
+    """The attributes of an object, lists and dicts among them as copies."""
+    return {
+        n: copy.copy(v) if type(v) in (list, dict, set) else v for n, v in object.__getattribute__(thing, "__dict__").items()
+    }
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether an attribute is the same thing, or a list or dict with the same things in it."""
+    if type(one) is not type(other) or type(one) not in (list, dict, set):
+        return one is other or (is_setting(one) and is_setting(other) and _text(one) == _text(other))
+    if isinstance(one, set):
+        return one == other
+    ones, others = ([*v.items()] if isinstance(v, dict) else [*enumerate(v)] for v in (one, other))
+    return len(ones) == len(others) and all(a == b and x is y for (a, x), (b, y) in zip(ones, others, strict=True))
 
 
 def _is_kept(value: Any, before: str | None) -> bool:

@@ -32,7 +32,7 @@ class Call:
     objects that do their attributes, `state.hidden`; `changed` are names that hold something else than when this frame made its
     last operation. `contents` are lists, dicts and plain objects, by name, with the operations whose results are in them (what
     frames note are numbers of nodes, each followed by those that it was detached from), and tensors, whose names are `alone`;
-    `objects` are names of plain objects, whether there is a tensor in them or not.
+    `objects` are names of plain objects and of lists of such, whether there is a tensor in them or not, each with its number.
     """
 
     function: Function
@@ -46,7 +46,7 @@ class Call:
     changed: tuple[str, ...] = ()
     contents: tuple[tuple[str, tuple], ...] = field(default=(), compare=False, repr=False)
     alone: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    objects: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    objects: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
 
 def method_around(inner: Call, calls: Sequence[Call]) -> Call | None:

@@ -53,7 +53,7 @@ def _is_whole_slice(node: Node) -> bool:
         return False
     may_change = not isinstance(tensor.meta["val"].shape[dimension], int)
     beside = (other for other in (tensor, *node.users) if other.target in _INDEXING)
-    return may_change and any(other.stack_trace == node.stack_trace for other in beside)
+    return may_change and any(other.stack_trace == node.stack_trace is not None for other in beside)
 
 
 def _replace(node: Node, new: Node) -> None:

@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -300,6 +301,11 @@ class Task:
         self.problem, self.scale = None, 2.0
 
 
+class Memo:
+    def __init__(self):
+        self.ready, self.factors = False, []
+
+
 class Classifier(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -319,3 +325,18 @@ def test_objects_are_as_before_once_they_were_traced():
         found = trace(module, inputs, {}, dynamic=dynamic)
         assert module.task.problem is None
         assert found.modules.objects == {"task": {"scale": "2.0"}}
+
+
+def test_an_object_of_which_more_has_changed_stays_as_it_is():
+    """Half of it put back would be what it never was."""
+    objects = Objects()
+    for value in (memo := Memo(), task := Task(), space := SimpleNamespace(kind=None, many=1)):
+        objects.meet(value)
+    memo.ready = True
+    memo.factors.append(3)
+    task.problem, task.other = "labels", 1
+    space.kind = "labels"
+    objects.forget_classes()
+    objects.put_back()
+    assert memo.ready and memo.factors == [3]
+    assert vars(task) == {"problem": None, "scale": 2.0} and space == SimpleNamespace(kind=None, many=1)
