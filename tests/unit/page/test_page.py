@@ -85,7 +85,8 @@ def test_lives_make_up_the_curve(case):
         alive = [d for d in graph.data if any(a <= number <= b for a, b in lives[d.id])]
         older = [d for d in alive if any(a < number <= b for a, b in lives[d.id])]
         twice = [d for d in older if d.id in graph.nodes[run.node].writes and d.kind is not Kind.GRADIENT]
-        held = sum(d.nbytes for d in alive) + sum(d.nbytes for d in twice) + page.nodes[run.node].workspace_bytes
+        beside = page.nodes[run.node].workspace_bytes + followed.schedule.beside_bytes.get(number, 0)
+        held = sum(d.nbytes for d in alive) + sum(d.nbytes for d in twice) + beside
         assert held == page.planned.total_bytes[number]
 
 
