@@ -120,8 +120,7 @@ def summary(found: list[float]) -> str:
 
 
 WHY = """\
-Time-series transformer: what a node takes at most beside its results, and what variables hold while it runs, are added,
-though not at the same moment."""
+What is below is within the reserve of each budget, which is for what is beside tensors."""
 
 
 def main() -> None:
