@@ -29,7 +29,7 @@ from remat_codegen.trace.reachable import CALLABLE, held_by_function
 from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_calls"  # of nodes of the traced graph: the frames that made them, outermost first
-ALONE = "remat_codegen_alone"  # of those: the numbers of what no variable holds, only an attribute
+BY_ATTRIBUTES = "remat_codegen_by_attributes"  # of those: the numbers of what no variable holds, only an attribute
 STAYS = "remat_codegen_stays"  # of nodes whose results are in plain objects when forward has ended: which
 LEFT = "remat_codegen_left"  # of nodes whose results modules hold in attributes when forward has ended
 HELD = "remat_codegen_held"  # its own number, and those of the nodes whose results variables hold while it runs
@@ -73,7 +73,7 @@ def held_by(node: torch.fx.Node) -> tuple[int, tuple[tuple[int, ...], ...]]:
 
 def held_by_attributes(node: torch.fx.Node) -> tuple[tuple[int, ...], ...]:
     """Of `held_by`, the numbers of what attributes of modules hold, and no variable does."""
-    found: tuple[tuple[int, ...], ...] = node.meta.get(ALONE, ())
+    found: tuple[tuple[int, ...], ...] = node.meta.get(BY_ATTRIBUTES, ())
     return found
 
 
@@ -125,7 +125,7 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
                 node.meta[META] = observer.calls(chain)
                 node.meta[SET] = attributes = observer.attributes_set()
                 node.meta[HELD] = observer.held(chain, [numbers for _, numbers in attributes])
-                node.meta[ALONE] = observer.alone
+                node.meta[BY_ATTRIBUTES] = observer.by_attributes
         return node
 
     assign = torch.nn.Module.__setattr__
@@ -185,7 +185,7 @@ class _Observer:
             {}
         )  # to what, since the last operation: who is called may have taken it
         self.numbers = itertools.count()
-        self.alone: tuple[tuple[int, ...], ...] = ()  # of what the last node found held, what attributes alone do
+        self.by_attributes: tuple[tuple[int, ...], ...] = ()  # of what the last node found held, what attributes alone do
         self.objects: dict[int, Any] = {}  # plain objects that variables had, and what contains such
         self.tracer = trace_in_progress()
 
@@ -264,7 +264,7 @@ class _Observer:
             holders[id(frame)] = holder = self._holder(frame, inner)
             found.update(dict.fromkeys(self._numbers_in(holder.values, _DEPTH + 2)))
             self.objects.update((id(value), value) for value in holder.values if _has_objects(value))
-        self.holders, self.alone = holders, tuple(a for a in attributes if a not in found)
+        self.holders, self.by_attributes = holders, tuple(a for a in attributes if a not in found)
         return next(self.numbers), tuple(dict.fromkeys((*attributes, *found)))
 
     def _numbers_in(self, value: Any, depth: int) -> Iterator[tuple[int, ...]]:
