@@ -281,12 +281,16 @@ class _Step:
             self.lends[part].append(data)
         self.lent: set[int] = set()  # what is there for those outside of a lender alone
         self.apart: set[int] = set()  # of that: what parts hold as it was, when it has been made once more
-        self.within = self._kept_within()
+        self.within: dict[int, list[int]] = {}  # by part: those that stand in it
+        for index, part in enumerate(parts):
+            if part.outer is not None:
+                self.within.setdefault(part.outer, []).append(index)
+        self.kept_in = self._kept_within()
         self.plain = self._given_plainly()
         self.until = [-1] * len(parts)  # by part: the last backward node that something of it is read for
-        for node, _ in rule.backward if self.within else ():
-            if node.forward in self.within:
-                self.until[self.within[node.forward]] = node.id
+        for node, _ in rule.backward if self.kept_in else ():
+            if node.forward in self.kept_in:
+                self.until[self.kept_in[node.forward]] = node.id
         self.copied: set[int] = set()  # of what others than the step hold, too: what has been made once more
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
@@ -310,7 +314,7 @@ class _Step:
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
         self.second = 0  # bytes of those that were made once more since it may have read them: it has both
         self.waiting: list[_Waiting] = []
-        self.states = States(parts, rule.held.drawing, rule.held.state_bytes)
+        self.states = States(parts, self.within, rule.held.drawing, rule.held.state_bytes)
 
     def _owners(self) -> dict[int, int]:
         """The innermost part that does not keep a value, for all that are not kept."""
@@ -374,8 +378,8 @@ class _Step:
             for data, self.begun in asked:
                 if data in owner and (data not in made or data in self.lent):
                     self._demand(data, node.forward, for_a_part=False)
-            if self.within and node.forward in self.within:
-                self._again_within(self.within[node.forward], node, dict(asked))
+            if self.kept_in and node.forward in self.kept_in:
+                self._again_within(self.kept_in[node.forward], node, dict(asked))
             if self.second or self.apart or self.copied:
                 self.beside[len(order)] = self.second + total_bytes(self.graph, self.apart | self.copied)
                 self.copied = {d for d in self.copied if d in made and self._is_needed(d, node.id + 1)}
@@ -611,13 +615,16 @@ class _Step:
         return data in self.rule.theirs or self._is_needed(data)
 
     def _end(self, index: int, wanted: int | None) -> int:
-        """Where a part stops, as soon as all is there that is still needed of it."""
+        """Where a part stops, as soon as all is there that is still needed of it, and it came to each part in it that waits."""
         part, nodes = self.parts[index], self.graph.nodes
-        for node in range(part.last, part.first - 1, -1):
+        inner = self.within.get(index, ()) if wanted is None else ()
+        waiting = (self.parts[p].first for p in inner if not self.done[p] and self.until[p] >= self.now)
+        least = max(waiting, default=part.first)
+        for node in range(part.last, least - 1, -1):
             for data in nodes[node].writes:
                 if data == wanted if wanted is not None else self._waited_for(data, index):
                     return node + 1
-        return part.first
+        return least
 
     def _waited_for(self, data: int, index: int) -> bool:
         gives = self.owner.get(data) == index or data in self.lends[index]

@@ -4,7 +4,7 @@ If it does, it has that until it need not run again; while it does, the present 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -23,15 +23,14 @@ class Stretch(Protocol):
 
 
 class States:
-    """Who holds states of `nbytes` bytes while the positions of one order pass, the first of which are the forward nodes."""
+    """Who holds states of `nbytes` bytes while the positions of one order pass, the first of which are the forward nodes.
+    `within` are, by part, those that stand in it."""
 
-    def __init__(self, parts: Sequence[Stretch], drawing: frozenset[int], nbytes: int) -> None:
-        self.parts, self.nbytes = parts, nbytes
+    def __init__(
+        self, parts: Sequence[Stretch], within: Mapping[int, Sequence[int]], drawing: frozenset[int], nbytes: int
+    ) -> None:
+        self.parts, self.within, self.nbytes = parts, within, nbytes
         self.draws = [any(node in drawing for node in range(p.first, p.last + 1)) for p in parts] if nbytes else []
-        self.within: dict[int, list[int]] = {}
-        for index, part in enumerate(parts):
-            if part.outer is not None:
-                self.within.setdefault(part.outer, []).append(index)
         self.since = [p.last + 1 if p.outer is None else OUTER for p in parts]  # the position from which on it has one
         self.during = [r for p in parts for r in ((p.first, p.last + 1), (p.last, p.last + 1))] if nbytes else []
 

@@ -77,8 +77,7 @@ def closing_lines(found: Any) -> Iterator[str]:
         yield ""
         block = "" if found.peak_block is None else f" in block {found.peak_block}"
         yield (
-            f"peak {format_bytes(found.peak_bytes)}{block}{line}; "
-            f"PyTorch {format_bytes(found.unmodified_peak_bytes)}{budget}"
+            f"peak {format_bytes(found.peak_bytes)}{block}{line}; PyTorch {format_bytes(found.unmodified_peak_bytes)}{budget}"
         )
         yield f"overhead {percent(found.overhead)} of the step without recomputation"
         yield from map(_other_line, found.others)

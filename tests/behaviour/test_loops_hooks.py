@@ -219,8 +219,9 @@ def test_values_that_are_no_numbers_are_compared(odd):
     for a, b in [pair for pair in pairs if pair[1] is not None]:
         assert torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
     place = helpers.Place.__new__(helpers.Place)
-    place.truth, place.part = helpers._some(x), types.SimpleNamespace(
-        step=types.SimpleNamespace(hooks=True), error=RuntimeError
+    place.truth, place.part = (
+        helpers._some(x),
+        types.SimpleNamespace(step=types.SimpleNamespace(hooks=True), error=RuntimeError),
     )
     place.like = ()
     place.check(x)

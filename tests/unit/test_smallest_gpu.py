@@ -64,11 +64,14 @@ def test_models_are_as_large_as_known(bench: ModuleType) -> None:
 
 
 def test_the_first_that_fits_is_the_smallest(bench: ModuleType) -> None:
-    does_not, has_plan = {"left_bytes": 5, "plain_bytes": 20, "least_bytes": 7}, {
-        "left_bytes": 10,
-        "plain_bytes": 20,
-        "overhead": 0.1,
-    }
+    does_not, has_plan = (
+        {"left_bytes": 5, "plain_bytes": 20, "least_bytes": 7},
+        {
+            "left_bytes": 10,
+            "plain_bytes": 20,
+            "overhead": 0.1,
+        },
+    )
     fits, skipped = {"left_bytes": 30, "plain_bytes": 21}, {"left_bytes": -3, "skipped": "nothing is left"}
     assert bench.smallest({"h100": fits, "a10": has_plan, "l4": does_not, "t4": skipped}) == ("h100", "a10")
     assert bench.smallest({"t4": fits}) == ("t4", "t4")

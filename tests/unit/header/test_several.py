@@ -343,8 +343,9 @@ def test_verify_misses_a_table_whose_key_was_edited(file):
 
 def test_a_larger_budget_takes_the_table_of_a_smaller_one_that_is_quicker():
     made = SavedPlan("", "none", "feasible", "", 100, 90, 200, 0.3, None, "cpu", (1, 2))
-    larger, quick = replace(made, budget_bytes=150, overhead=0.4, order=(3,)), replace(
-        made, budget_bytes=80, planned_peak_bytes=70
+    larger, quick = (
+        replace(made, budget_bytes=150, overhead=0.4, order=(3,)),
+        replace(made, budget_bytes=80, planned_peak_bytes=70),
     )
     found = [(p, p.overhead) for p in (larger, quick, made)]
     taken, table = marked._quickest(larger, found)

@@ -82,6 +82,13 @@ def test_a_part_within_a_part_runs_with_it_and_once_more():
     assert names(graph, order_of(graph, parts)) == "f1 f2 f3 f4 b5 f2 f3 b4 b3 b2 b1 b0"
 
 
+def test_a_part_runs_on_to_the_last_part_in_it_that_waits():
+    """Of its own, nothing is missed after f1; those in it get what they are given all the same, one by one."""
+    graph, _ = line(6)
+    parts = [Part(1, 4, Keeps.RESULT), *(Part(node, node, outer=0) for node in (2, 3, 4))]
+    assert names(graph, order_of(graph, parts)) == "f1 f2 f3 f2 f3 f4 b5 b4 b3 b2 b1 b0"
+
+
 def test_only_the_result_is_rebuilt_where_what_is_saved_stays():
     graph, _ = training_graph([Op((), 4), Op((0,), 4, 3, (), 5), Op((1,), 4, 0, (1,), 1)])
     phantom = graph.nodes[1].writes[1]

@@ -186,8 +186,9 @@ def test_close_to_the_proven_optimum(seed, most):
     ):
         for part in (6, 8):
             budget = need(graph, profile) * part // 10
-            optimum, mine = checkmate.plan(graph, profile, budget, effort=Effort.lasting(60.0)), auto.plan(
-                graph, profile, budget
+            optimum, mine = (
+                checkmate.plan(graph, profile, budget, effort=Effort.lasting(60.0)),
+                auto.plan(graph, profile, budget),
             )
             if optimum.status is Status.OPTIMAL and mine.schedule is not None:
                 assert mine.time_ns <= optimum.time_ns * most
