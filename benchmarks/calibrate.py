@@ -125,7 +125,9 @@ class Fit:
 
 
 class Both(Clock):
-    """Measures work as always, and sees its kernels."""
+    """Measures work as always, and sees its kernels. What it says is compared as it is."""
+
+    is_exact = True
 
     def __init__(self, device: str, gpu: Device) -> None:
         super().__init__(device)
@@ -163,6 +165,8 @@ class Seen(Kernels):
 
 class Told(Clock):
     """Says in the same order again what work takes, without running it."""
+
+    is_exact = True
 
     def __init__(self, device: str, times: Sequence[int]) -> None:
         super().__init__(device)

@@ -282,9 +282,9 @@ class _Step:
         self.lent: set[int] = set()  # what is there for those outside of a lender alone
         self.apart: set[int] = set()  # of that: what parts hold as it was, when it has been made once more
         self.within: dict[int, list[int]] = {}  # by part: those that stand in it
-        for index, part in enumerate(parts):
-            if part.outer is not None:
-                self.within.setdefault(part.outer, []).append(index)
+        for index, outer in enumerate(p.outer for p in parts):
+            if outer is not None:
+                self.within.setdefault(outer, []).append(index)
         self.kept_in = self._kept_within()
         self.plain = self._given_plainly()
         self.until = [-1] * len(parts)  # by part: the last backward node that something of it is read for

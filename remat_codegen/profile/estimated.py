@@ -51,6 +51,8 @@ CAUSAL = 2  # half of the scores are never computed
 class EstimatedClock(Clock):
     """Says how long work would take on a GPU. It runs once."""
 
+    is_exact = True
+
     def __init__(self, gpu: Device) -> None:
         super().__init__(absent.TYPE)
         self.gpu = gpu

@@ -31,6 +31,7 @@ from remat_codegen.profile.memory import peak_bytes
 from remat_codegen.profile.numbers import counting, near_identity, ones, random_tensor
 from remat_codegen.profile.pace import Pace
 from remat_codegen.profile.ranges import integer_ranges
+from remat_codegen.profile.resolution import to_resolution
 from remat_codegen.trace import Ref, Variable, location
 
 
@@ -50,19 +51,23 @@ class Measured(Costs):
         """As in `Costs`. Raises TraceError, naming the user's line, for a node that PyTorch can run on none of our numbers."""
         nodes, held, sums = model.graph.nodes, with_held_gradients(model), with_sums(model)
         keys = {n.id: _measurement(model, n, held, sums) for n in nodes if n.phase is not Phase.BACKWARD}
+        clock = clock_for(self.device, self.hurry_at) if self.clock is None else self.clock
         try:
-            found = self._found(model, {keys[n.id]: n for n in reversed(nodes) if n.id in keys}, advance)
+            found = self._found(model, clock, {keys[n.id]: n for n in reversed(nodes) if n.id in keys}, advance)
         finally:  # interrupted, too: what was measured need not be measured again
             self.cache.save()
         forward = {key.signature: costs for key, costs in found.items()}  # the same, whoever holds what
         costs = [forward[keys[n.id].signature][:2] if n.forward is None else found[keys[n.forward]][2:4] for n in nodes]
         needed, early = workspaces(model, [peak for _, peak in costs], held)
         within = tuple(tuple(forward[keys[n.id].signature][4:]) if n.id in keys else () for n in nodes)
-        return Profile(tuple(ns for ns, _ in costs), needed, self.device, early_bytes=early, peaks_within=within)
+        times = tuple(ns for ns, _ in costs)
+        times = times if clock.is_exact else to_resolution(model.graph, times)
+        return Profile(times, needed, self.device, early_bytes=early, peaks_within=within)
 
-    def _found(self, model: Model, distinct: dict[Measurement, Node], advance: Advance | None) -> dict[Measurement, list[int]]:
+    def _found(
+        self, model: Model, clock: Clock, distinct: dict[Measurement, Node], advance: Advance | None
+    ) -> dict[Measurement, list[int]]:
         """Time and peak forward, and but for the loss backward."""
-        clock = clock_for(self.device, self.hurry_at) if self.clock is None else self.clock
         stored = _Stored(self.cache, clock, Pace(clock, self.cache.least_ns) if self.cache.enabled else None)
         found = {}
         with torch.random.fork_rng(devices=[self.device] if self.device.startswith("cuda") else []):
