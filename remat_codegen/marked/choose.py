@@ -271,7 +271,7 @@ class Chooser(Generic[V]):
 
         if self.layers.different(best.rows) > FEW:
             best = as_stairs(best)
-        best = as_stairs(fewest(best, self.layers.united))
+        best = as_stairs(fewest(fewest(best, self.layers.united), self.layers.divided))
         while (found := next(good(self.layers.sorted(best.rows), best), None)) is not None:
             best = found
         return best

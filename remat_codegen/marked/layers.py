@@ -48,6 +48,19 @@ class Layers(Generic[V]):
             if one[0] == other[0]:
                 yield self._saying(rows, {layer: other[1] for layer in patterns if (layer[0], patterns[layer]) == one})
 
+    def divided(self, rows: Rows[V]) -> Iterator[Rows[V]]:
+        """Tables that say one thing less: layers with one pattern, and those with two others, have one of these two each, the
+        first ones that of the first. So a budget is kept that neither of the two alone would keep instead of the third."""
+        patterns, placed = self.patterns(rows), dict[tuple[int, Pattern], list[Layer]]()
+        for layer in sorted(patterns):
+            placed.setdefault((layer[0], patterns[layer]), []).append(layer)
+        for gone, one, other in ((g, *pair) for pair in combinations(placed, 2) for g in placed if g not in pair):
+            if gone[0] == one[0] == other[0]:
+                layers = sorted(placed[gone] + placed[one] + placed[other])
+                for first in range(1, len(layers)):
+                    said = {layer: one[1] if i < first else other[1] for i, layer in enumerate(layers)}
+                    yield self._saying(rows, said)
+
     def stairs(self, rows: Rows[V], last: bool) -> Rows[V]:
         """The table that says everything as often as this one, but of the first layers, or of the last ones: then layers are of
         few sorts, and which are of which is not left to chance."""

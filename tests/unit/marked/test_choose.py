@@ -172,6 +172,17 @@ def test_what_is_said_of_layers():
     assert not [*layers.sorted(side_by_side)]
 
 
+def test_layers_with_a_third_pattern_are_divided_among_two_others():
+    chooser, _ = repeated(0.5)
+    layers, same = chooser.layers, next(g for g in chooser.candidates.by_key.values() if len(g) > 4)
+    three = Row(same[0]), Row(same[1], Keeps.RESULT), Row(same[2], Keeps.RESULT), Row(same[3], again=Again.TWICE)
+    tables = [[(r.keeps, r.again) for r in sorted(t, key=lambda r: r.candidate.first)] for t in layers.divided(three)]
+    plain, inside, twice = (Keeps.NOTHING, Again.ONCE), (Keeps.RESULT, Again.ONCE), (Keeps.NOTHING, Again.TWICE)
+    pairs = (plain, inside), (plain, twice), (inside, twice)
+    assert tables == [[a] * first + [b] * (4 - first) for a, b in pairs for first in (1, 2, 3)]
+    assert not [*layers.divided(three[:3])]
+
+
 def test_schedules_for_less_are_looked_at_until_two_keep_to_the_limit():
     chooser, schedule = chooser_of(0, 0.7)
     plain = without_recomputation(chooser.graph)
