@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from remat_codegen.marked.changed import MOVING
-from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, parameters_of, pytree, storage_key, version
+from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, is_fake, parameters_of, pytree, storage_key, version
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
@@ -256,7 +256,11 @@ def _copied(leaf: Any) -> Any:
 def _empty(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    found = torch.empty_like(leaf, device="meta", requires_grad=leaf.requires_grad)
+    if is_fake(leaf):  # of a device that is not there: parts would not know results of each other again
+        found = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+    else:
+        found = torch.empty_like(leaf, device="meta")
+    found.requires_grad_(leaf.requires_grad)
     return torch.nn.Parameter(found, leaf.requires_grad) if isinstance(leaf, torch.nn.Parameter) else found
 
 

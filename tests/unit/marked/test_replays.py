@@ -17,8 +17,10 @@ from remat_codegen.ask.target import load_target
 from remat_codegen.errors import RematError, UnsupportedError
 from remat_codegen.marked import replays
 from remat_codegen.marked.proof import imported
+from remat_codegen.profile.devices import DEVICES
 from remat_codegen.run import marked
 from remat_codegen.show.results import Progress, Report
+from remat_codegen.trace import absent
 from remat_codegen.trace.training import example_loss
 from remat_codegen.verify.beside import load_generated
 
@@ -249,6 +251,16 @@ def test_otherwise_the_file_has_functions_and_is_exact(target, name):
 def test_a_part_that_cannot_run_again_is_left_out_of_the_table(target):
     report = marked.generate(asked(target, "Inside", 2), Progress())
     assert_exact(target, "Inside", report)
+
+
+def test_parts_on_a_device_that_is_not_there_know_results_of_each_other_again():
+    """By their memory, which helpers look for in plain tensors alone."""
+    module, inputs = absent.moved(torch.nn.Linear(3, 2), (X.T, {"x": X}), DEVICES["h100"])
+    model, (args, _) = replays.copied_with(False, module, inputs, {})
+    tensors = [*model.parameters(), args[0], args[1]["x"]]
+    assert {type(t) for t in tensors} == {torch.nn.Parameter, torch.Tensor} and all(t.is_meta for t in tensors)
+    assert [t.stride() for t in tensors[2:]] == [X.T.stride(), X.stride()]
+    assert all(p.requires_grad for p in model.parameters()) and not args[0].requires_grad
 
 
 def test_operations_of_the_helpers_are_none_of_a_part():
