@@ -40,7 +40,7 @@ class Held:
     node, what variables hold beside data all the while that it runs: who made it, and bytes, which its workspace has.
 
     `asked`, by forward node, is what its backward node asks for of what was saved, in this order, and the bytes of gradients
-    that it has made by then."""
+    that it has made by then. `samples` are, by data, the bytes that each place for it has to compare what comes back with."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
@@ -50,6 +50,7 @@ class Held:
     state_bytes: int = 0
     asked: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     around: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    samples: Mapping[int, int] = field(default_factory=dict)
 
 
 class Keeps(StrEnum):
@@ -390,7 +391,9 @@ class _Step:
             if self.shared:
                 self.held_at[len(order)] = [*self.held_at.get(len(order), ()), *self.shared]
             order.append(node.id)
-        self._hold_states()
+        where = {node: position for position, node in enumerate(order) if node > self.graph.loss}
+        self._hold_states(where)
+        self._hold_samples(where)
         self._hold_beside()
         return order
 
@@ -445,12 +448,26 @@ class _Step:
             self.beside[position] = self.beside.get(position, 0) + self.left_bytes
         self.held_at[len(self.order) - 1] = [*self.held_at.get(len(self.order) - 1, ()), *self.left]
 
-    def _hold_states(self) -> None:
+    def _hold_samples(self, where: Mapping[int, int]) -> None:
+        """Holds what the places of values have to compare with, kept or not, from the first run on until the last of them is
+        read: one place for each that saves it in the part, and one for the part's result where that is not kept."""
+        more, nodes, leaves = [0] * (len(self.order) + 1), self.graph.nodes, self.rule.leaves
+        innermost = {n: part for part in self.parts for n in range(part.first, part.last + 1)} if self.rule.held.samples else {}
+        for node, part in innermost.items():
+            for data in nodes[node].writes:
+                saved = sum(nodes[r].forward in part for r in self.graph.readers[data] if r > self.graph.loss)
+                places = saved + (part.keeps is not Keeps.RESULT and leaves(part, data))
+                more[node] += places * self.rule.held.samples.get(data, 0)
+                more[where.get(self.last_read[data], self.graph.loss) + 1] -= places * self.rule.held.samples.get(data, 0)
+        for position, nbytes in enumerate(accumulate(more[:-1])):
+            if nbytes:
+                self.beside[position] = self.beside.get(position, 0) + nbytes
+
+    def _hold_states(self, where: Mapping[int, int]) -> None:
         """Holds generator states, those of parts that did not run again until nothing of theirs is read any more."""
         if not self.states.draws:
             return
         loss = self.graph.loss
-        where = {node: position for position, node in enumerate(self.order) if node > loss}
         for index, part in enumerate(self.parts):
             if self.until[index] > loss:
                 self.states.let_go(index, where[self.until[index]] + 1)

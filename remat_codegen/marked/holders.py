@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
+from remat_codegen.graph.allocator import allocated_bytes
 from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES, drawing_nodes
 from remat_codegen.graph.simplify import Model
 from remat_codegen.graph.unread import lost_of
@@ -16,10 +18,18 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, Timeline, simulate
 from remat_codegen.trace import Operation
 
+MOST_SAMPLED = 64  # numbers of a tensor, at most
+
 
 def node_of(model: Model) -> dict[int, int]:
     """The forward nodes of operations."""
     return {op: node for node, body in enumerate(model.bodies) for op in body.operations}
+
+
+def _sampled(shape: Sequence[int]) -> int:
+    """How many numbers a sample has of a tensor of that shape."""
+    most = 4 if len(shape) < 4 else 2
+    return math.prod(-(-size // (size // most + 1)) for size in shape)
 
 
 class Holders:
@@ -50,7 +60,19 @@ class Holders:
         takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
         state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
         drawing, asked, around = drawing_nodes(self.model), self._asked(), self._around()
-        return Held(variables, unread, left, tuple(beside), drawing, state_bytes, asked, around)
+        return Held(variables, unread, left, tuple(beside), drawing, state_bytes, asked, around, self._samples())
+
+    def _samples(self) -> dict[int, int]:
+        """By data: the bytes of some of its numbers, which files take where hooks, or a run that was recorded, could have parts
+        compute something else when they run again (parts.py, `_some`). Of what only autograd has, nobody knows a shape."""
+        if not self.trace.hooked and self.trace.run is None:
+            return {}
+        found = {body.phantom: MOST_SAMPLED * 4 for body in self.model.bodies if body.phantom is not None}
+        for variable, data in zip(self.trace.variables, self.model.data_of, strict=True):
+            if data is not None and data not in found:
+                found[data] = _sampled(variable.shape) * variable.dtype.itemsize
+        device = self.trace.accelerator or "cpu"
+        return {d: allocated_bytes(min(n, self.model.graph.data[d].nbytes), device) for d, n in found.items()}
 
     @cached_property
     def _left(self) -> list[int]:

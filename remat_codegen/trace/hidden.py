@@ -58,7 +58,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         put_hooks_back(hooks)
         raise
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
-    hooked = have_changed(hooks)
+    hooked, has_hooks = have_changed(hooks), any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
     drawn += seen.drawn
     drawn_from = next((key[0] for key, state in own_generators(module).items() if state != own.get(key, state)), None)
     alike = not (drawn or hooked or seen.left()) or _alike_again(found, read, module, seen.left())
@@ -89,7 +89,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         raise UnsupportedError(what, hint=hint)
     if found.run is not None and drawn:
         found = replace(found, run=replace(found.run, lines=(*found.run.lines, f"forward, by {drawn[0]},")))
-    return replace(found, assigned=tuple(dict.fromkeys(seen.names())))
+    return replace(found, assigned=tuple(dict.fromkeys(seen.names())), hooked=has_hooks)
 
 
 def _alike_again(found: Trace, read: Callable[[Seen], Trace], module: torch.nn.Module, left: Attributes) -> bool:
