@@ -38,6 +38,7 @@ ROUNDS = 3
 ENOUGH_FIT = 2  # schedules for ever less whose rows keep to the limit: the second one's are the faster ones at times
 MISSES = 3  # of equal layers in a row that a change did not help, after which it is not tried on the others
 FEW = 10  # sorts of layers that each may become each other one
+DIVIDED = 4  # sorts of layers, of which one may be divided among two others: 12 ways, each in as many as there are layers
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
 OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
     *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
@@ -271,7 +272,10 @@ class Chooser(Generic[V]):
 
         if self.layers.different(best.rows) > FEW:
             best = as_stairs(best)
-        best = as_stairs(fewest(fewest(best, self.layers.united), self.layers.divided))
+        best = fewest(best, self.layers.united)
+        if self.layers.different(best.rows) <= DIVIDED:
+            best = fewest(best, self.layers.divided)
+        best = as_stairs(best)
         while (found := next(good(self.layers.sorted(best.rows), best), None)) is not None:
             best = found
         return best

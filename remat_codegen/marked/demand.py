@@ -295,6 +295,7 @@ class _Step:
         self.copied: set[int] = set()  # of what others than the step hold, too: what has been made once more
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
+            readers += [self.until[p] for p in self.within.get(index, ())]  # which run again after it
             own = (*self.own[index], *self.lends[index])
             self.until[index] = max([self.until[index], *readers, *(self.last_read[d] for d in own)])
         self.done = [False] * len(parts)
@@ -310,6 +311,7 @@ class _Step:
         self.begun = 0  # bytes of what the backward node that runs now has made before it asks for anything
         self.reading: set[int] = set()  # the first values that it reads
         self.passed: set[int] = set()  # what it has got of parts that ran again for that alone
+        self.passing: list[int] = []  # these parts, and those that ran for them
         self.left: set[int] = set()  # what is there until the next step has something else in its place; bytes beside that
         self.left_bytes = 0
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
@@ -372,7 +374,7 @@ class _Step:
         self._hold_for_nobody()
         owner, made, order = self.owner, self.made, self.order
         for node, asked in self.rule.backward:
-            self.now, self.second, self.passed = node.id, 0, set()
+            self.now, self.second, self.passed, self.passing = node.id, 0, set(), []
             if self.shared:
                 self._pass_on([*self.shared])
             self.reading = self.kept.intersection(node.reads) if self.kept else set()
@@ -388,8 +390,11 @@ class _Step:
                 self.held_at[len(order)] = self._ready_to_run(read)
                 made -= read
                 self.kept -= read
-            if self.shared:
-                self.held_at[len(order)] = [*self.held_at.get(len(order), ()), *self.shared]
+            given = [
+                d for part in self.passing if not self.done[part] for d in self.inputs[part] if d not in owner or d in made
+            ]
+            if self.shared or given:  # a part that ran for this node alone does not know yet that it was the last
+                self.held_at[len(order)] = [*self.held_at.get(len(order), ()), *self.shared, *given]
             order.append(node.id)
         where = {node: position for position, node in enumerate(order) if node > self.graph.loss}
         self._hold_states(where)
@@ -529,6 +534,7 @@ class _Step:
             self._again(part.outer, None)
         passing = wanted is not None and self.spares[index] > 0
         self.spares[index] -= passing
+        self.passing += [index] if passing else []
         forgotten = [d for d in self.inputs[index] if d in self.owner]
         before = len(self.waiting)
         for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
@@ -632,16 +638,15 @@ class _Step:
         return data in self.rule.theirs or self._is_needed(data)
 
     def _end(self, index: int, wanted: int | None) -> int:
-        """Where a part stops, as soon as all is there that is still needed of it, and it came to each part in it that waits."""
+        """Where a part stops: as soon as all is there that is still needed of it, and it came to each part in it that waits.
+        For `wanted` alone, it runs to its end."""
         part, nodes = self.parts[index], self.graph.nodes
-        inner = self.within.get(index, ()) if wanted is None else ()
-        waiting = (self.parts[p].first for p in inner if not self.done[p] and self.until[p] >= self.now)
-        least = max(waiting, default=part.first)
-        for node in range(part.last, least - 1, -1):
-            for data in nodes[node].writes:
-                if data == wanted if wanted is not None else self._waited_for(data, index):
-                    return node + 1
-        return least
+        if wanted is not None:
+            return part.last + 1
+        inner = (p for p in self.within.get(index, ()) if not self.done[p] and self.until[p] >= self.now)
+        least = max((self.parts[p].first for p in inner), default=part.first)
+        needed = (n for n in range(part.last, least - 1, -1) if any(self._waited_for(d, index) for d in nodes[n].writes))
+        return next((node + 1 for node in needed), least)
 
     def _waited_for(self, data: int, index: int) -> bool:
         gives = self.owner.get(data) == index or data in self.lends[index]

@@ -49,8 +49,8 @@ class Layers(Generic[V]):
                 yield self._saying(rows, {layer: other[1] for layer in patterns if (layer[0], patterns[layer]) == one})
 
     def divided(self, rows: Rows[V]) -> Iterator[Rows[V]]:
-        """Tables that say one thing less: layers with one pattern, and those with two others, have one of these two each, the
-        first ones that of the first. So a budget is kept that neither of the two alone would keep instead of the third."""
+        """Tables that say one thing less: the layers of three patterns have two of them, the first so many layers the one that
+        came first, the others the other one. So a budget is kept that would not be by either of them for all the third has."""
         patterns, placed = self.patterns(rows), dict[tuple[int, Pattern], list[Layer]]()
         for layer in sorted(patterns):
             placed.setdefault((layer[0], patterns[layer]), []).append(layer)

@@ -68,6 +68,13 @@ def refusal_of(source: str, mark: Mark) -> str:
     return found.refused or _named_elsewhere(syntax, node)
 
 
+def _is_bare(text: str) -> bool:
+    """Whether a tuple's text has no parentheses of its own: as what a function gives, it would be its first item."""
+    call = ast.parse(f"f(lambda: {text})", mode="eval").body
+    functions = [given for given in call.args if isinstance(given, ast.Lambda)] if isinstance(call, ast.Call) else []
+    return not (len(functions) == 1 and isinstance(functions[0].body, ast.Tuple))
+
+
 def _named_elsewhere(syntax: Syntax, node: ast.expr) -> str:
     declared = {n for d in ast.walk(home_of(syntax, node) or node) if isinstance(d, ast.Nonlocal) for n in d.names}
     return "it reads a name that an inner function assigns" if declared & set(free_names(node)) else ""
@@ -179,10 +186,9 @@ class _Writer:
             names = self._parameters(once, inputs, node)
             called = dict(zip(once, names, strict=True))
             inside = self._content(node, {**known, **{n: called[alike[n]] for n in outside}}).decode()
-            bare = isinstance(node, ast.Tuple) and self.source[self._range(node)[0] :][:1] != b"("
             listed = ", ".join([*inputs, *names])
             run = f"lambda {listed}: " if listed else "lambda: "
-            run += f"({inside})" if bare else inside
+            run += f"({inside})" if isinstance(node, ast.Tuple) and _is_bare(inside) else inside
         return f"{holder}.part({', '.join([_quoted(mark.name), run, *given])})".encode()
 
     def _in_place(self, node: ast.AugAssign, name: str, holder: str) -> bytes:

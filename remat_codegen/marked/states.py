@@ -41,9 +41,10 @@ class States:
             return
         if self.draws[index]:
             self.during.append((position, position + len(nodes)))
-        for inner in self.within.get(index, ()) if not passing and nodes else ():
+        reached = nodes[-1] + 1 if nodes else self.parts[index].first
+        for inner in self.within.get(index, ()) if not passing else ():
             first = self.parts[inner].first
-            if self.since[inner] == OUTER and nodes[-1] + 1 >= first:
+            if self.since[inner] == OUTER and reached >= first:
                 self.since[inner] = position + sum(node < first for node in nodes)
 
     def let_go(self, index: int, position: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from graphs import Op, chain_graph, random_graph, training_graph
 
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, check, forgotten, order_of, run_of, schedule_of
-from remat_codegen.schedule import Pricing, simulate, validate, without_recomputation
+from remat_codegen.schedule import Compute, Forget, Pricing, simulate, validate, without_recomputation
 
 
 def line(count, **more):
@@ -87,6 +87,23 @@ def test_a_part_runs_on_to_the_last_part_in_it_that_waits():
     graph, _ = line(6)
     parts = [Part(1, 4, Keeps.RESULT), *(Part(node, node, outer=0) for node in (2, 3, 4))]
     assert names(graph, order_of(graph, parts)) == "f1 f2 f3 f2 f3 f4 b5 b4 b3 b2 b1 b0"
+
+
+def test_a_part_around_one_that_is_missed_is_given_what_it_needs():
+    """Nothing of the part around f2 and f3 is missed but what f2 makes; yet it has to be given f1's result to run again."""
+    ops = [Op((), 4), Op((0,), 4), Op((0,), 4, 0, (0,)), Op((1, 2), 4, 0, (2,)), Op((3,), 4, 0, (3,))]
+    graph, _ = training_graph(ops)
+    parts = [Part(1, 1), Part(2, 3, Keeps.RESULT), Part(2, 2, outer=1)]
+    assert names(graph, order_of(graph, parts)) == "b4 f1 f2 b3 b2 b1 b0"
+
+
+def test_what_runs_for_one_reader_alone_keeps_what_it_is_given_until_that_has_read():
+    """Nobody else reads f2, but its part does not know that."""
+    graph, _ = training_graph([Op((), 4), Op((0,), 4), Op((1,), 4), Op((2,), 4, 0, (2,))])
+    steps = {again: schedule_of(graph, [Part(2, 2, again=again)]).steps for again in (Again.ONCE, Again.TWICE)}
+    reader = Compute(graph.loss + 1)
+    gone = {again: found.index(Forget(1)) > found.index(reader) for again, found in steps.items()}
+    assert gone == {Again.ONCE: False, Again.TWICE: True}
 
 
 def test_only_the_result_is_rebuilt_where_what_is_saved_stays():
@@ -202,6 +219,11 @@ def test_what_is_forgotten_is_not_alive_at_the_loss(seed):
         ([Part(1, 1), Part(3, 4)], "f3 f4 b5 b4 b3 f1 b2 b1 b0", "0 21 231 1 11 111 200 0"),
         ([Part(1, 4), Part(2, 2, outer=0)], "f1 f2 f3 f4 b5 b4 f2 b3 b2 b1 b0", "0 13 121 1 2333 11 20 000"),
         ([Part(1, 2, late=True)], "b5 b4 b3 b2 b1 b0", "0 12 111 1 1111 00"),
+        (
+            [Part(1, 4, again=Again.TWICE), Part(1, 3, outer=0)],
+            "f1 f2 f3 f4 b5 f1 f2 f3 b4 b3 b2 b1 b0",
+            "0 2232 11 2222 1 222 00000",
+        ),
         ([Part(1, 1, again=Again.TWICE), Part(2, 2)], "b5 b4 f1 f2 b3 f1 b2 b1 b0", "0 23 222 2 22331200 0"),
     ],
 )

@@ -69,6 +69,10 @@ WRAPPED = [
     ),
     ("z = (x @ y) * 2  # why", "x @ y", 'z = parts(self).part("p", lambda x, y: x @ y, x, y) * 2  # why'),
     ("return x + 1, y * 2", "x + 1, y * 2", 'return parts(self).part("p", lambda x, y: (x + 1, y * 2), x, y)'),
+    ("return (x + y).exp(), y", "(x + y).exp(), y", 'return parts(self).part("p", lambda x, y: ((x + y).exp(), y), x, y)'),
+    ("return (x + 1), (y * 2)", "(x + 1), (y * 2)", 'return parts(self).part("p", lambda x, y: ((x + 1), (y * 2)), x, y)'),
+    ("return (x + 1, y)", "(x + 1, y)", 'return parts(self).part("p", lambda x, y: (x + 1, y), x, y)'),
+    ("return x + 1,", "x + 1,", 'return parts(self).part("p", lambda x: (x + 1,), x)'),
     ("z = torch.ones(3)", "torch.ones(3)", 'z = parts(self).part("p", lambda: torch.ones(3))'),
     ("z = x.exp() if flag else x", "x.exp()", 'z = parts(self).part("p", lambda x: x.exp(), x) if flag else x'),
     (
