@@ -38,7 +38,7 @@ ROUNDS = 3
 ENOUGH_FIT = 2  # schedules for ever less whose rows keep to the limit: the second one's are the faster ones at times
 MISSES = 3  # of equal layers in a row that a change did not help, after which it is not tried on the others
 FEW = 10  # sorts of layers that each may become each other one
-DIVIDED = 4  # sorts of layers, of which one may be divided among two others: 12 ways, each in as many as there are layers
+DIVIDED = 4  # sorts of layers at most that are looked at two by two, or one of which is divided among two others
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
 OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
     *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
@@ -233,6 +233,7 @@ class Chooser(Generic[V]):
 
     def simpler(self, best: Priced[V]) -> Priced[V]:
         """As good as the best but for a little, within the limit if that is, with fewer kinds of rows and marks, or rows."""
+        best = self.in_two(best, self.tried + self.tables // 4)
         slowest_ns = best.time_ns + max(A_LITTLE * self.step_ns, A_LITTLE_MORE * (best.time_ns - self.step_ns))
         most = self.tried + self.tables // 2
 
@@ -247,6 +248,19 @@ class Chooser(Generic[V]):
         for moves, alone in ((self.without, False), (self.alike, False), (self.without, True)):
             best = self._moved(best, moves(best, alone), good, most)
         return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
+
+    def in_two(self, best: Priced[V], most: int) -> Priced[V]:
+        """The best, or the quickest table within the limit by which all equal layers have one of two patterns, as many of them
+        the one that frees more as the limit asks for: where the search ends is not where it could have gone on alone."""
+        for layers, table in self.layers.in_two(best.rows, DIVIDED) if not best.over_bytes else ():
+            low, high = 0, layers
+            while low < high and not self.enough(most):
+                middle = (low + high) // 2
+                found = self.price(table(middle), slowest_ns=best.time_ns)
+                low, high = (middle + 1, high) if found is not None and found.over_bytes else (low, middle)
+            found = self.price(table(low), slowest_ns=best.time_ns)
+            best = found if found is not None and not found.over_bytes and found.time_ns < best.time_ns else best
+        return best
 
     def with_layers_alike(self, best: Priced[V], slowest_ns: float, most: int) -> Priced[V]:
         """The same with fewer different layers, or rows, as long as it takes no longer than allowed: two sorts of layers become

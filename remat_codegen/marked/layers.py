@@ -7,8 +7,9 @@ columns of one list of layers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise, permutations
 from typing import Generic
 
@@ -60,6 +61,20 @@ class Layers(Generic[V]):
                 for first in range(1, len(layers)):
                     said = {layer: one[1] if i < first else other[1] for i, layer in enumerate(layers)}
                     yield self._saying(rows, said)
+
+    def in_two(self, rows: Rows[V], most: int) -> Iterator[tuple[int, Callable[[int], Rows[V]]]]:
+        """For any two of the patterns that the most layers have, `most` of these: how many layers there are, and the table by
+        which so many of them, the first ones, have the one, and all others the other."""
+        patterns = self.patterns(rows)
+        often = Counter((count, pattern) for (count, _), pattern in patterns.items())
+
+        def divided(count: int, one: Pattern, other: Pattern, first: int) -> Rows[V]:
+            layers = sorted(layer for layer in patterns if layer[0] == count)
+            return self._saying(rows, {layer: one if i < first else other for i, layer in enumerate(layers)})
+
+        for (count, one), (same, other) in permutations(sorted(often, key=lambda sort: -often[sort])[:most], 2):
+            if count == same:
+                yield sum(layer[0] == count for layer in patterns), partial(divided, count, one, other)
 
     def stairs(self, rows: Rows[V], last: bool) -> Rows[V]:
         """The table that says everything as often as this one, but of the first layers, or of the last ones: then layers are of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -181,6 +182,22 @@ def test_layers_with_a_third_pattern_are_divided_among_two_others():
     pairs = (plain, inside), (plain, twice), (inside, twice)
     assert tables == [[a] * first + [b] * (4 - first) for a, b in pairs for first in (1, 2, 3)]
     assert not [*layers.divided(three[:3])]
+
+
+@pytest.mark.parametrize("share", [0.7, 0.8, 0.9])
+def test_layers_of_many_patterns_may_be_quicker_with_two_of_them(share):
+    chooser, _ = repeated(share)
+    layers, rng = chooser.layers, random.Random(0)
+    same, quicker = next(g for g in chooser.candidates.by_key.values() if len(g) > 4), 0
+    for _ in range(20):
+        options = [(keeps, again) for keeps in (Keeps.RESULT, Keeps.NOTHING) for again in (Again.ONCE, Again.TWICE)]
+        before = chooser.price(tuple(Row(c, *rng.choice(options)) for c in same if rng.random() < 0.8))
+        found = chooser.in_two(before, math.inf)
+        assert found is before or (found.time_ns < before.time_ns and not found.over_bytes)
+        assert found is before or layers.different(found.rows) <= 2
+        assert not before.over_bytes or found is before
+        quicker += found is not before
+    assert quicker
 
 
 def test_schedules_for_less_are_looked_at_until_two_keep_to_the_limit():
