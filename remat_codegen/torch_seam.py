@@ -146,6 +146,15 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+for _name in ("_forward_pre_hooks", "_forward_hooks"):
+    _held(f"torch.nn.Module.{_name}", torch.nn.Module(), "in which modules hold their hooks", "none are seen")
+
+
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether hooks of a module fire in the forward pass."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)
+
+
 _held("torch.nn.Module._parameters", torch.nn.Module(), "in which modules hold their parameters", "none can be put elsewhere")
 
 

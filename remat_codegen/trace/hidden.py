@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from remat_codegen.errors import RematError, TraceError, UnsupportedError
 from remat_codegen.torch_seam import (
     is_fake,
+    is_hooked,
     made_by,
     plain_data,
     plain_requires_grad,
@@ -58,7 +59,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         put_hooks_back(hooks)
         raise
     drawn = [name for name, state in python_and_numpy().items() if state != before.get(name, state)]
-    hooked, has_hooks = have_changed(hooks), any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
+    hooked, has_hooks = have_changed(hooks), any(map(is_hooked, module.modules()))
     drawn += seen.drawn
     drawn_from = next((key[0] for key, state in own_generators(module).items() if state != own.get(key, state)), None)
     alike = not (drawn or hooked or seen.left()) or _alike_again(found, read, module, seen.left())
