@@ -15,6 +15,7 @@ import difflib
 import itertools
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,9 @@ BUDGETS = {  # by model: its class, and per cent of the peak one after the other
     "resnet": ("ResNet", (45, 50, 55, 50)),
     "hrnet": ("HRNet", (70, 75, 80, 75)),
 }
+WHY = """\
+A file has the marks that its own table uses: where a row of a U-Net's comes and goes with the costs, so does the line with its
+mark."""
 QUIET = Progress(None)
 FEW = 10  # changed rows that are aimed at, in nine of ten generations
 
@@ -123,6 +127,8 @@ def main() -> None:
     ]
     lines = table(head, (again(name, given.runs) for name in given.models))
     head = [
+        "",
+        *textwrap.wrap(WHY, 120),
         "",
         "`update` after a change of the budget, by an H100's estimated costs: overheads in % of the step.",
         "",
