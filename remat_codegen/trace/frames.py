@@ -181,9 +181,9 @@ class _Observer:
         self.seen: dict[int, _Seen] = {}  # by frame: those of the last operation
         self.holders: dict[int, _Holder] = {}
         self.attributes: dict[tuple[int, str], dict[str, Any]] = {}  # that forward has set to tensors, by module and name
-        self.newly: dict[
-            tuple[int, str], torch.Tensor
-        ] = {}  # to what, since the last operation: who is called may have taken it
+        self.newly: dict[tuple[int, str], torch.Tensor] = (
+            {}
+        )  # to what, since the last operation: who is called may have taken it
         self.numbers = itertools.count()
         self.by_attributes: tuple[tuple[int, ...], ...] = ()  # of what the last node found held, what attributes alone do
         self.objects: dict[int, Any] = {}  # plain objects that variables had, and what contains such
