@@ -15,7 +15,7 @@ import torch
 
 from remat_codegen.errors import RematError, TraceError
 from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
-from remat_codegen.trace import absent, cudnn_rnn
+from remat_codegen.trace import absent, cudnn_rnn, grouped_products
 from remat_codegen.trace.autograd_functions import functions_as_operations
 from remat_codegen.trace.caches import caches_as_before
 from remat_codegen.trace.chance import beginning_anew, going_on
@@ -68,6 +68,7 @@ def trace(
     Raises TraceError where the forward pass fails, or decides something by a tensor's value, or by a size that may change
     (naming the line).
     """
+    grouped_products.known_without_data()
     if (gpu := absent.gpu_of(module, args, kwargs)) is not None:  # where nothing can run
         with absent.chosen(gpu), absent.refusing_values():
             found = _exported(module, args, kwargs, absent.casts_on(autocast), dynamic, together)
