@@ -80,7 +80,7 @@ SHAPES: list = []  # of the inputs, where others are refused
 NUMBERS: dict = {}  # by batch size: numbers in the largest input, and the peak
 SHARED: list = []  # those classes and things: methods of an original ask for its own
 NAMES: dict = {}  # by the dict of an original's file: that, and what methods of its modules see
-COUNTED: list = []  # small ones that forward changes in place, by class and name: parts have copies
+COUNTED: list = []  # small ones that forward changes in place, `BatchNorm._buffers.seen`: parts have copies
 SET_BY_FORWARD: list = []  # attributes that forward sets, by class and name: parts have them as they were
 SMALL = 4096  # bytes of those
 TOLD: weakref.WeakSet = weakref.WeakSet()  # the models that were given more
@@ -615,8 +615,8 @@ class Entry:
             frozen = [(m._parameters, n) for m in module.modules() for n, p in m._parameters.items() if _is_frozen(p)]
             self.buffers += frozen  # which forward may change, too: what follows a model that is trained
             if COUNTERS:
-                held = [(m, d, n) for m in module.modules() for d in (m._buffers, m._parameters) for n in d]
-                self.counters = [(d, n) for m, d, n in held if _is_counted(m, n, d[n])]
+                held = [(m, d) for m in module.modules() for d in (m._buffers, m._parameters)]
+                self.counters = [(d, n) for m, d in held for n in d if _is_counted(m, d, n)]
                 counted = {(id(d), n) for d, n in self.counters}
                 self.buffers = [(d, n) for d, n in self.buffers if (id(d), n) not in counted]
 
@@ -1523,16 +1523,16 @@ class Step:
                 had = had if self.active else None
                 self.exchanged += [(vars(m), name, had[i] if had else {}) for i, name in enumerate(HOOKS)]
 
-    def counts_in(self, held, name, tensor):
+    def counts_in(self, held, name):
         """Whether parts have copies of it."""
         owners = [m for m in _walk(self.model()) if held is m._parameters or held is m._buffers] if self.model() else ()
-        return any(_is_counted(m, name, tensor) for m in owners)
+        return any(_is_counted(m, held, name) for m in owners)
 
     def compare_versions(self, when):
         """Refuses a parameter, or a buffer where none may move, that was changed in place."""
         for held, name, tensor, version in self.seen:
             moves = BUFFERS and not isinstance(tensor, torch.nn.Parameter)
-            if tensor._version != version and not (moves or (COUNTERS and self.counts_in(held, name, tensor))):
+            if tensor._version != version and not (moves or (COUNTERS and self.counts_in(held, name))):
                 named = self.model().named_modules() if self.model() else ()
                 paths = [path for path, m in named if held is m._parameters or held is m._buffers]
                 raise RuntimeError(f"{'.'.join(filter(None, [*paths[:1], name]))} was changed in place {when}")
@@ -1618,9 +1618,10 @@ def _is_frozen(parameter):
     return parameter is not None and not parameter.requires_grad
 
 
-def _is_counted(module, name, tensor):
-    """Whether parts have copies of it."""
-    known = any(f"{kind.__qualname__}.{name}" in COUNTED for kind in type(module).__mro__)
+def _is_counted(module, held, name):
+    """Whether parts have copies of what a module has by a name in one of its dicts."""
+    at, tensor = "_buffers" if held is module._buffers else "_parameters", held[name]
+    known = any(f"{kind.__qualname__}.{at}.{name}" in COUNTED for kind in type(module).__mro__)
     return known and tensor is not None and tensor.nbytes <= SMALL
 
 

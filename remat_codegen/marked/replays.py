@@ -279,7 +279,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     def moved(model: torch.nn.Module | None) -> list[tuple[dict[str, Any], str]]:
         modules = model.modules() if model is not None else ()
         dicts = [(m, held) for m in modules for held in (buffers_of(m), parameters_of(m))]
-        return [(held, name) for m, held in dicts for name in held if MOVING in held or is_counted(m, name, held[name])]
+        return [(held, name) for m, held in dicts for name in held if MOVING in held or is_counted(m, held, name)]
 
     def moving(part: Any) -> list[Any]:
         return [held.get(name) for held, name in moved(part.step.model())]

@@ -52,6 +52,7 @@ from remat_codegen.run.tabling import Brought, carried_sources, file_of, found_o
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Compute, alive_before
 from remat_codegen.schedule.order import order_of
+from remat_codegen.torch_seam import buffers_of
 from remat_codegen.trace.ir import Variable
 
 
@@ -189,10 +190,13 @@ def _checkpoints(traced: Traced) -> bool:
 
 
 def _counted(traced: Traced) -> list[str]:
-    """What forward changes in place of modules' own, and parts have copies of: by class and name."""
+    """What forward changes in place of modules' own, and parts have copies of: by class, dict of modules, and name. What is a
+    buffer of one module is a parameter of another, as where weights are normalised in two ways."""
     changed = changed_buffers(traced.model.trace, traced.model.record)
-    owners = {b.path: traced.target.module.get_submodule(b.path.rpartition(".")[0]) for b in changed if b.is_copied}
-    return sorted({f"{type(owner).__qualname__}.{path.rpartition('.')[2]}" for path, owner in owners.items()})
+    places = [b.path.rpartition(".")[::2] for b in changed if b.is_copied]
+    owners = [(traced.target.module.get_submodule(path), name) for path, name in places]
+    kinds = [(type(m).__qualname__, "_buffers" if name in buffers_of(m) else "_parameters", name) for m, name in owners]
+    return sorted(set(map(".".join, kinds)))
 
 
 def without_cache(traced: Traced) -> bool:

@@ -152,7 +152,8 @@ def capability_of(request: Request) -> str | None:
 
 def reserve_of(traced: Traced, profile: Profile | None = None) -> Reserve:
     """What a generated file may need beside the planned tensors; blocks of a GPU's allocator only where there are costs."""
-    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model) + _copies_bytes(traced.model)
+    lasting = traced.model.record.shared_cast_bytes + 2 * traced.model.trace.leaf_bytes
+    fixed = SLACK_BYTES + lasting + _looks_bytes(traced.model) + _copies_bytes(traced.model)
     if not traced.model.trace.accelerator:
         return Reserve(fixed, drawing_nodes(traced.model))
     if profile is None:

@@ -90,7 +90,8 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         raise UnsupportedError(what, hint=hint)
     if found.run is not None and drawn:
         found = replace(found, run=replace(found.run, lines=(*found.run.lines, f"forward, by {drawn[0]},")))
-    return replace(found, assigned=tuple(dict.fromkeys(seen.names())), hooked=has_hooks)
+    assigned = tuple(dict.fromkeys(seen.names()))
+    return replace(found, assigned=assigned, hooked=has_hooks, leaf_bytes=seen.leaf_bytes)
 
 
 def _alike_again(found: Trace, read: Callable[[Seen], Trace], module: torch.nn.Module, left: Attributes) -> bool:

@@ -186,6 +186,7 @@ class Trace:
     modules: Modules = Modules()
     elsewhere: tuple[str, ...] = ()  # the paths of parameters that it reads by a list, a dict or a variable
     hooked: bool = field(default=False, compare=False)  # whether modules have hooks in the forward pass, or get some in it
+    leaf_bytes: int = 0  # of parameters that forward makes: autograd holds them, and in the end their gradients
     # Attributes of modules that forward sets to tensors, and places in dicts and lists that it is given, as it calls them.
     assigned: tuple[str, ...] = ()
     # The variables that modules hold in attributes when it has ended, and whether with their autograd nodes.

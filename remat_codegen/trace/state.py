@@ -35,7 +35,7 @@ class Seen:
     the `written` are parameters that it gave modules instead of others. The
     `constant` ones are tensors that it would make again, as no input, parameter or random number is in them.
     `assigned` are the new values of buffers, which the traced forward returns beside its result; `drawn` are the generators
-    that a recorded run drew from, but for PyTorch's.
+    that a recorded run drew from, but for PyTorch's. `leaf_bytes` are those of parameters that it makes itself.
     """
 
     written: list[str] = field(default_factory=list)
@@ -43,6 +43,7 @@ class Seen:
     constant: set[str] = field(default_factory=set)
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
+    leaf_bytes: int = 0
 
     def left(self) -> Attributes:
         """The attributes that the next call may come out otherwise for, and the buffers."""
@@ -64,17 +65,21 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
     containers = list[tuple[str, Any, Any]]()
     attributes: Attributes = {}
     parameters: dict[str, torch.nn.Parameter] = {}
+    made: list[torch.nn.Parameter] = []
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         containers.extend((name, c, copy.copy(c)) for name, value in named.items() for name, c in _containers(name, value))
         attributes.update(attributes_of(module))
         parameters.update(module.named_parameters(remove_duplicate=False))
+        made.clear()
 
     def after(module: torch.nn.Module, args: Any, result: Any) -> Any:
         seen.written.extend(part for name, container, copied in containers for part in _changed(name, container, copied))
         seen.written += [n for n, p in module.named_parameters(remove_duplicate=False) if parameters.get(n) is not p]
         seen.assigned |= _assigned_buffers(module, attributes)
+        own = {id(parameter) for parameter in module.parameters()}
+        seen.leaf_bytes = sum(p.numel() * p.element_size() for p in made if p.requires_grad and id(p) not in own)
         now = attributes_of(module)
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
@@ -84,9 +89,10 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
 
     hooks = module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)
     try:
-        with mock.patch.object(exporting, "register_buffer_assignment_hook", mock.MagicMock(), create=True):
+        with mock.patch.object(exporting, "register_buffer_assignment_hook", mock.MagicMock(), create=True), _noting(made):
             yield
     finally:
+        made.clear()
         for hook in hooks:
             hook.remove()
 
@@ -233,6 +239,19 @@ def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
         return
     keys = [key for key in {**before, **now} if now.get(key, ABSENT) is not before.get(key, ABSENT)]
     yield from (f"{name}[{key!r}]" for key in keys)
+
+
+@contextlib.contextmanager
+def _noting(made: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Notes the parameters that are made in here."""
+    plain = vars(torch.nn.Parameter)["__new__"]
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        made.append(plain.__func__(*args, **kwargs))
+        return made[-1]
+
+    with mock.patch.object(torch.nn.Parameter, "__new__", staticmethod(new)):
+        yield
 
 
 def with_returned(trace: Trace, assigned: Iterable[str], decisions: Iterable[tuple[str, bool]]) -> Trace:
