@@ -24,7 +24,8 @@ class Candidate(Generic[V]):
     and objects, whether they are read or not. `copies` are calls of functions that stay where they are: the text has to have
     copies of these. Of several vertices, the first reads `begin`, and `handed_bytes` are those of what the ones before the last
     give to others, and is no data node; what several of them read is `often`, once for each but the first. What is
-    `unkept` gives more than others read, or one of its vertices changes in place what the model has made.
+    `unkept` gives more than others read, or one of its vertices changes in place what the model has made. `given_bytes` are
+    those of what is given and is no data node, as nobody reads it.
     """
 
     first: int
@@ -38,6 +39,7 @@ class Candidate(Generic[V]):
     begin: frozenset[int] = frozenset()
     often: tuple[int, ...] = ()
     unkept: bool = False
+    given_bytes: int = 0
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there

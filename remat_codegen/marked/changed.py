@@ -15,6 +15,7 @@ from remat_codegen.parts import SMALL
 from remat_codegen.trace.ir import Operation, Origin, Trace
 
 HELD = Origin.BUFFER, Origin.PARAMETER
+FILLED_LATER = {"rrelu", "rrelu_", "rrelu_with_noise", "rrelu_with_noise_"}  # autograd saves their noise while it is none yet
 MOVING = "running_mean"  # of modules whose buffers the helpers put back for a run: each is another tensor there
 
 
@@ -62,12 +63,12 @@ def reading_followers(trace: Trace, record: Record) -> frozenset[int]:
 
 def past_autograd(trace: Trace, record: Record) -> frozenset[int]:
     """The operations that have to do with what forward makes and changes through `x.data`, in place: neither autograd nor a
-    part notices that, so that none of them can be in one."""
+    part notices that, so that none of them can be in one. And those that save what they fill afterwards."""
     changed = {s for row in record.operations for s in row.mutated if record.storages[s].operation is not None}
     asked = [op for op in trace.operations if op.target is torch.ops.aten.detach.default and _is_data(op)] if changed else []
     changed &= record.storages_of(v for op in asked for v in op.made)
     touching = (op.id for op in trace.operations if changed and changed & record.storages_of((*op.made, *op.reads)))
-    return frozenset(touching)
+    return frozenset(touching) | {op.id for op in trace.operations if op.base in FILLED_LATER}
 
 
 def _is_data(operation: Operation) -> bool:

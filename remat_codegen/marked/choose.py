@@ -83,7 +83,7 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
             raise ValueError("parts that make one value together are /late")
         if row.keeps is Keeps.RESULT and candidate.unkept:
             raise ValueError("what a part keeps is another value by then, or more than others need")
-        handed = candidate.handed_bytes, candidate.begin, candidate.often
+        handed = candidate.handed_bytes, candidate.begin, candidate.often, candidate.given_bytes
         part = Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late, candidate.given, *handed)
         found.append((row, part))
     return found

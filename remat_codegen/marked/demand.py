@@ -91,7 +91,7 @@ class Part:
     What a part that is `late` makes is kept at first: each value until a backward node has read it. `given` are data that it is
     given, and holds, beside those that its nodes read. Where it is several parts that make one value, the first is given
     `begin`, and `handed_bytes` are there between them, while others run again for the last; what several of them are given is
-    `often`, once for each but the first.
+    `often`, once for each but the first. `given_bytes` are those of what it is given beside that, and holds, and nobody reads.
     """
 
     first: int
@@ -104,6 +104,7 @@ class Part:
     handed_bytes: int = 0
     begin: frozenset[int] = frozenset()
     often: tuple[int, ...] = ()
+    given_bytes: int = 0
 
     def __contains__(self, node: int | None) -> bool:
         return node is not None and self.first <= node <= self.last
@@ -399,6 +400,7 @@ class _Step:
         where = {node: position for position, node in enumerate(order) if node > self.graph.loss}
         self._hold_states(where)
         self._hold_samples(where)
+        self._hold_given()
         self._hold_beside()
         return order
 
@@ -467,6 +469,14 @@ class _Step:
         for position, nbytes in enumerate(accumulate(more[:-1])):
             if nbytes:
                 self.beside[position] = self.beside.get(position, 0) + nbytes
+
+    def _hold_given(self) -> None:
+        """Holds what parts are given that nobody reads, until they have run again; one in another part holds nothing meanwhile."""
+        giving = [part for part in self.parts if part.given_bytes and part.outer is None]
+        last_run = {node: position for position, node in enumerate(self.order)} if giving else {}
+        for part in giving:
+            for position in range(part.last + 1, max(last_run[part.last], self.graph.loss) + 1):
+                self.beside[position] = self.beside.get(position, 0) + part.given_bytes
 
     def _hold_states(self, where: Mapping[int, int]) -> None:
         """Holds generator states, those of parts that did not run again until nothing of theirs is read any more."""

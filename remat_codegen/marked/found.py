@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat_codegen.graph.ir import Node
+from remat_codegen.graph.record import NO_MEMORY
 from remat_codegen.graph.simplify import Model, allocates, changes_given
 from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd, reading_followers
@@ -192,7 +193,8 @@ class Found:
         key, handed = tuple(map(self.key, vertices)), self._handed_on(vertices)
         unkept = len(vertices) > 1 and self._changes_what_is_made(operations)
         unkept = unkept or self._gives_more(vertices[-1], nodes)
-        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, unkept)
+        unread = self._unread_bytes(vertices)
+        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, unkept, unread)
 
     def _gives_more(self, vertex: Vertex, nodes: Sequence[int]) -> bool:
         """Whether a vertex of these nodes gives something that backward needs and nobody reads, such as the weights of an
@@ -279,6 +281,15 @@ class Found:
         operations.update(op for vertex in vertices for op in self._in_attributes(vertex))
         data = {self.model.data_of[v] for op in operations for v in self.trace.operations[op].made}
         return tuple(sorted(d for d in data if d is not None and self.model.graph.producers[d][0] < first))
+
+    def _unread_bytes(self, vertices: Iterable[Vertex]) -> int:
+        """The bytes of what vertices are given that is no data node, since no operation reads it, as arguments that a method
+        takes and does not use."""
+        operations = {op for vertex in vertices for op in self._contents_given(vertex) if op < vertex.begin}
+        unread = {v for op in operations for v in self.trace.operations[op].made if not self.trace.readers[v]}
+        storages = {self.record.variables[v].storage for v in unread if self.model.data_of[v] is None}
+        own = (self.record.storages[s] for s in storages if s != NO_MEMORY)
+        return sum(s.nbytes for s in own if s.operation in operations)
 
     def _in_attributes(self, vertex: Vertex) -> Iterator[int]:
         """The operations whose results attributes of the vertex's module hold, or of modules in there, as it begins."""

@@ -125,17 +125,19 @@ def _aside_of_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Another:
-    """Stands where forward has set an attribute. What it will be when a part runs again, nobody knows: reading it raises."""
+    """Stands where forward has set an attribute. What it will be when a part runs again, nobody knows: reading it raises, and
+    writing into it."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        vars(self)["name"] = name
 
     def read(self, *_: Any, **__: Any) -> Any:
-        raise Differs(self.name)
+        raise Differs(vars(self)["name"])
 
     __getattr__ = __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = __getitem__ = __call__ = __eq__ = read
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = read
     __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __neg__ = __contains__ = __torch_function__ = read
+    __setitem__ = __delitem__ = __setattr__ = __delattr__ = read  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
 

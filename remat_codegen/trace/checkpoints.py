@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
-from remat_codegen.torch_seam import checkpoint_generator, proxy_tensor
+from remat_codegen.torch_seam import checkpoint_generator, made_by, proxy_tensor, pytree
 from remat_codegen.trace.ir import Region
 from remat_codegen.trace.refusals import is_library
 
 META = "remat_codegen_regions"  # of nodes of the traced graph: the regions that they stand in, outermost first
+RETURNED = "remat_codegen_returned"  # the regions that return what they make
 _EXPORT = ("/torch/export/", "/torch/_export/")
 
 
@@ -56,27 +57,38 @@ def _noting(own: Any) -> Any:
 def run_reentrant(function: Any, preserve: Any, *args: Any) -> Any:
     """What `CheckpointFunction.apply` returns where an argument has a gradient, traced as the operations that it runs.
 
-    Its backward runs the function again, and goes back through that: the gradients are those of a plain call.
+    Its backward runs the function again, and goes back through that: the gradients are those of a plain call, but for what
+    others read of it that it does not return. That is made without gradients.
     """
-    with _region(reentrant=True, selective=False, keeps_state=bool(preserve)):
-        return function(*args)
+    with _region(reentrant=True, selective=False, keeps_state=bool(preserve)) as returned:
+        returned.append(function(*args))
+    return returned[0]
+
+
+def escapes(made: torch.fx.Node, reader: torch.fx.Node) -> Region | None:
+    """The reentrant call that makes what a node reads outside of it, and does not return it."""
+    outside = (r for r in regions_of(made) if r.reentrant and r not in made.meta.get(RETURNED, ()))
+    return next((r for r in outside if r not in regions_of(reader)), None)
 
 
 @contextlib.contextmanager
-def _region(*, reentrant: bool, selective: bool, keeps_state: bool) -> Iterator[None]:
-    """Notes one region on the nodes that are made in here."""
-    mode = proxy_tensor.get_proxy_mode()
+def _region(*, reentrant: bool, selective: bool, keeps_state: bool) -> Iterator[list[Any]]:
+    """Notes one region on the nodes that are made in here. Yields a list for what it returns."""
+    mode, returned = proxy_tensor.get_proxy_mode(), list[Any]()
     if mode is None:  # something that is run beside the trace
-        yield
+        yield returned
         return
     graph = mode.tracer.graph
     before = len(graph.nodes)
     where = _caller(sys._getframe())
-    yield
+    yield returned
     made = list(graph.nodes)[before:]
     region = Region(before, where, reentrant=reentrant, selective=selective, keeps_state=keeps_state)
     for node in made:
         node.meta[META] = (region, *node.meta.get(META, ()))
+    ends = (made_by(t, mode.tracer) for t in pytree.tree_leaves(returned) if isinstance(t, torch.Tensor))
+    for node in filter(None, ends):
+        node.meta[RETURNED] = (region, *node.meta.get(RETURNED, ()))
 
 
 def _caller(frame: FrameType | None) -> str | None:

@@ -191,6 +191,9 @@ class Trace:
     assigned: tuple[str, ...] = ()
     # The variables that modules hold in attributes when it has ended, and whether with their autograd nodes.
     left: tuple[tuple[int, bool], ...] = ()
+    # Variables that a checkpoint with use_reentrant=True makes, does not return, and others read: they have no gradient then.
+    # With the line of that call.
+    escaped: tuple[tuple[int, str], ...] = ()
     # The paths of buffers that forward assigns, and their variables; None where it does not read the old ones.
     state: tuple[tuple[str, int | None], ...] = ()
     decisions: tuple[tuple[str, bool], ...] = ()  # lines that decide something by an input's value, and what it was

@@ -23,7 +23,7 @@ from remat_codegen.torch_seam import (
     storage_key,
 )
 from remat_codegen.trace.attributes import attribute_paths
-from remat_codegen.trace.checkpoints import regions_of
+from remat_codegen.trace.checkpoints import escapes, regions_of
 from remat_codegen.trace.frames import calls_of, held_by, held_by_attributes, left_by, set_by, stays_in_objects
 from remat_codegen.trace.ir import Operation, Origin, Ref, Source, Trace, Variable
 from remat_codegen.trace.places import Call
@@ -63,6 +63,7 @@ class Reader:
         self.left: dict[int, bool] = {}  # variables that modules hold when forward has ended: whether with their autograd nodes
         self.constants: list[tuple[int, torch.Tensor]] = []
         self.elsewhere: dict[str, None] = {}  # parameters that forward reads by a list, a dict or a variable
+        self.escaped: dict[int, str] = {}  # variables of reentrant checkpoints that others read: the line of the call
 
     def read(self) -> Trace:
         graph = self.exported.graph
@@ -87,6 +88,7 @@ class Reader:
             sizes=tuple(self.sizes),
             fixed=self.symbols.fixed(self._guards(), self.sizes) if self.sizes else frozenset(),
             left=tuple(self.left.items()),
+            escaped=tuple(self.escaped.items()),
         )
 
     def _guards(self) -> list[Any]:
@@ -233,6 +235,7 @@ class Reader:
         """Reads a graph's operations, and those of the regions inside it; returns its outputs."""
         outside: list[Autocast] = []  # of casts that a recorded run is in
         for node in graph_module.graph.nodes:
+            self._note_escaped(node)
             if node.op == "output":
                 return tuple(self._argument(a) for a in node.args[0])
             if node.op == "get_attr":
@@ -248,6 +251,12 @@ class Reader:
                 if attached is not None and isinstance(given, Ref):
                     self.left[given.variable] = attached
         raise TraceError("the traced graph has no output")
+
+    def _note_escaped(self, node: torch.fx.Node) -> None:
+        for given in node.all_input_nodes:
+            region, made = escapes(given, node), self.of_node.get(given)
+            if region is not None and isinstance(made, Ref):
+                self.escaped.setdefault(made.variable, region.where or "forward")
 
     def _asked(self, tensor: Any) -> None:
         """Notes of the operations before and after that Python asked for a value between them."""
