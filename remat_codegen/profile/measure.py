@@ -149,6 +149,7 @@ class _Stored:
 
 
 CHANGED = "modified by an inplace operation"  # says PyTorch
+REFUSALS = RuntimeError, IndexError, ValueError, TypeError, ArithmeticError, AssertionError  # the last by a user's own Function
 OF_TYPES = "same dtype|scalar type"  # so does PyTorch, where types are not those it takes
 
 
@@ -165,7 +166,7 @@ def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
             return Bench(model, node, clock, key, values, drawn).run()
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, IndexError) as error:
+        except REFUSALS as error:
             refused.append(error)
     sources = (model.trace.operations[op].source for op in model.bodies[node.id].operations)
     where = next((location(s) for s in sources if s is not None), None)

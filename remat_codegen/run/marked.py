@@ -3,6 +3,7 @@ functions (edition 1), where a table would cost too much, or there is nothing to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -317,7 +318,8 @@ def _check_replays(text: str, traced: Traced, plan: SavedPlan, brought: Brought)
                 raise UnsupportedError(what, where=where, hint=hint) from error
             if found is not None:
                 what = f"a part would compute something else when it runs again, since forward sets what it reads: {found}"
-                what = str(found) if found.refused else what
+                said = re.sub(r"(: |, or )take it out of the plan", "", str(found))  # which is for who has a file
+                what = f"no table fits without a part that cannot run again: {said}" if found.refused else what
                 hint = "hand that over by arguments" + (", or use --edition 1" if trace.run is None else "")
                 raise Unrepeatable(what, where=where, hint=hint, keys=_holding(found.part, traced, brought))
 

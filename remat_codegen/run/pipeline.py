@@ -174,7 +174,9 @@ def _check_checkpoints(traced: Traced) -> None:
     """Refuses a model where something that a reentrant checkpoint made without gradients is used: functions give it some."""
     trained = (where for v, where in traced.model.trace.escaped if traced.model.record.variables[v].requires_grad)
     if (where := next(trained, None)) is not None:
-        what = "something that checkpoint(use_reentrant=True) makes, but does not return, is used outside of it: without gradients"
+        what = (
+            "something that checkpoint(use_reentrant=True) makes, but does not return, is used outside of it: without gradients"
+        )
         raise UnsupportedError(what, where=where, hint="call it with use_reentrant=False, by which it has some")
 
 
