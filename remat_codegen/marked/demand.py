@@ -471,7 +471,7 @@ class _Step:
                 self.beside[position] = self.beside.get(position, 0) + nbytes
 
     def _hold_given(self) -> None:
-        """Holds what parts are given that nobody reads, until they have run again; one in another part holds nothing meanwhile."""
+        """Holds what parts are given that nobody reads, until they have run again. One in another part holds nothing."""
         giving = [part for part in self.parts if part.given_bytes and part.outer is None]
         last_run = {node: position for position, node in enumerate(self.order)} if giving else {}
         for part in giving:

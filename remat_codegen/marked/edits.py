@@ -48,16 +48,24 @@ def laid_out(source: bytes, changed: Iterable[int], width: int) -> str:
     lines = text.splitlines(keepends=True)
     if all(len(line.rstrip("\r\n")) <= width for line in lines):
         return text
-    begun = {n.lineno: n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt)}
+    tree = ast.parse(source)
+    begun = {n.lineno: n for n in ast.walk(tree) if isinstance(n, ast.stmt)}
     for number in sorted(changed, reverse=True):
         node = begun.get(number)
         if node is None:
             continue
-        last = _last_line(node, lines)
+        around = _around(node, tree)
+        last = _last_line(node, lines) if around is None else node.end_lineno or 0
         old = lines[number - 1 : last]
         if last >= number and any(len(line.rstrip("\r\n")) > width for line in old):
-            lines[number - 1 : last] = _formatted(node, old, width)
+            lines[number - 1 : last] = _formatted(around or node, old, width, whole=around is not None)
     return "".join(lines)
+
+
+def _around(node: ast.stmt, tree: ast.Module) -> ast.stmt | None:
+    """The statement in whose line another one stands, with which it ends: `def forward(self, x): return self.net(x)`."""
+    beside = (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.If, ast.For, ast.With)) and n is not node)
+    return next((n for n in beside if n.body[-1] is node and (n.lineno, n.end_lineno) == (node.lineno, node.end_lineno)), None)
 
 
 def _last_line(node: ast.stmt, lines: list[str]) -> int:
@@ -78,13 +86,13 @@ def _last_line(node: ast.stmt, lines: list[str]) -> int:
     return line - 1
 
 
-def _formatted(node: ast.stmt, old: list[str], width: int) -> list[str]:
+def _formatted(node: ast.stmt, old: list[str], width: int, whole: bool) -> list[str]:
+    """Some lines anew: those of a statement, or of its head if that is not `whole`."""
     indent = re.match(r"[ \t]*", old[0])[0]  # type: ignore[index]
     newline = "\r\n" if old[0].endswith("\r\n") else "\n"
-    whole = "".join(old).replace("\r\n", "\n")
-    head = whole[len(indent) :]
+    head = "".join(old).replace("\r\n", "\n")[len(indent) :]
     turned = head.startswith("elif")
-    block = bool(getattr(node, "body", None))
+    block = bool(getattr(node, "body", None)) and not whole
     code = (head[2:] if turned else head) + ("    pass\n" if block else "")
     code = "\n".join(line[len(indent) :] if line.startswith(indent) else line for line in code.split("\n"))
     if _has_long_strings(code):

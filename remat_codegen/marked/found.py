@@ -394,7 +394,7 @@ class Found:
         """A vertex without the outermost expressions that fit, of those in its own text."""
         if not self._is_own(vertex) or self._is_statement(vertex):
             return vertex
-        inner = self.tree.outermost(vertex, lambda v: self._is_around(vertex, v) and fits(v))
+        inner = [*self.tree.outermost(vertex, lambda v: self._is_around(vertex, v) and fits(v))]
         handed = {op for v in inner for op in range(v.begin, v.end)}
         first = min((op for op in range(vertex.begin, vertex.end) if op not in handed), default=vertex.end)
         late = {v.id for v in inner if v.begin > first and not self._working_in(v)}  # what only looks, and after something else

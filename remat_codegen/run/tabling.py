@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+from remat_codegen.advice.obstacle import obstacle
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.ask.request import Request
 from remat_codegen.emit.render import calls_operations_of_others
@@ -129,20 +130,23 @@ def _within_budget(
     search = Search(traced, found, profile, plan.budget_bytes, progress.update, possible)
     limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
     more = _others(request, traced.graph, found.holders.costs(profile), own, limits)
-    over_bytes = math.inf
+    nearest: Brought | None = None
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left(), before)
-        over_bytes = min(over_bytes, brought.over_bytes)
+        nearest = brought if nearest is None or brought.over_bytes < nearest.over_bytes else nearest
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
         enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
         if enough or request.time_is_up:
             break
     if best is None:
+        assert nearest is not None
         budget = format_bytes(plan.budget_bytes)
         what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
-        hint = f"allow {format_bytes(plan.budget_bytes + int(over_bytes), up=True)}, which the best one takes"
-        raise BudgetError(what, hint=hint + (", or use --edition 1" if traced.model.trace.run is None else ""))
+        hint = f"allow {format_bytes(plan.budget_bytes + nearest.over_bytes, up=True)}, which the best one takes"
+        hint += ", or use --edition 1" if traced.model.trace.run is None else ""
+        why = obstacle(traced.model, found.holders.costs(profile), nearest.schedule)
+        raise BudgetError(what, hint=hint if why is None else f"{hint}; {why}")
     return best
 
 

@@ -1,0 +1,160 @@
+"""Whole runs of the command on small models that do something unusual: each file is exact, and within its budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from remat_codegen.ask.request import Request
+from remat_codegen.errors import UnsupportedError
+from remat_codegen.run import functions, marked
+from remat_codegen.show.results import Progress
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+"""
+
+GIVEN_UNREAD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def message(self, near, far, linear):
+        return F.relu(near + linear(near)).sin().exp().tanh()
+
+    def forward(self, x, index):
+        for linear in self.linears:
+            given = {"near": x.index_select(0, index), "far": x.exp().index_select(0, index)}
+            x = x + self.message(**given, linear=linear)[: len(x)]
+            if x.mean() > 1e9:  # decided by a value: only files with marks can be made
+                return x
+        return x
+
+
+def example_inputs():
+    return torch.randn(60, 32), torch.arange(600) % 60
+"""
+
+FILLED_LATER = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.linears[2].register_forward_hook(lambda module, given, out: None)
+
+    def forward(self, x):
+        for linear in self.linears:
+            x = x + F.rrelu(linear(x), training=self.training).sin() * torch.sigmoid(x)
+        return x
+
+
+def example_inputs():
+    return (torch.randn(64, 64),)
+"""
+
+MODULATED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linears, self.modulate = nn.ModuleList(nn.Linear(32, 32) for _ in range(4)), nn.Linear(8, 64)
+
+    def film(self, x, given):
+        scale, shift = given.chunk(2, -1)
+        return x * (1 + scale[..., None, :]) + shift[..., None, :]
+
+    def forward(self, x, given):
+        given = self.modulate(given)
+        for linear in self.linears:
+            x = F.elu(self.film(linear(x), given)) * torch.sigmoid(x)
+        return x
+
+
+def example_inputs():
+    return torch.randn(4, 32, 32), torch.randn(4, 8)
+"""
+
+ASSERTED = """
+class Quantise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, step):
+        assert step > 0, step
+        ctx.save_for_backward(x, step)
+        return (x / step).round().clamp(-8, 7) * step
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, step = ctx.saved_tensors
+        inside = ((x / step).abs() < 8).to(x.dtype)
+        return grad * inside, (grad * (1 - inside)).sum().view_as(step)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.step = nn.Parameter(torch.full((1,), 0.1))
+
+    def forward(self, x):
+        for linear in self.linears:
+            x = torch.tanh(linear(Quantise.apply(x, self.step)).sin().exp())
+        return x
+
+
+def example_inputs():
+    return (torch.randn(64, 64),)
+"""
+
+ESCAPED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4))), nn.Linear(64, 4)
+        self.kept = {}
+        self.body[1].register_forward_hook(lambda module, given, out: self.kept.update(h=out))
+
+    def forward(self, x):
+        x = torch.sin(x)
+        y = checkpoint(self.body, x, use_reentrant=RE)
+        return self.head(y) + self.kept["h"].square().mean()
+
+
+def example_inputs():
+    return (torch.randn(64, 64, requires_grad=True),)
+"""
+
+
+def asked(folder, source, budget, edition=None):
+    path = folder / "model.py"
+    path.write_text(HEAD + source)
+    return Request(f"{path}:Net", budget, folder / "file.py", verify=True, edition=edition)
+
+
+@pytest.mark.parametrize(
+    ("source", "budget"),
+    [
+        pytest.param(GIVEN_UNREAD, "70%", id="a method is given what it does not read"),
+        pytest.param(FILLED_LATER, "70%", id="an operation saves what it fills later"),
+        pytest.param(MODULATED, "60%", id="a view is taken between two operations"),
+        pytest.param(ASSERTED, "60%", id="a Function asserts something of its numbers"),
+        pytest.param(ESCAPED.replace("RE", "False"), "80%", id="a hook keeps something of a checkpoint"),
+    ],
+)
+def test_it_trains_alike_within_its_budget(tmp_path, source, budget):
+    found = marked.generate(asked(tmp_path, source, budget), Progress(None)).verify
+    assert found is not None and found.ok, found.failures()
+
+
+def test_what_a_view_is_taken_of_is_marked(tmp_path):
+    marked.generate(asked(tmp_path, MODULATED, "50%", edition=2), Progress(None))
+    assert "shift[..., None, :]" in (tmp_path / "file.py").read_text()
+
+
+def test_functions_do_not_give_gradients_to_what_had_none(tmp_path):
+    source = ESCAPED.replace("RE", "True")
+    where = HEAD.count("\n") + source[: source.index("checkpoint(")].count("\n") + 1
+    with pytest.raises(UnsupportedError, match=r"checkpoint\(use_reentrant=True\) makes, but does not return") as refused:
+        functions.generate(asked(tmp_path, source, "80%", edition=1), Progress(None))
+    assert refused.value.where == f"model.py:{where}"
