@@ -97,6 +97,13 @@ check_version(torch.__version__)
 pytree = _take(
     "torch.utils._pytree", "which flattens nested arguments and results as torch.export does", "no call can be described"
 )
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`pytree.tree_map`, but that a torch.Size in there stays one."""
+    return pytree.tree_map(function, tree, is_leaf=lambda thing: isinstance(thing, torch.Size))
+
+
 TorchDispatchMode = _take(
     "torch.utils._python_dispatch.TorchDispatchMode", "which sees the kernels that run", "nothing can be recorded or proved"
 )

@@ -17,7 +17,7 @@ import torch
 
 from remat_codegen.ask.target import Target
 from remat_codegen.errors import TargetError
-from remat_codegen.torch_seam import pytree
+from remat_codegen.torch_seam import pytree, tree_map
 from remat_codegen.trace.absent import beside
 from remat_codegen.trace.sizes import Asked, named_leaves, parse_dynamic
 
@@ -114,7 +114,7 @@ def with_batch(
             made[id(leaf)] = _resized(leaf, dimensions[id(leaf)], batch.size)
         return made[id(leaf)]
 
-    changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(change, (args, kwargs))
+    changed: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(change, (args, kwargs))
     return changed
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import TargetError
-from remat_codegen.torch_seam import pytree
+from remat_codegen.torch_seam import tree_map
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 COMPLEX = ("complex64", "complex128")
@@ -60,7 +60,7 @@ class Inputs:
                 moved[id(leaf)] = _leaf_on(leaf, torch.device(device))
             return moved[id(leaf)]
 
-        args, kwargs = pytree.tree_map(move, (self.args, self.kwargs))
+        args, kwargs = tree_map(move, (self.args, self.kwargs))
         return Inputs(args, kwargs)
 
 

@@ -21,7 +21,16 @@ from unittest import mock
 import torch
 
 from remat_codegen.marked.changed import MOVING
-from remat_codegen.torch_seam import TorchDispatchMode, buffers_of, is_fake, parameters_of, pytree, storage_key, version
+from remat_codegen.torch_seam import (
+    TorchDispatchMode,
+    buffers_of,
+    is_fake,
+    parameters_of,
+    pytree,
+    storage_key,
+    tree_map,
+    version,
+)
 from remat_codegen.trace import Autocast, know_dataclasses
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.caches import caches_as_before
@@ -232,7 +241,7 @@ def forward_of(model: torch.nn.Module, inputs: Any, autocast: Autocast) -> Any:
     with contextlib.ExitStack() as casts:  # each cast anew, in both runs alike
         for device, dtype in autocast:
             casts.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
-        args, kwargs = pytree.tree_map(lambda leaf: leaf, inputs)
+        args, kwargs = tree_map(lambda leaf: leaf, inputs)
         return know_dataclasses(model(*args, **kwargs))
 
 
@@ -241,7 +250,7 @@ def copied_with(data: bool, module: torch.nn.Module, args: Any, kwargs: Any) -> 
     given = _copied if data else _empty
     tensors = [*module.parameters(), *module.buffers()]
     model = copy.deepcopy(module, computed_attributes(module) | {id(t): given(t) for t in tensors})
-    return model, pytree.tree_map(given, (args, kwargs))
+    return model, tree_map(given, (args, kwargs))
 
 
 def _copied(leaf: Any) -> Any:

@@ -32,6 +32,7 @@ from remat_codegen.torch_seam import (
     parameters_of,
     pytree,
     register_absent,
+    tree_map,
 )
 from remat_codegen.trace import cudnn_rnn
 from remat_codegen.trace.casts import ALIKE, LOWER, SINGLE, WITH_TYPE
@@ -125,7 +126,7 @@ def moved(module: torch.nn.Module, values: Any, gpu: Device) -> tuple[torch.nn.M
     for owner in module.modules():
         for held in (parameters_of(owner), buffers_of(owner)):
             held.update({name: move(tensor) for name, tensor in held.items()})
-    return module, pytree.tree_map(move, values)
+    return module, tree_map(move, values)
 
 
 def _like(tensor: torch.Tensor, mode: Absent) -> torch.Tensor:
@@ -295,7 +296,7 @@ def _called(operation: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     since gradients go back through them in the other order."""
 
     def cast(given: Any) -> Any:
-        return pytree.tree_map(lambda leaf: leaf.to(dtype) if _eligible(leaf) else leaf, given)
+        return tree_map(lambda leaf: leaf.to(dtype) if _eligible(leaf) else leaf, given)
 
     with autocast_excluded():
         named = {name: cast(value) for name, value in reversed(kwargs.items())}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_codegen.torch_seam import pytree
+from remat_codegen.torch_seam import pytree, tree_map
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.ir import Origin, Trace, refs, substitute
 from remat_codegen.trace.sizes import hint
@@ -63,7 +63,7 @@ def _step(original: nn.Module, beside: bool, args: Any, kwargs: Any, autocast: A
     """One step of a copy, the gradients for random cotangents."""
     run = copy.deepcopy(original, computed_attributes(original))
     buffers = dict(run.named_buffers())
-    given, others = pytree.tree_map(_leaf, (args, kwargs))
+    given, others = tree_map(_leaf, (args, kwargs))
     inputs = {f"input {i}": leaf for i, leaf in enumerate(pytree.tree_leaves((given, others)))}
     trained = {**inputs, **dict(run.named_parameters())}
     trained = {name: t for name, t in trained.items() if isinstance(t, torch.Tensor) and t.requires_grad}

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.torch_seam import buffers_of, exporting, pytree, storage_key
+from remat_codegen.torch_seam import buffers_of, exporting, pytree, storage_key, tree_map
 from remat_codegen.trace.ir import Origin, Trace
 from remat_codegen.trace.values import Decisions, are_constant
 
@@ -194,7 +194,7 @@ def without_data(values: Attributes) -> Attributes:
         shape = [n if isinstance(n, int) else n.node.hint for n in leaf.shape]
         return made.setdefault(id(leaf), torch.zeros(shape, dtype=leaf.dtype, device=leaf.device))
 
-    return {name: pytree.tree_map(zeros, value) for name, value in values.items()}
+    return {name: tree_map(zeros, value) for name, value in values.items()}
 
 
 def has_tensors(value: Any) -> bool:
@@ -207,7 +207,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf, value)
+    return tree_map(lambda leaf: leaf, value)
 
 
 def _is_same(one: Any, other: Any) -> bool:

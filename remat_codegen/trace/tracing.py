@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import RematError, TraceError
-from remat_codegen.torch_seam import OpOverload, pytree, schema, unchecked_distributions
+from remat_codegen.torch_seam import OpOverload, pytree, schema, tree_map, unchecked_distributions
 from remat_codegen.trace import absent, cudnn_rnn, grouped_products
 from remat_codegen.trace.autograd_functions import functions_as_operations
 from remat_codegen.trace.caches import caches_as_before
@@ -296,7 +296,7 @@ def _copies(given: Any, dynamic: Asked) -> tuple[Any, Asked]:
             made[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
         return made[id(leaf)]
 
-    return pytree.tree_map(copy, given), tuple((copy(tensor), dimension) for tensor, dimension in dynamic)
+    return tree_map(copy, given), tuple((copy(tensor), dimension) for tensor, dimension in dynamic)
 
 
 def _shapes(module: Any, args: Any, kwargs: Any, dynamic: Asked, others: bool) -> Any:

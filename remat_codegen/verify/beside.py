@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from remat_codegen.errors import VerifyError
 from remat_codegen.profile.memory import Peak, peak
 from remat_codegen.profile.memory import free_bytes as free_bytes
-from remat_codegen.torch_seam import pytree
+from remat_codegen.torch_seam import pytree, tree_map
 from remat_codegen.trace import Autocast
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.training import Run, digests, seed_all
@@ -411,7 +411,7 @@ def in_float64(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
         floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         return leaf.detach().double().requires_grad_(leaf.requires_grad) if floating else leaf
 
-    args, kwargs = pytree.tree_map(widen, (args, kwargs))
+    args, kwargs = tree_map(widen, (args, kwargs))
     return doubled(own_model(model)), args, kwargs
 
 

@@ -107,6 +107,25 @@ def example_inputs():
     return (torch.randn(64, 64),)
 """
 
+SHAPED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shapes = {"up": torch.Size((64, 32)), "down": torch.Size((32, 64))}
+        self.make = nn.Linear(8, sum(shape.numel() for shape in self.shapes.values()))
+
+    def forward(self, x, given):
+        for _ in range(3):
+            up, down = self.make(given).split([shape.numel() for shape in self.shapes.values()])
+            h = F.linear(x, up.view(self.shapes["up"])).sin().exp().tanh()
+            x = x + F.linear(h, down.view(self.shapes["down"]))
+        return x
+
+
+def example_inputs():
+    return torch.randn(200, 32), torch.randn(8)
+"""
+
 ESCAPED = """
 class Net(nn.Module):
     def __init__(self):
@@ -139,6 +158,7 @@ def asked(folder, source, budget, edition=None):
         pytest.param(FILLED_LATER, "70%", id="an operation saves what it fills later"),
         pytest.param(MODULATED, "60%", id="a view is taken between two operations"),
         pytest.param(ASSERTED, "60%", id="a Function asserts something of its numbers"),
+        pytest.param(SHAPED, "60%", id="a dict has the sizes of weights"),
         pytest.param(ESCAPED.replace("RE", "False"), "80%", id="a hook keeps something of a checkpoint"),
     ],
 )
