@@ -158,7 +158,7 @@ def asked(folder, source, budget, edition=None):
         pytest.param(FILLED_LATER, "70%", id="an operation saves what it fills later"),
         pytest.param(MODULATED, "60%", id="a view is taken between two operations"),
         pytest.param(ASSERTED, "60%", id="a Function asserts something of its numbers"),
-        pytest.param(SHAPED, "60%", id="a dict has the sizes of weights"),
+        pytest.param(SHAPED, "75%", id="a dict has the sizes of weights"),
         pytest.param(ESCAPED.replace("RE", "False"), "80%", id="a hook keeps something of a checkpoint"),
     ],
 )
