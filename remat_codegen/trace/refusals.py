@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from remat_codegen.errors import TraceError, UnsupportedError, ValuesError
-from remat_codegen.torch_seam import DATA_DEPENDENT
+from remat_codegen.torch_seam import ABSENT, DATA_DEPENDENT
 from remat_codegen.trace.ir import Source
 
 
@@ -35,7 +35,9 @@ _ASKED = ("aten.item", "aten._local_scalar_dense", "aten.is_nonzero", "aten.equa
 
 def trace_error(error: Exception) -> TraceError | UnsupportedError:
     """The line for what torch.export raises, or the model itself."""
-    text = str(error)
+    text = re.sub(
+        rf"\b{ABSENT}(?=:\d)", "cuda", str(error)
+    )  # what stands for a GPU that is not there has that name nowhere else
     where = _user_frame(error) or _quoted_frame(text)
     fixed = re.search(r"You marked L\['(\w+)'\].*?size\(\)\[(\d+)\] as dynamic but your code specialized it", text)
     if fixed:
