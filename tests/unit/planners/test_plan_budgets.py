@@ -27,7 +27,7 @@ def read(name):
     return found.graph, profile, simulate(found.graph, profile, without_recomputation(found.graph)).peak_bytes
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def quick(monkeypatch):
     """Less search: what holds must hold of little of it, too."""
     auto.frontier.cache_clear()
@@ -35,6 +35,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(auto, "RESOLUTION", 1.01)
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_more_budget_is_never_slower(name):
     graph, profile, most = read(name)
@@ -52,6 +53,7 @@ def test_more_budget_is_never_slower(name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nothing_cheap_is_faster(name):
+    """With as much search as in use: plans are for budgets in steps (RESOLUTION), which others need not be."""
     graph, profile, most = read(name)
     for part in (4, 6, 8):
         mine = auto.plan(graph, profile, most * part // 10)
