@@ -152,7 +152,6 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         what = f"{found}, which no file of functions can follow"
         raise UnsupportedError(what, where=target.label, hint="only files with marks can be made")
     _check_parameters(traced)
-    _check_checkpoints(traced)
     source = own_source(target)
     original = Original(
         target=portable(request.target),
@@ -168,16 +167,6 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
     )
     facts = facts_of(traced, plan, request, growth(traced.model, schedule) if traced.model.trace.sizes else {})
     return seal(render(original, traced.model, schedule, facts))
-
-
-def _check_checkpoints(traced: Traced) -> None:
-    """Refuses a model where something that a reentrant checkpoint made without gradients is used: functions give it some."""
-    trained = (where for v, where in traced.model.trace.escaped if traced.model.record.variables[v].requires_grad)
-    if (where := next(trained, None)) is not None:
-        what = (
-            "something that checkpoint(use_reentrant=True) makes, but does not return, is used outside of it: without gradients"
-        )
-        raise UnsupportedError(what, where=where, hint="call it with use_reentrant=False, by which it has some")
 
 
 def _check_parameters(traced: Traced) -> None:

@@ -122,9 +122,20 @@ def _measured_costs(request: Request, traced: Traced, progress: Progress) -> Pro
     costs = costs_for(request)
     with progress.stage(costs.stage):
         try:
-            return costs.of(traced.model, lambda done, total, name: progress.update(done, total))
+            found = costs.of(traced.model, lambda done, total, name: progress.update(done, total))
+            return with_leaves(found, traced)
         finally:  # interrupted, too
             costs.tell(progress.note)
+
+
+def with_leaves(profile: Profile, traced: Traced) -> Profile:
+    """Costs with room for the parameters that forward makes, whenever that is: autograd holds them to the end of the step, and
+    on the way back their gradients, too."""
+    leaves, loss = traced.model.trace.leaf_bytes, traced.graph.loss
+    if not leaves:
+        return profile
+    room = (nbytes + leaves * (1 + (node > loss)) for node, nbytes in enumerate(profile.workspace_bytes))
+    return replace(profile, workspace_bytes=tuple(room))
 
 
 def costs_for(request: Request) -> Costs:
@@ -152,8 +163,7 @@ def capability_of(request: Request) -> str | None:
 
 def reserve_of(traced: Traced, profile: Profile | None = None) -> Reserve:
     """What a generated file may need beside the planned tensors; blocks of a GPU's allocator only where there are costs."""
-    lasting = traced.model.record.shared_cast_bytes + 2 * traced.model.trace.leaf_bytes
-    fixed = SLACK_BYTES + lasting + _looks_bytes(traced.model) + _copies_bytes(traced.model)
+    fixed = SLACK_BYTES + traced.model.record.shared_cast_bytes + _looks_bytes(traced.model) + _copies_bytes(traced.model)
     if not traced.model.trace.accelerator:
         return Reserve(fixed, drawing_nodes(traced.model))
     if profile is None:

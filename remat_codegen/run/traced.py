@@ -66,6 +66,16 @@ def trace_loaded(target: Target, request: Request, progress: Progress) -> Traced
     return replace(found, others=tuple(_trace_loaded(at_batch(target, batch), request, progress) for batch in smaller))
 
 
+def _check_checkpoints(model: Model) -> None:
+    """Refuses a model where something that a reentrant checkpoint made without gradients is used: its trace has some there."""
+    trained = (where for v, where in model.trace.escaped if model.record.variables[v].requires_grad)
+    if (where := next(trained, None)) is not None:
+        what = (
+            "something that checkpoint(use_reentrant=True) makes, but does not return, is used outside of it: without gradients"
+        )
+        raise UnsupportedError(what, where=where, hint="call it with use_reentrant=False, by which it has some")
+
+
 def _defaults_of(module: torch.nn.Module) -> dict[str, str]:
     """What forward's defaults are."""
     try:
@@ -94,6 +104,7 @@ def _trace_loaded(target: Target, request: Request, progress: Progress) -> Trace
             model = simplify(traced, recorded)
         except ValueError as error:
             raise TargetError(str(error), where=target.label, hint="nothing here can be trained") from error
+    _check_checkpoints(model)
     if recorded.loss == "model" and request.loss is None:
         progress.note(
             "note: forward returns its loss, so none outside of the model is counted; --loss cross-entropy counts one"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
-from remat_codegen.torch_seam import checkpoint_generator, made_by, proxy_tensor, pytree
+from remat_codegen.torch_seam import checkpoint_generator, made_by, proxy_tensor
 from remat_codegen.trace.ir import Region
 from remat_codegen.trace.refusals import is_library
 
@@ -86,9 +86,15 @@ def _region(*, reentrant: bool, selective: bool, keeps_state: bool) -> Iterator[
     region = Region(before, where, reentrant=reentrant, selective=selective, keeps_state=keeps_state)
     for node in made:
         node.meta[META] = (region, *node.meta.get(META, ()))
-    ends = (made_by(t, mode.tracer) for t in pytree.tree_leaves(returned) if isinstance(t, torch.Tensor))
+    ends = (made_by(t, mode.tracer) for t in _with_gradient(returned))
     for node in filter(None, ends):
         node.meta[RETURNED] = (region, *node.meta.get(RETURNED, ()))
+
+
+def _with_gradient(returned: list[Any]) -> list[torch.Tensor]:
+    """Of what a reentrant call returns, what has a gradient outside: a tensor, or those of a tuple, but none in a list."""
+    direct = (item for result in returned for item in (result if isinstance(result, tuple) else (result,)))
+    return [item for item in direct if isinstance(item, torch.Tensor)]
 
 
 def _caller(frame: FrameType | None) -> str | None:

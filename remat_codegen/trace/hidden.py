@@ -34,6 +34,7 @@ from remat_codegen.trace.state import (
     attributes_of,
     have_changed,
     hooks_of,
+    note_leaf,
     put_back,
     put_hooks_back,
     set_attributes,
@@ -183,7 +184,9 @@ def no_switching(module: torch.nn.Module) -> Iterator[None]:
 
     def switch(tensor: Any, requires_grad: bool = True) -> Any:
         check(tensor, requires_grad)
-        return plain_requires_grad_(tensor, requires_grad)
+        found = plain_requires_grad_(tensor, requires_grad)
+        note_leaf(found)
+        return found
 
     torch.Tensor.requires_grad = property(plain_requires_grad.__get__, put)  # type: ignore[assignment]
     torch.Tensor.requires_grad_ = switch  # type: ignore[assignment, method-assign]

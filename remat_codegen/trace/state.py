@@ -7,11 +7,13 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.torch_seam import buffers_of, exporting, pytree, storage_key, tree_map
@@ -35,7 +37,8 @@ class Seen:
     the `written` are parameters that it gave modules instead of others. The
     `constant` ones are tensors that it would make again, as no input, parameter or random number is in them.
     `assigned` are the new values of buffers, which the traced forward returns beside its result; `drawn` are the generators
-    that a recorded run drew from, but for PyTorch's. `leaf_bytes` are those of parameters that it makes itself.
+    that a recorded run drew from, but for PyTorch's. `leaf_bytes` are those of parameters and other leaves
+    with gradient that it makes itself.
     """
 
     written: list[str] = field(default_factory=list)
@@ -65,7 +68,7 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
     containers = list[tuple[str, Any, Any]]()
     attributes: Attributes = {}
     parameters: dict[str, torch.nn.Parameter] = {}
-    made: list[torch.nn.Parameter] = []
+    made: list[torch.Tensor] = []
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -79,7 +82,8 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
         seen.written += [n for n, p in module.named_parameters(remove_duplicate=False) if parameters.get(n) is not p]
         seen.assigned |= _assigned_buffers(module, attributes)
         own = {id(parameter) for parameter in module.parameters()}
-        seen.leaf_bytes = sum(p.numel() * p.element_size() for p in made if p.requires_grad and id(p) not in own)
+        leaves = {id(leaf): leaf for leaf in made if leaf.requires_grad and id(leaf) not in own}
+        seen.leaf_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
         now = attributes_of(module)
         changed = {n: v for n, v in now.items() if n not in attributes or not _is_same(v, attributes[n])}
         seen.attributes |= changed
@@ -241,17 +245,45 @@ def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
     yield from (f"{name}[{key!r}]" for key in keys)
 
 
+class _Leaves(TorchFunctionMode):
+    """Notes the tensors that are made with a gradient of their own in here: ones(3, requires_grad=True)."""
+
+    def __init__(self, made: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.made = made
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Runs the function."""
+        found = func(*args, **(kwargs or {}))
+        if kwargs and kwargs.get("requires_grad") and isinstance(found, torch.Tensor):
+            self.made.append(found)
+        return found
+
+
+_made: ContextVar[list[torch.Tensor] | None] = ContextVar("made", default=None)
+
+
+def note_leaf(tensor: torch.Tensor) -> None:
+    """Notes that forward gives a tensor that it has made a gradient of its own."""
+    if (made := _made.get()) is not None and tensor.requires_grad and tensor.is_leaf:
+        made.append(tensor)
+
+
 @contextlib.contextmanager
-def _noting(made: list[torch.nn.Parameter]) -> Iterator[None]:
-    """Notes the parameters that are made in here."""
+def _noting(made: list[torch.Tensor]) -> Iterator[None]:
+    """Notes the parameters, and other leaves with gradient, that are made in here."""
     plain = vars(torch.nn.Parameter)["__new__"]
 
     def new(*args: Any, **kwargs: Any) -> Any:
         made.append(plain.__func__(*args, **kwargs))
         return made[-1]
 
-    with mock.patch.object(torch.nn.Parameter, "__new__", staticmethod(new)):
-        yield
+    token = _made.set(made)
+    try:
+        with mock.patch.object(torch.nn.Parameter, "__new__", staticmethod(new)), _Leaves(made):
+            yield
+    finally:
+        _made.reset(token)
 
 
 def with_returned(trace: Trace, assigned: Iterable[str], decisions: Iterable[tuple[str, bool]]) -> Trace:

@@ -6,7 +6,7 @@ import pytest
 
 from remat_codegen.ask.request import Request
 from remat_codegen.errors import UnsupportedError
-from remat_codegen.run import functions, marked
+from remat_codegen.run import marked
 from remat_codegen.show.results import Progress
 
 HEAD = """
@@ -144,6 +144,25 @@ def example_inputs():
     return (torch.randn(64, 64, requires_grad=True),)
 """
 
+IN_A_LIST = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 4)
+
+    def run(self, x):
+        y = self.body(x).sin().exp().tanh()
+        return y, [y * 2]
+
+    def forward(self, x):
+        y, others = checkpoint(self.run, torch.sin(x), use_reentrant=RE)
+        return self.head(y) + others[0].square().mean()
+
+
+def example_inputs():
+    return (torch.randn(64, 64, requires_grad=True),)
+"""
+
 
 def asked(folder, source, budget, edition=None):
     path = folder / "model.py"
@@ -172,9 +191,11 @@ def test_what_a_view_is_taken_of_is_marked(tmp_path):
     assert "shift[..., None, :]" in (tmp_path / "file.py").read_text()
 
 
-def test_functions_do_not_give_gradients_to_what_had_none(tmp_path):
-    source = ESCAPED.replace("RE", "True")
-    where = HEAD.count("\n") + source[: source.index("checkpoint(")].count("\n") + 1
+@pytest.mark.parametrize(("model", "line"), [(ESCAPED, "y = checkpoint("), (IN_A_LIST, "y, others = checkpoint(")])
+def test_what_has_no_gradient_in_truth_is_given_none(tmp_path, model, line):
+    source = model.replace("RE", "True")
+    where = HEAD.count("\n") + source[: source.index(line)].count("\n") + 1
     with pytest.raises(UnsupportedError, match=r"checkpoint\(use_reentrant=True\) makes, but does not return") as refused:
-        functions.generate(asked(tmp_path, source, "80%", edition=1), Progress(None))
+        marked.generate(asked(tmp_path, source, "80%"), Progress(None))
     assert refused.value.where == f"model.py:{where}"
+    marked.generate(asked(tmp_path, model.replace("RE", "False"), "80%"), Progress(None))
