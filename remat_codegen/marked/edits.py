@@ -62,9 +62,9 @@ def laid_out(source: bytes, changed: Iterable[int], width: int) -> str:
     return "".join(lines)
 
 
-def _around(node: ast.stmt, tree: ast.Module) -> ast.stmt | None:
-    """The statement in whose line another one stands, with which it ends: `def forward(self, x): return self.net(x)`."""
-    beside = (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.If, ast.For, ast.With)) and n is not node)
+def _around(node: ast.stmt, tree: ast.Module) -> ast.FunctionDef | None:
+    """The method in whose line a statement stands, with which it ends: `def forward(self, x): return self.net(x)`."""
+    beside = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not node)
     return next((n for n in beside if n.body[-1] is node and (n.lineno, n.end_lineno) == (node.lineno, node.end_lineno)), None)
 
 

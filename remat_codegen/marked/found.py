@@ -397,7 +397,8 @@ class Found:
         inner = [*self.tree.outermost(vertex, lambda v: self._is_around(vertex, v) and fits(v))]
         handed = {op for v in inner for op in range(v.begin, v.end)}
         first = min((op for op in range(vertex.begin, vertex.end) if op not in handed), default=vertex.end)
-        late = {v.id for v in inner if v.begin > first and not self._working_in(v)}  # what only looks, and after something else
+        looking = [v for v in inner if v.end > v.begin and not self._working_in(v)]
+        late = {v.id for v in looking if v.begin > first}  # which would come before something else
         return replace(vertex, outside=tuple(v.text.span for v in inner if v.text is not None and v.id not in late))
 
     def _is_own(self, vertex: Vertex) -> bool:
