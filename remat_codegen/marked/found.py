@@ -411,6 +411,8 @@ class Found:
         if file not in self.sources or self.library is None:
             return file in self.sources
         if text.function.is_at_top:
+            if self._is_carried(text.function) and hasattr(at_top(text.function), "__wrapped__"):
+                return False  # for an original, the file's own one would read the file's classes
             met = self.with_callers(text.function) is not None
             return met and (text.function in self.makes_several or not self.giving(text.function))
         carried = self._is_carried(text.function)
