@@ -426,11 +426,14 @@ class _Step:
             if self.until[index] < 0 and part.late:  # its values are kept for whoever may save them
                 self._hold(range(part.last + 1, self.graph.loss + 1), [*self.inputs[index], *self.own[index]])
             elif self.until[index] < 0:
-                within = [u for u in self.rule.held.unread if u.node in part]
-                during = [u.during.stop for u in within]
-                self.left.update(self.inputs[index] if any(u.left is not None for u in within) else ())
-                there = max((self.rule.forward_end[d] for d in self.own[index]), default=-1)
-                self._hold(range(part.last + 1, max([there + 1, *during])), self.inputs[index])
+                lefts = (u.left for u in self.rule.held.unread if u.node in part)
+                self.left.update(self.inputs[index] if any(left is not None for left in lefts) else ())
+                self._hold(range(part.last + 1, self._there(index)), self.inputs[index])
+
+    def _there(self, index: int) -> int:
+        """By which forward node there is nothing of a part that nothing is missed of: neither a value nor what autograd has."""
+        ends = [self.rule.forward_end[d] + 1 for d in self.own[index]]
+        return max([0, *ends, *(u.during.stop for u in self.rule.held.unread if u.node in self.parts[index])])
 
     def _leave(self, node: int, data: Collection[int], nbytes: int) -> None:
         """Holds what a node leaves until it runs in the next step."""
@@ -486,9 +489,8 @@ class _Step:
         for index, part in enumerate(self.parts):
             if self.until[index] > loss:
                 self.states.let_go(index, where[self.until[index]] + 1)
-            elif part.late or self.own[index]:
-                there = max((self.rule.forward_end[d] for d in self.own[index]), default=-1)
-                self.states.let_go(index, loss + 1 if part.late else there + 1)
+            else:
+                self.states.let_go(index, loss + 1 if part.late else self._there(index))
         for position, nbytes in self.states.held(len(self.order)).items():
             self.beside[position] = self.beside.get(position, 0) + nbytes
 

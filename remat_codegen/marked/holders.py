@@ -88,7 +88,7 @@ class Holders:
             for storage, alive in (asked for row in rows for asked in row.asked):
                 data = body.phantom if storage is None else self.of_storage.get(storage)
                 if data is not None:
-                    found.setdefault(node, {}).setdefault(data, max(0, alive - before))
+                    found.setdefault(node, {}).setdefault(data, alive - before)
         return {node: tuple(asked.items()) for node, asked in found.items()}
 
     @cached_property
