@@ -60,6 +60,7 @@ ON_GPU = True  # it is for GPUs, whose memory may run out
 STATIC = True  # it takes no sizes but those that were planned for
 OBJECTS = True  # its variables hold objects of classes of its own with tensors in them
 DECORATED = True  # some of the functions in other files are decorated there
+CLOSURES = True  # some are called by functions that decorators of classes have defined
 GIVEN = True  # some are called by what methods are given, or by the name of a module: with_marks(F.normalize)(x)
 LAZY = True  # its code names layers that get their weights when they are first called
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
@@ -131,6 +132,8 @@ def _parts(module):
 def with_marks(function):
     """The function of this file that is this one of a library, with marks; else the one itself."""
     key = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if isinstance(function, types.MethodType):
+        return types.MethodType(with_marks(function.__func__), function.__self__)
     ours, wraps = WRITTEN.get(key), hasattr(function, "__wrapped__")
     if torch.compiler.is_compiling() or wraps or not isinstance(ours, types.FunctionType):
         return function
@@ -251,7 +254,7 @@ def _digests(lines, statements):
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
         own = [line[statement.col_offset :] for line in lines[first - 1 : statement.end_lineno] if line]
         yield first, f"{zlib.crc32(chr(10).join(own).encode()):08x}"
-        if isinstance(statement, ast.ClassDef):
+        if isinstance(statement, ast.ClassDef) or (CLOSURES and isinstance(statement, ast.FunctionDef)):
             yield from _digests(lines, statement.body)
 
 
@@ -265,8 +268,13 @@ def _take_over(module, written):
         if FUNCTIONS:  # and what may call them
             made_from = _made_from(next((module for (module, _), known in WRITTEN.items() if known is kind), ""))
             marked += [n for n in ours if f"{base.__qualname__}.{n}" in made_from and n not in marked]
+        if CLOSURES:
+            closures = {n: c for n, f in vars(base).items() if (c := _around_copy(f)) is not None}
+            marked += [n for n in closures if n not in marked]
         for name in marked:
             theirs = vars(base).get(name)
+            if CLOSURES:
+                kind = closures.get(name, kind)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known and LIBRARY and kind in WRITTEN.values():
                 inner = inspect.unwrap(theirs)
@@ -423,9 +431,11 @@ class InstanceMethod:
     def __wrapped__(self):
         module = self.module()
         if self.method is None and self.kind is not None:
-            method = vars(self.kind)[self.name]
+            closure = CLOSURES and isinstance(self.kind, types.FunctionType)
+            method = self.kind if closure else vars(self.kind)[self.name]
             if LIBRARY and self.kind in WRITTEN.values():
-                method = _alike(getattr(type(module), self.name), method)  # which may raise, each time
+                copied = _closed if closure else _alike
+                method = copied(getattr(type(module), self.name), method)  # which may raise, each time
             if SHARES and (not LIBRARY or self.kind not in WRITTEN.values()):
                 method = _among_theirs(method, getattr(type(module), self.name))
             self.method = method
@@ -463,6 +473,33 @@ def _alike(theirs, ours):
     made.__kwdefaults__ = inner.__kwdefaults__
     made.__dict__.update(inner.__dict__)
     return _wrapped_alike(theirs, inner, made)
+
+
+def _around_copy(theirs):
+    """What a file has the copy in of a function that is defined in another one, there; None for other functions."""
+    if not isinstance(theirs, types.FunctionType):
+        return None
+    around, _, name = theirs.__code__.co_qualname.rpartition(".")
+    ours = WRITTEN.get((theirs.__globals__.get("__name__"), around))
+    return ours if isinstance(ours, types.FunctionType) and _code_in(ours, name) else None
+
+
+def _code_in(function, name):
+    codes = (c for c in function.__code__.co_consts if isinstance(c, types.CodeType))
+    return next((code for code in codes if code.co_name == name), None)
+
+
+def _closed(theirs, ours):
+    """The function that is defined here in another one, with the variables that the one there has."""
+    code, cells = theirs.__code__, dict(zip(theirs.__code__.co_freevars, theirs.__closure__ or (), strict=True))
+    module, copied = theirs.__globals__["__name__"], _code_in(ours, code.co_name)
+    _check({*cells} == {*copied.co_freevars} and _stands(theirs, module), code.co_qualname, module)
+    closure = tuple(cells[name] for name in copied.co_freevars)
+    made = types.FunctionType(copied, ours.__globals__, theirs.__name__, theirs.__defaults__, closure)
+    made.__kwdefaults__ = theirs.__kwdefaults__
+    made.__dict__.update(theirs.__dict__)
+    _check_names(theirs, made)
+    return made
 
 
 def _among_theirs(method, theirs):
@@ -559,8 +596,10 @@ def _is_made_from(there, name, names, copied):
 
 def _stands(function, module):
     """Whether a function is where the text is that this file has it from: there may be others of its name."""
-    there, made_from = TEXTS.get(function.__module__), dict(w.split(":") for w in MADE_FROM.get(module, "").split())
-    return not there or (function.__code__.co_firstlineno, made_from.get(function.__qualname__)) in there
+    there, made_from = TEXTS.get(function.__globals__["__name__"]), dict(
+        w.split(":") for w in MADE_FROM.get(module, "").split()
+    )
+    return not there or (function.__code__.co_firstlineno, made_from.get(function.__code__.co_qualname)) in there
 
 
 def _check(same, module, name):

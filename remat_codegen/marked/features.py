@@ -50,6 +50,7 @@ class Features:
     given: bool = False
     lazy: bool = False
     attributes: bool = False
+    closures: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

@@ -18,7 +18,7 @@ from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd, reading_followers
 from remat_codegen.marked.compiled import is_compiled_function
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
-from remat_codegen.marked.given import given_to_calls, given_to_expression
+from remat_codegen.marked.given import calls_in, given_to_calls, given_to_expression
 from remat_codegen.marked.holders import Holders, node_of
 from remat_codegen.marked.library import Library, Owner, at_top, first_line, is_only_called, method_in, text_of
 from remat_codegen.marked.lookups import Caller, Lookups
@@ -322,8 +322,8 @@ class Found:
         node = None if syntax is None else syntax.find(text.span)
         if syntax is None or not isinstance(node, ast.expr):
             return frozenset()
-        if self.is_module(vertex):  # a tensor may be another call's, and of its own it reads nearly all
-            return given_to_calls(node).difference(text.alone)
+        if self.is_module(vertex):  # where there are several calls, a tensor may be another one's
+            return given_to_calls(node).difference(text.alone if len(calls_in(node)) > 1 else ())
         mark = self.mark(vertex, "part")
         key = text.function.file, mark.span, mark.outside, mark.inputs
         if key not in self.names_given:
@@ -432,7 +432,7 @@ class Found:
         assert self.library is not None
         calling = self._calling(function)
         found = [c for c in calling or () if c.function.file not in self.library.carried]
-        owners = [self.library.owner_by_kind(c.function, type(self.library.modules.get(c.path or ""))) for c in found]
+        owners = [self.library.caller(c.function, c.path) for c in found]
         if calling is None or None in owners or not self._are_carried([c for c in calling if c not in found]):
             return None
         away = [c.function for c, o in zip(found, owners, strict=True) if o is not None and o.module]

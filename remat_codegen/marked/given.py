@@ -18,9 +18,13 @@ def given_to_expression(node: ast.expr, outside: Collection[ast.expr]) -> frozen
 
 def given_to_calls(node: ast.expr) -> frozenset[str]:
     """The same of the calls in an expression: what is taken out of a list for them is given alone."""
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and root_of(n.func) not in LIBRARIES | PURE]
-    arguments = [argument for call in calls for argument in (*call.args, *(k.value for k in call.keywords))]
+    arguments = [argument for call in calls_in(node) for argument in (*call.args, *(k.value for k in call.keywords))]
     return frozenset(name for argument in arguments for name in _whole(argument))
+
+
+def calls_in(node: ast.expr) -> list[ast.Call]:
+    """The calls in an expression of what may be a module."""
+    return [n for n in ast.walk(node) if isinstance(n, ast.Call) and root_of(n.func) not in LIBRARIES | PURE]
 
 
 def _whole(node: ast.AST) -> Iterator[str]:

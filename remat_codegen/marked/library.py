@@ -13,8 +13,9 @@ import linecache
 import re
 import symtable
 import sys
+import textwrap
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -40,6 +41,7 @@ WITHIN = {"__name__", "__file__", "__spec__", "__package__", "__doc__", "__built
     "eval",
     "exec",
 }  # what looks at the class or file it stands in
+WITHIN_FUNCTION = ".<locals>"
 Meaning = tuple[str, str] | None
 _NO_PARAMETERS: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}
 
@@ -47,11 +49,17 @@ _NO_PARAMETERS: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The class that a method is of: its module's name, empty for that of the model's own class, its own within that, and the
-    name of the method. A function at the top of a module is of no class, whose name is empty then."""
+    name of the method. A function at the top of a module is of no class, whose name is empty then. What a decorator of classes
+    puts in the place of a method is of the function that defines it, as Python names that: `counted.<locals>`."""
 
     module: str
     kind: str
     method: str
+
+    @property
+    def is_closure(self) -> bool:
+        """Whether it is defined in a function."""
+        return self.kind.endswith(WITHIN_FUNCTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,11 @@ class Library:
         if key not in self.known:
             self.known[key] = (_at_top if function.is_at_top else _method)(function, kind, self.own, self.home)
         return self.known[key]
+
+    def caller(self, function: Function, path: str | None) -> Owner | None:
+        """Whose method a function is that calls one with marks: the module's at `path`, or what stands there in its place."""
+        kind = type(self.modules.get(path or ""))
+        return self.owner_by_kind(function, kind) or _closure(function, kind, self.own, self.carried)
 
 
 def _at_top(function: Function, kind: type, own: str, home: str) -> Owner | None:
@@ -188,6 +201,26 @@ def _method(function: Function, kind: type, own: str, home: str) -> Owner | None
     return None if _is_pythons(owner.__module__) else Owner(owner.__module__, place, name)
 
 
+def _closure(function: Function, kind: type, own: str, carried: Collection[str]) -> Owner | None:
+    """The function of a library that defines what a decorator of classes has put in the place of a method, if a module of this
+    kind would run that; None where its text does not stand for it."""
+    place, _, name = function.name.rpartition(".")
+    found, module = getattr(kind, name, None), module_of(function.file)
+    if not place.endswith(WITHIN_FUNCTION) or not isinstance(found, types.FunctionType) or module is None:
+        return None
+    code, cells = found.__code__, found.__closure__ or ()
+    if (code.co_filename, code.co_qualname, code.co_firstlineno) != (function.file, function.name, function.line):
+        return None
+    if found.__globals__ is not vars(module) or any(cell == types.CellType() for cell in cells):
+        return None
+    method = method_in(text_of(function.file), place, name)
+    if method is None or first_line(method) != function.line or free_names(function.file, place, name) != code.co_freevars:
+        return None
+    if function.file in (own, *carried) or not _is_found_by_name(module, function.file, own) or _is_pythons(module.__name__):
+        return None
+    return Owner(module.__name__, place, name) if needs(function.file, place, name) is not None else None
+
+
 def _is_pythons(module: str) -> bool:
     """Whether a module is of the standard library, whose functions are others in each version of Python."""
     return module.partition(".")[0] in sys.stdlib_module_names
@@ -250,11 +283,11 @@ def _is_found_by_name(module: types.ModuleType, file: str, own: str) -> bool:
 def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     """The names that a method's text needs of its file; None where the text alone would do something else elsewhere."""
     method = method_in(text_of(file), kind, name)
-    if method is None or not _can_be_copied(method):
+    if method is None or not _can_be_copied(method, kind.endswith(WITHIN_FUNCTION)):
         return None
     if any(isinstance(n, ast.ImportFrom) and n.level for n in _inside(method)):
         return None  # relative to where it stands
-    read, beside = _global_names(file, method), _beside(method)
+    read, beside = _global_names(file, method).difference(free_names(file, kind, name)), _beside(method)
     module = module_of(file)
     needed = {n for n in read | beside if not (hasattr(builtins, n) and not hasattr(module, n))}
     if not all(_can_be_imported(module, n) for n in needed) or _sets(file) & needed or beside & _names_in_class(file, kind):
@@ -262,13 +295,32 @@ def needs(file: str, kind: str, name: str) -> tuple[str, ...] | None:
     return tuple(sorted(needed))
 
 
-def _can_be_copied(method: ast.FunctionDef) -> bool:
-    """Whether a method's text does the same in another class, if its names mean the same there."""
-    if method.col_offset > 4 or (method.name.startswith("__") and method.name.endswith("__")):
+def _can_be_copied(method: ast.FunctionDef, within: bool = False) -> bool:
+    """Whether a method's text does the same in another class, or in another function, if its names mean the same there."""
+    moved = any(map(_has_lines, ast.walk(method))) if within else method.col_offset > 4
+    if moved or (method.name.startswith("__") and method.name.endswith("__")):
         return False  # moved to the left, its text may be another one; and Python looks for special methods in classes only
     names = {n.id for n in _inside(method) if isinstance(n, ast.Name)}
     attributes = {n.attr for n in _inside(method) if isinstance(n, ast.Attribute)}  # private ones have the class's name
     return not (names | attributes) & WITHIN and not any(map(_is_private, names))
+
+
+def _has_lines(node: ast.AST) -> bool:
+    """Whether it is a text of several lines."""
+    text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
+    return text and node.lineno != node.end_lineno  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=4096)
+def free_names(file: str, kind: str, name: str) -> tuple[str, ...]:
+    """The variables of the functions around it that a function reads; none of a method."""
+    if not kind.endswith(WITHIN_FUNCTION):
+        return ()
+    table = symtable.symtable(text_of(file), file, "exec")
+    for part in (*kind.split("."), name):
+        inner = [t for t in table.get_children() if t.get_name() == part]
+        table = table if part == WITHIN_FUNCTION[1:] else inner[-1] if inner else table
+    return tuple(sorted(s.get_name() for s in table.get_symbols() if s.is_free()))
 
 
 @lru_cache(maxsize=4096)
@@ -332,8 +384,8 @@ def _beside(method: ast.FunctionDef) -> set[str]:
 
 
 def _names_in_class(file: str, kind: str) -> set[str]:
-    """What the class itself binds."""
-    node = _class_in(text_of(file), kind)
+    """What the class itself binds, or the function that something is defined in."""
+    node = _home_in(text_of(file), kind)
     own = [s for s in (node.body if node is not None else []) if not isinstance(s, (ast.FunctionDef, ast.ClassDef))]
     bound = {n.id for s in own for n in ast.walk(s) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
     return bound | {getattr(s, "name", "") for s in (node.body if node is not None else [])}
@@ -359,17 +411,21 @@ def text_of(file: str) -> str:
 def method_in(source: str, kind: str, name: str) -> ast.FunctionDef | None:
     """A method of a class in a text, or a function at its top, if `kind` is empty; the last of that name."""
     syntax = syntax_of(source)
-    node = _class_in(source, kind) if kind else None if syntax is None else syntax.tree
+    node = _home_in(source, kind) if kind else None if syntax is None else syntax.tree
     found = [n for n in (node.body if node is not None else ()) if isinstance(n, ast.FunctionDef) and n.name == name]
     return found[-1] if found else None
 
 
-def _class_in(source: str, kind: str) -> ast.ClassDef | None:
+def _home_in(source: str, kind: str) -> ast.ClassDef | ast.FunctionDef | None:
+    """The class of a name in a text, `Outer.Inner`; or the function, `outer.<locals>`."""
     syntax = syntax_of(source)
     body, found = [] if syntax is None else syntax.tree.body, None
-    for part in kind.split("."):
-        found = next((n for n in reversed(body) if isinstance(n, ast.ClassDef) and n.name == part), None)
-        body = [] if found is None else found.body
+    parts = kind.split(".")
+    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+        if part != WITHIN_FUNCTION[1:]:
+            sort = ast.FunctionDef if after == WITHIN_FUNCTION[1:] else ast.ClassDef
+            found = next((n for n in reversed(body) if isinstance(n, sort) and n.name == part), None)
+            body = [] if found is None else found.body
     return found
 
 
@@ -457,9 +513,21 @@ def meanings(lines: Iterable[str]) -> dict[str, Meaning]:
 
 
 def _class(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> Written:
+    if kind.endswith(WITHIN_FUNCTION):
+        return _around_closures(module, kind, methods, text, names)
     own = names.new(kind.rpartition(".")[2], None)
     code, imports = _code(module, kind, methods, text, names)
     return Written(f"class {own}:\n{code}", own, (module, kind), imports, about(module) if module else "")
+
+
+def _around_closures(module: str, kind: str, methods: Sequence[str], text: str, names: _Names) -> Written:
+    """Functions that are defined in another one, in one that is given what they have of that."""
+    own, file = names.new(kind.partition(".")[0], None), sys.modules[module].__file__ or ""
+    code, imports = _code(module, kind, methods, text, names)
+    given = ", ".join(sorted({n for method in methods for n in free_names(file, kind, method)}))
+    inner = textwrap.indent(textwrap.dedent(code), "    ")
+    told = f"def {own}({given}):\n{inner}\n\n    return {', '.join(methods)}"
+    return Written(told, own, (module, kind), imports, about(module))
 
 
 def _function(module: str, name: str, text: str, names: _Names) -> Written:

@@ -77,7 +77,8 @@ class Lookups:
 
     def is_met(self, function: Function, module: str, sure: bool) -> bool:
         """Whether marks in a method of a module are met whenever it runs; `sure` where that has to be known."""
-        ways = self.found.get((function.file, function.name.partition(".<locals>")[0], module), set())
+        names = function.name, function.name.partition(".<locals>")[0]
+        ways = next((ways for name in names if (ways := self.found.get((function.file, name, module)))), set())
         return Way.OTHER not in ways and not (sure and Way.UNKNOWN in ways)
 
     def all_callers(self, function: Function, sure: bool) -> frozenset[Caller] | None:
@@ -108,11 +109,17 @@ class Lookups:
             return None
         if "<locals>" in caller.function.name and (method := method_around(caller, outer)) is not None:
             caller = replace(caller, function=method.function, module=method.module)
-        if not caller.function.is_at_top and ("<" in caller.function.name or caller.module != going):
+        if not caller.function.is_at_top and (self._is_within(caller) or caller.module != going):
             return None
         named = isinstance(node.func, ast.Name) and node.func.id == call.function.name and self.by_name(call.function)
         named = named and caller.function.file == call.function.file and not any(_bound(syntax, node, call.function.name))
         return Caller(caller.function, None if caller.function.is_at_top else going, None if named else span_of(node.func))
+
+    def _is_within(self, caller: Call) -> bool:
+        """Whether a frame runs what is defined in a function, unless that stands in its module's class in place of a method."""
+        found = getattr(type(self.modules.get(caller.module or "")), caller.function.name.rpartition(".")[2], None)
+        code = getattr(found, "__code__", None)
+        return "<" in caller.function.name and getattr(code, "co_qualname", None) != caller.function.name
 
     def _way(self, calls: tuple[Call, ...]) -> Way:
         """How the method was found that the last of these frames runs."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
-from remat_codegen.marked.library import Owner, is_decorated
+from remat_codegen.marked.library import WITHIN_FUNCTION, Owner, free_names, is_decorated, method_in
 from remat_codegen.marked.markable import IN_PLACE, is_only_in
 from remat_codegen.marked.marking import GIVEN
 from remat_codegen.marked.syntax import functions_in, span_of, value_of
@@ -29,7 +29,7 @@ _LAYERS = re.compile(
 )
 OPERATORS = ast.operator, ast.unaryop, ast.boolop, ast.cmpop
 _TABLE = re.compile("(WRITTEN|as_there)_*")
-_WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]*)', '(?P<kind>[\w.]+)'\] = (?P<name>\w+)")
+_WRITTEN = re.compile(r"WRITTEN_*\['(?P<module>[\w.]*)', '(?P<kind>[\w.<>]+)'\] = (?P<name>\w+)")
 _DECORATED = re.compile(r"as_there_*\('(?P<module>[\w.]+)', '(?P<kind>\w+)', (?P<name>\w+)\)")
 # What lambdas call what they are given, each with the names around the lambda, and with where that is noted.
 MOST_TIMES = 100_000  # that a part is evaluated in a step
@@ -96,7 +96,7 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
     written = _written(tree, found)
     ours = ast.Module([s for s in tree.body if getattr(s, "name", None) not in written], [])
     for file, source in sources.items():
-        _read_marks(file, dict(functions_in(ours)), ast.parse(source), found)
+        _read_marks(file, dict(functions_in(ours)), dict(functions_in(ast.parse(source))), found)
     for name, (module, kind) in written.items():
         _read_written(tree, name, (module, kind, file_of(module)), Imported(tree, written), found)
     return found
@@ -172,9 +172,10 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
 # ---------------------------------------------------------------------------------------------- the marks
 
 
-def _read_marks(file: str, ours: Mapping[str, Any], source: ast.Module, found: Reading, alike: Alike | None = None) -> None:
-    """`alike` are names that may be others in the source."""
-    theirs = dict(functions_in(source))
+def _read_marks(
+    file: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], found: Reading, alike: Alike | None = None
+) -> None:
+    """`alike` are names that may be others in theirs."""
     for name, function in ours.items():
         if name in theirs:
             _Walk(file, name, found, alike or {}).bodies(theirs[name], function)
@@ -209,17 +210,35 @@ def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], importe
     source = "".join(linecache.getlines(file))
     if len(bound) != 1 or not source:
         return found.wrong(bound[0] if bound else None, f"{name} is not the one class of that name, or {kind} is not known")
-    methods = bound[0].body if isinstance(bound[0], ast.ClassDef) else bound
+    ours: dict[str, Any]
+    theirs: dict[str, Any]
+    if kind.endswith(WITHIN_FUNCTION):
+        methods = _closures_in(bound[0], file, kind)
+        ours = {f"{kind}.{getattr(f, 'name', '')}": f for f in methods}
+        theirs = {n: f for n in ours if (f := method_in(source, *n.rsplit(".", 1))) is not None}
+    else:
+        methods = bound[0].body if isinstance(bound[0], ast.ClassDef) else [*bound]
+        ours = {n.replace(name, kind, 1): f for n, f in functions_in(ast.Module([*bound], []))}
+        theirs = dict(functions_in(ast.parse(source)))
     if wrong := [n for n in methods if not isinstance(n, ast.FunctionDef) or n.decorator_list]:
         return found.wrong(wrong[0], f"{name} has more than methods of {kind}")
-    ours = {n.replace(name, kind, 1): f for n, f in functions_in(ast.Module([*bound], []))}
-    theirs = dict(functions_in(ast.parse(source)))
     if missing := [n for n in ours if n not in theirs]:
         return found.wrong(ours[missing[0]], f"{missing[0]} is not in {file}")
     alike = imported.alike(module, file, ours) if module else {}  # of the model's own file, it has the names
     for node, text in imported.wrong(alike, file, ours) if module else ():
         found.wrong(node, text)
-    _read_marks(file, ours, ast.parse(source), found, alike)
+    _read_marks(file, ours, theirs, found, alike)
+
+
+def _closures_in(outer: ast.stmt, file: str, kind: str) -> list[ast.stmt]:
+    """The statements of a function that has copies of what is defined in another one there: as it has to be, those are all,
+    it is given what they have of that one, and gives them."""
+    assert isinstance(outer, ast.FunctionDef)
+    *inner, last = outer.body
+    names = [n.name for n in inner if isinstance(n, ast.FunctionDef)]
+    free = sorted({n for name in names for n in free_names(file, kind, name)})
+    same = ast.unparse(outer.args) == ", ".join(free) and ast.unparse(last) == f"return {', '.join(names)}"
+    return inner if same and not outer.decorator_list else [*inner, last]
 
 
 class _Walk:

@@ -86,6 +86,7 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
             features_of(traced, marks, bool(brought.others) and not traced.others, bool(traced.others)),
             home=any(not owner.module for owner in methods.owners),
             decorated=any(map(is_decorated, methods.owners)),
+            closures=any(owner.is_closure for owner in methods.owners),
             given=marks.gives,
             static=request.static,
             shares=bool(shared) or any(_looks_at_class(source or "", name) for name in _names(made_from.get("", ()))),
