@@ -431,13 +431,14 @@ class InstanceMethod:
     def __wrapped__(self):
         module = self.module()
         if self.method is None and self.kind is not None:
-            closure = CLOSURES and isinstance(self.kind, types.FunctionType)
-            method = self.kind if closure else vars(self.kind)[self.name]
-            if LIBRARY and self.kind in WRITTEN.values():
-                copied = _closed if closure else _alike
-                method = copied(getattr(type(module), self.name), method)  # which may raise, each time
-            if SHARES and (not LIBRARY or self.kind not in WRITTEN.values()):
-                method = _among_theirs(method, getattr(type(module), self.name))
+            if CLOSURES and isinstance(self.kind, types.FunctionType):
+                method = _closed(getattr(type(module), self.name), self.kind)  # which may raise, each time
+            else:
+                method = vars(self.kind)[self.name]
+                if LIBRARY and self.kind in WRITTEN.values():
+                    method = _alike(getattr(type(module), self.name), method)  # which may raise, each time
+                if SHARES and (not LIBRARY or self.kind not in WRITTEN.values()):
+                    method = _among_theirs(method, getattr(type(module), self.name))
             self.method = method
         if SHARES:
             for theirs, names in NAMES.values():  # there may be others by now
