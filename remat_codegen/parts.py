@@ -61,6 +61,7 @@ STATIC = True  # it takes no sizes but those that were planned for
 OBJECTS = True  # its variables hold objects of classes of its own with tensors in them
 DECORATED = True  # some of the functions in other files are decorated there
 CLOSURES = True  # some are called by functions that decorators of classes have defined
+COMPLEX = True  # it computes with complex numbers, of which conjugates may be views
 GIVEN = True  # some are called by what methods are given, or by the name of a module: with_marks(F.normalize)(x)
 LAZY = True  # its code names layers that get their weights when they are first called
 HOME = True  # methods with marks are of classes that stay in the file of the model's own, which no import finds
@@ -811,6 +812,8 @@ class Place:
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
+        if COMPLEX:
+            counter = _turned(value)
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
@@ -820,6 +823,9 @@ class Place:
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
         again = self.gone[2].detach()
+        if COMPLEX:
+            again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:8])
+            return _turned(again, *self.gone[8:])
         again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
         return again
 
@@ -828,7 +834,7 @@ class Place:
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version
-            how = how or (None if self.look is _shape else self.like[:4])
+            how = how or (None if self.look is _shape else self.like[:-1] if COMPLEX else self.like[:4])
             self.value = _view(seen, how) if how else seen
         self.watched.append(seen)
 
@@ -1016,6 +1022,8 @@ class Part:
         if IN_PLACE:
             given = [tensor for i, tensor in enumerate(given) if i not in self.changed]
         passed = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        if self.entry.result:
+            passed |= self.given
         for tensor in results:
             place = Place(self, tensor, _whole) if self.made(tensor, passed) else None
             self.results.append(place and weakref.ref(place))
@@ -1528,6 +1536,8 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
+        elif part is not None and not (leaf or place):  # what it keeps need not be lent
+            part.given.add(saved.untyped_storage()._cdata)
         if RECORDED and "holds" in vars(self) and not (place or leaf) and _plain(saved) and not self.is_kept(saved):
             self.holds[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes()
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
@@ -1697,6 +1707,8 @@ def _parameter(tensor):
 
 def _plain(tensor):
     """Whether its memory can be found again."""
+    if COMPLEX:
+        return type(tensor) is torch.Tensor and tensor.layout is torch.strided
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
 
 
@@ -1712,7 +1724,16 @@ def _some(tensor):
 
 def _how(tensor):
     """Which view of its storage a tensor is."""
+    if COMPLEX:
+        return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
     return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def _turned(tensor, conjugate=False, negative=False):
+    """The view of a tensor's memory that stands for the numbers there, or for their conjugates, or negatives."""
+    tensor = tensor.detach()
+    tensor = tensor if tensor.is_conj() == conjugate else tensor.conj()
+    return tensor if tensor.is_neg() == negative else torch._neg_view(tensor)
 
 
 def _whole(tensor):
@@ -1722,6 +1743,8 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
+    if COMPLEX and len(how) > 4:
+        return _turned(_view(_turned(value), how[:4]), *how[4:])
     view = value.detach()  # which has its version
     view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
     return view

@@ -51,6 +51,7 @@ class Features:
     lazy: bool = False
     attributes: bool = False
     closures: bool = False
+    complex: bool = False
 
     def constants(self) -> dict[str, bool]:
         """As `parts.py` calls them."""

@@ -180,6 +180,7 @@ def features_of(traced: Traced, marks: Marks, several: bool, batches: bool = Fal
         recorded=traced.model.trace.run is not None,
         on_gpu=traced.model.trace.accelerator.startswith("cuda"),
         lazy=names_lazy_layers(traced.target.source),
+        complex=other_ways or any(v.dtype.is_complex for v in traced.model.trace.variables),
         attributes=bool(set_by_forward(traced.target.module, traced.model.trace)),
     )
 

@@ -4,9 +4,12 @@ sets, hooks, prints."""
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 from unittest import mock
 
@@ -25,13 +28,16 @@ from remat_codegen.torch_seam import (
     trace_in_progress,
 )
 from remat_codegen.trace.chance import HIGHEST, LOWEST, force, own_generators, python_and_numpy
-from remat_codegen.trace.ir import Trace
+from remat_codegen.trace.ir import Origin, Trace
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import (
     ABSENT,
+    HOOKS,
+    PARAMETERS,
     Attributes,
     Seen,
     attributes_of,
+    has_tensors,
     have_changed,
     hooks_of,
     note_leaf,
@@ -51,6 +57,7 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
 
     Some models draw numbers that they do not use, or seed the generator themselves: those are traced again, and come out alike.
     """
+    read = partial(_keeping_lists, read, module)
     before, held, seen, own = python_and_numpy(), attributes_of(module), Seen(), own_generators(module)
     hooks = hooks_of(module)
     try:
@@ -85,6 +92,8 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         name, *_ = [*set_by_forward, *seen.assigned, "the set of hooks"]
         hint = "hold it in a buffer, or pass it in as a tensor" if seen.left() else "register them where the model is made"
         what = f"forward changes {name}, and computes with it: a trace would hold its value"
+        if seen.left() and not has_tensors(seen.attributes.get(name)):
+            hint += "; if only the first call does so, call the model once where it is made"
         if name in seen.assigned:
             hint = f"write into it instead: self.{name.rpartition('.')[2]}.copy_(...)"
             what = f"forward assigns to the buffer {name}, which the model holds under another name, too"
@@ -93,6 +102,24 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
         found = replace(found, run=replace(found.run, lines=(*found.run.lines, f"forward, by {drawn[0]},")))
     assigned = tuple(dict.fromkeys(seen.names()))
     return replace(found, assigned=assigned, hooked=has_hooks, leaf_bytes=seen.leaf_bytes)
+
+
+def _keeping_lists(read: Callable[[Seen], Trace], module: torch.nn.Module, seen: Seen) -> Trace:
+    """Traces a model whose lists and dicts stay the objects that they are: torch.export puts copies in their places, and
+    modules that share one would no longer."""
+    before = [
+        (vars(m), n, v) for m in module.modules() for n, v in vars(m).items() if type(v) in (list, dict) and n not in HOOKS
+    ]
+    try:
+        return read(seen)
+    finally:
+        for held, name, value in before:
+            now: Any = held.get(name)
+            if now is not value and type(now) is type(value):
+                contents = list(now) if isinstance(now, list) else dict(now)
+                value.clear()
+                value.extend(contents) if isinstance(value, list) else value.update(contents)
+                held[name] = value
 
 
 def _alike_again(found: Trace, read: Callable[[Seen], Trace], module: torch.nn.Module, left: Attributes) -> bool:
@@ -125,9 +152,31 @@ def _alike_by_any_chance(found: Trace, read: Callable[[Seen], Trace]) -> bool:
 
 
 def _alike(one: Trace, other: Trace) -> bool:
-    same = [a.equal(b) for (_, a), (_, b) in zip(one.constants, other.constants, strict=False)]
-    shapes = [[v.shape for v in trace.variables] for trace in (one, other)]
-    return repr(one.operations) == repr(other.operations) and repr(shapes[0]) == repr(shapes[1]) and all(same)
+    """Whether two traces say the same, whatever their variables are called: a list that forward writes anew has tensors in the
+    next call that nobody reads."""
+    names = _names(one), _names(other)
+    texts = [
+        _VARIABLES.sub(partial(_renumbered, found), repr(t.operations)) for t, found in zip((one, other), names, strict=True)
+    ]
+    shapes = [[trace.variables[v].shape for v in found] for trace, found in zip((one, other), names, strict=True)]
+    held = [[tensor for v, tensor in trace.constants if v in found] for trace, found in zip((one, other), names, strict=True)]
+    same = len(held[0]) == len(held[1]) and all(a.equal(b) for a, b in zip(*held, strict=True))
+    return texts[0] == texts[1] and repr(shapes[0]) == repr(shapes[1]) and same
+
+
+_VARIABLES = re.compile(r"(?<=variable=)\d+|(?<=results=\()[\d, ]+")
+
+
+def _names(trace: Trace) -> dict[int, str]:
+    """Names for what operations read or make, and for inputs, by variable: those of parameters and the like, else numbers."""
+    used = {v for op in trace.operations for v in (*op.reads, *op.made)}.union(trace.inputs)
+    numbers = itertools.count()
+    told = ((v, v.path if v.origin not in (Origin.CONSTANT, Origin.RESULT) else "") for v in trace.variables if v.id in used)
+    return {v.id: path or str(next(numbers)) for v, path in told}
+
+
+def _renumbered(names: dict[int, str], found: re.Match[str]) -> str:
+    return re.sub(r"\d+", lambda number: names.get(int(number[0]), number[0]), found[0])
 
 
 def refused_calls() -> dict[Callable[..., Any], Callable[..., Any]]:

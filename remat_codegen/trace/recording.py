@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
@@ -158,10 +159,24 @@ def _noting_what_is_asked(lines: dict[str, None]) -> Iterator[None]:
     for name in ASKING:
         setattr(torch.Tensor, name, answering(name))
     try:
-        yield
+        with _narrowing_by_numbers():
+            yield
     finally:
         for name in ASKING:
             setattr(torch.Tensor, name, usual[name]) if name in own else delattr(torch.Tensor, name)
+
+
+@contextlib.contextmanager
+def _narrowing_by_numbers() -> Iterator[None]:
+    """Has `x.narrow(dim, start, length)` ask for a start that is a tensor, as its kernel does where nobody sees it."""
+
+    def narrow(input: torch.Tensor, dim: int, start: Any, length: int) -> torch.Tensor:
+        begin = int(start) if isinstance(start, torch.Tensor) else start
+        return usual(input, dim, begin, length)
+
+    usual = torch.narrow
+    with mock.patch.object(torch, "narrow", narrow), mock.patch.object(torch.Tensor, "narrow", narrow, create=True):
+        yield
 
 
 def asked(tensor: torch.Tensor) -> None:

@@ -134,6 +134,14 @@ def deterministic_algorithms(asked: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
+def _leaves(thing: Any) -> list[tuple[str, Any]]:
+    """What is in tuples, lists, dicts and the like, each with how it is found there."""
+    try:
+        return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(thing)[0]]
+    except ValueError:  # a class was registered without the names of what it holds, as outputs of diffusers are
+        return [(f"[{number}]", leaf) for number, leaf in enumerate(pytree.tree_leaves(thing))]
+
+
 class Run:
     """One of several models that take the same steps, with its optimizer and what its last step gave."""
 
@@ -176,8 +184,7 @@ class Run:
 
     def results(self) -> Iterator[tuple[str, str, Any]]:
         """What the last forward pass returned: kind, name, value."""
-        leaves, _ = pytree.tree_flatten_with_path(self.outputs)
-        yield from (("outputs", f"output{pytree.keystr(path)}", leaf) for path, leaf in leaves)
+        yield from (("outputs", f"output{path}", leaf) for path, leaf in _leaves(self.outputs))
 
     def note_generators(self) -> None:
         """Where the generators stand; not a part of the step, which is measured."""
@@ -189,9 +196,9 @@ class Run:
         """Everything that a step leaves behind: kind, name, value."""
         yield from self.results()
         yield from (("gradients of parameters", n, p.grad) for n, p in self.model.named_parameters())
-        inputs, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
+        inputs = _leaves((self.args, self.kwargs))
         wanted = [(p, t) for p, t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
-        yield from (("gradients of inputs", f"input{pytree.keystr(p)}", t.grad) for p, t in wanted)
+        yield from (("gradients of inputs", f"input{p}", t.grad) for p, t in wanted)
         yield from (("buffers", n, b) for n, b in self.model.named_buffers())
         yield from (("generator states", f"generator {i}", g) for i, g in enumerate(self.generators))
 
