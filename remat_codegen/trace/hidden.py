@@ -107,9 +107,9 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
 def _keeping_lists(read: Callable[[Seen], Trace], module: torch.nn.Module, seen: Seen) -> Trace:
     """Traces a model whose lists and dicts stay the objects that they are: torch.export puts copies in their places, and
     modules that share one would no longer."""
-    before = [
-        (vars(m), n, v) for m in module.modules() for n, v in vars(m).items() if type(v) in (list, dict) and n not in HOOKS
-    ]
+    own = {*HOOKS, *PARAMETERS}  # which export puts back itself
+    attributes = ((vars(m), n, v) for m in module.modules() for n, v in vars(m).items() if n not in own)
+    before = [(held, n, v) for held, n, v in attributes if type(v) in (list, dict)]
     try:
         return read(seen)
     finally:

@@ -170,6 +170,103 @@ def asked(folder, source, budget, edition=None):
     return Request(f"{path}:Net", budget, folder / "file.py", verify=True, edition=edition)
 
 
+SHARED_LIST = """
+class Level(nn.Module):
+    def __init__(self, index, heads):
+        super().__init__()
+        self.block = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+        self.head, self.index, self.heads = nn.Linear(32, 5), index, heads
+
+    def forward(self, x):
+        x = x + self.block(x)
+        self.heads[self.index] = self.head(x)
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = [torch.rand(1)] * 4
+        self.levels = nn.Sequential(*(Level(i, self.heads) for i in range(4)))
+
+    def forward(self, x):
+        self.levels(x)
+        return torch.stack(self.heads, 1)
+
+
+def example_inputs():
+    return torch.randn(4, 32, 32)
+"""
+
+NARROWED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(3))
+
+    def forward(self, x, mask):
+        for layer in self.layers:
+            x = x + layer(x).sin()
+        first = mask.sum(1).max()  # a tensor of one number
+        return torch.narrow(x, 1, first, 8) * x.narrow(1, first - 1, 8)
+
+
+def example_inputs():
+    return torch.randn(8, 32, 32), torch.ones(8, 3, dtype=torch.long)
+"""
+
+UNNAMED = """
+from torch.utils import _pytree
+
+
+class Output(dict):
+    pass
+
+
+_pytree.register_pytree_node(Output, lambda o: ([*o.values()], [*o]), lambda v, names: Output(zip(names, v)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return Output(sample=x)
+
+
+def example_inputs():
+    return torch.randn(16, 32, 32)
+"""
+
+GIVEN_FOR_ITS_TYPE = """
+class Angles(nn.Module):
+    def forward(self, x, places):
+        angles = places[:, :, None].float() * torch.linspace(0, 1, 64).expand(1, 1, 64)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.angles = nn.Embedding(16, 64), Angles()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))
+
+    def forward(self, numbers):
+        x = self.embed(numbers)
+        cos, sin = self.angles(x, torch.arange(numbers.shape[1])[None])
+        for layer in self.layers:
+            x = layer(x * cos + x.flip(-1) * sin)
+        return x
+
+
+def example_inputs():
+    return (torch.arange(16).repeat(8, 4),)
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "budget"),
     [
@@ -179,6 +276,10 @@ def asked(folder, source, budget, edition=None):
         pytest.param(ASSERTED, "60%", id="a Function asserts something of its numbers"),
         pytest.param(SHAPED, "75%", id="a dict has the sizes of weights"),
         pytest.param(ESCAPED.replace("RE", "False"), "80%", id="a hook keeps something of a checkpoint"),
+        pytest.param(SHARED_LIST, "60%", id="modules share a list that is written anew"),
+        pytest.param(NARROWED, "70%", id="narrow begins where a tensor says"),
+        pytest.param(UNNAMED, "80%", id="a class of results has no names for what is in it"),
+        pytest.param(GIVEN_FOR_ITS_TYPE, "70%", id="a module is given a tensor for its type alone"),
     ],
 )
 def test_it_trains_alike_within_its_budget(tmp_path, source, budget):
