@@ -30,9 +30,10 @@ from remat_codegen.torch_seam import (
 )
 from remat_codegen.trace.refusals import asking_line, unknown_class
 from remat_codegen.trace.state import attributes_of, hooks_of, put_back, put_hooks_back, tensors_in
-from remat_codegen.trace.values import ASKING, are_constant
+from remat_codegen.trace.values import ASKING, are_constant, are_drawn
 
 SEED = 0
+MOST_FORCED = 1000  # answers of one kind, after which a loop may end
 PLAIN = (int, float, complex, str, type(None), torch.dtype, torch.device)  # what a model may return beside tensors
 
 
@@ -53,7 +54,8 @@ class CallSpec:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded run. `given` are the tensors of its placeholders, `lines` those that asked for values."""
+    """A recorded run. `given` are the tensors of its placeholders, `lines` those that asked for values; `by_chance` is whether
+    some decided by random numbers alone."""
 
     graph_module: GraphModule
     graph_signature: Signature
@@ -61,6 +63,7 @@ class Recording:
     call_spec: CallSpec
     given: dict[Node, torch.Tensor]
     lines: tuple[str, ...]
+    by_chance: bool = False
     range_constraints: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -69,7 +72,29 @@ class Recording:
         return self.graph_module.graph
 
 
-def recorded(module: torch.nn.Module, args: Any, kwargs: Any) -> Recording:
+@dataclass
+class Chance:
+    """How to answer what is asked of random numbers alone: by these, or always in one way, so that layers that may be left out
+    are all there. `asked` is how often that was."""
+
+    answer: bool | None = None
+    asked: int = 0
+
+    def decided(self, known: Any) -> Any:
+        """The answer for one that is known: a truth value, or a number from 0 to 1."""
+        self.asked += 1
+        forced = self.answer is not None and self.asked <= MOST_FORCED and type(known) in (bool, float) and 0 <= known <= 1
+        return type(known)(self.answer) if forced else known
+
+
+def made_bytes(recording: Recording) -> int:
+    """The bytes of all that a run's operations make."""
+    made = (n.meta.get("val") for n in recording.graph.nodes if n.op == "call_function")
+    tensors = (t for value in made for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def recorded(module: torch.nn.Module, args: Any, kwargs: Any, chance: Chance) -> Recording:
     """Runs `module` on copies of the inputs. It is left as it was, and so are PyTorch's generators."""
     own: dict[str, torch.Tensor] = {f"p_{name}": tensor for name, tensor in module.named_parameters()}
     own |= {f"b_{name}": tensor for name, tensor in module.named_buffers()}
@@ -87,7 +112,7 @@ def recorded(module: torch.nn.Module, args: Any, kwargs: Any) -> Recording:
         return flat
 
     lines: dict[str, None] = {}
-    with seeded(), _left_as_it_was(module), _noting_what_is_asked(lines):
+    with seeded(), _left_as_it_was(module), _noting_what_is_asked(lines, chance):
         traced = recorded_graph(run, module, [*own.values(), *copies.values()])
     _leave_out_answers(traced.graph)
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
@@ -106,7 +131,9 @@ def recorded(module: torch.nn.Module, args: Any, kwargs: Any) -> Recording:
     known = dict(zip([*ours, *theirs], [*own.values(), *leaves], strict=True)) | constants
     tensors = {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
     by_name = {node.name: tensor for node, tensor in constants.items()}
-    return Recording(traced, Signature(specs, results), by_name, CallSpec(structure[0]), tensors, tuple(lines))
+    return Recording(
+        traced, Signature(specs, results), by_name, CallSpec(structure[0]), tensors, tuple(lines), chance.asked > 0
+    )
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,18 +168,20 @@ def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _noting_what_is_asked(lines: dict[str, None]) -> Iterator[None]:
+def _noting_what_is_asked(lines: dict[str, None], chance: Chance) -> Iterator[None]:
     """Answers where Python asks for values, and adds the lines that ask, but for what is the same in each call."""
     usual = {name: getattr(torch.Tensor, name) for name in ASKING}
     own = {name for name in ASKING if name in vars(torch.Tensor)}
 
     def answering(name: str) -> Any:
         def ask(tensor: torch.Tensor) -> Any:
+            drawn = are_drawn([tensor])
             if not are_constant([tensor]):
                 lines.setdefault(asking_line())
                 _note_asked(tensor)
             with disable_current_modes():
-                return usual[name](tensor)
+                known = usual[name](tensor)
+            return chance.decided(known) if drawn else known
 
         return ask
 

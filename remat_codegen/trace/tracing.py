@@ -32,8 +32,8 @@ from remat_codegen.trace.hidden import (
 from remat_codegen.trace.ir import Modules, Trace
 from remat_codegen.trace.questions import Questions
 from remat_codegen.trace.reader import Reader
+from remat_codegen.trace.recording import Chance, Recording, made_bytes, saving_nothing
 from remat_codegen.trace.recording import recorded as record_run
-from remat_codegen.trace.recording import saving_nothing
 from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.replay import with_run
 from remat_codegen.trace.scripted import no_scripted_gradients
@@ -155,20 +155,36 @@ def _put_back(noted: list[Reads]) -> None:
 
 
 def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, noted: list[Reads], seen: Seen) -> Trace:
-    """The operations of one run."""
-    numbers, reads = _numbers(module), Reads()
+    """The operations of one run. Where random numbers alone decide something, as LayerDrop has them, that is always decided
+    in the way that makes most: a step may take as much."""
+    numbers = _numbers(module)
+    run, reads = _one_run(module, args, kwargs, autocast, noted, seen, Chance())
+    if run.by_chance:
+        most, best = made_bytes(run), Chance()
+        for answer in (False, True):
+            with contextlib.suppress(TraceError):  # where nothing is left
+                nbytes = made_bytes(_one_run(module, args, kwargs, autocast, noted, Seen(), Chance(answer))[0])
+                most, best = (nbytes, Chance(answer)) if nbytes > most else (most, best)
+        vars(seen).update(vars(Seen()))
+        run, reads = _one_run(module, args, kwargs, autocast, noted, seen, best)
+    reader = Reader(run, module, autocast, frozenset(), Together.NONE)
+    found = with_returned(_read(reader, run, module, reads, seen, numbers), seen.assigned, ())
+    return with_run(found, {reader.of_node[node].variable: tensor for node, tensor in run.given.items()}, run.lines)
+
+
+def _one_run(
+    module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocast, noted: list[Reads], seen: Seen, chance: Chance
+) -> tuple[Recording, Reads]:
+    reads = Reads()
     noted.append(reads)
     try:
         noting = warnings.catch_warnings(record=True), watched(module, seen, Decisions()), reads.noted(), saving_nothing()
         with contextlib.ExitStack() as around:
             for context in (*noting, _watching(module, autocast), swapped(refused_calls()), beginning_anew(seen.drawn)):
                 around.enter_context(context)
-            run = record_run(module, args, kwargs)
+            return record_run(module, args, kwargs, chance), reads
     except Exception as error:  # whatever the model raises
         raise refusal(error) or trace_error(error) from error
-    reader = Reader(run, module, autocast, frozenset(), Together.NONE)
-    found = with_returned(_read(reader, run, module, reads, seen, numbers), seen.assigned, ())
-    return with_run(found, {reader.of_node[node].variable: tensor for node, tensor in run.given.items()}, run.lines)
 
 
 def _read(

@@ -29,6 +29,13 @@ def are_constant(tensors: list[torch.Tensor]) -> bool:
     return not nodes or not any(_varies(node) for node in _with_written(nodes))
 
 
+def are_drawn(tensors: list[torch.Tensor]) -> bool:
+    """Whether tensors of a trace are computed from random numbers, and from nothing else that varies."""
+    nodes = _makers(tensors)
+    varying = {node for node in _with_written(nodes) if _varies(node)} if nodes else set[torch.fx.Node]()
+    return bool(varying) and not any(node.op == "placeholder" for node in varying)
+
+
 @dataclass
 class Decisions:
     """What forward decides by the values of its inputs. `made` are a tensor of the trace with one truth value, what it was, the

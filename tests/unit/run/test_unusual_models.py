@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.run import marked
 from remat_codegen.show.results import Progress
+from remat_codegen.trace import trace
 
 HEAD = """
 import torch
@@ -215,6 +217,26 @@ def example_inputs():
     return torch.randn(8, 32, 32), torch.ones(8, 3, dtype=torch.long)
 """
 
+LEFT_OUT_BY_CHANCE = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(8))
+        self.head = nn.Linear(64, 64)
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not (self.training and torch.rand([]) < 0.5):
+                x = x + layer(x)
+            if torch.rand(1).item() > 0.9:
+                x = x.sin()
+        return self.head(x)
+
+
+def example_inputs():
+    return torch.randn(32, 16, 64)
+"""
+
 UNNAMED = """
 from torch.utils import _pytree
 
@@ -278,6 +300,7 @@ def example_inputs():
         pytest.param(ESCAPED.replace("RE", "False"), "80%", id="a hook keeps something of a checkpoint"),
         pytest.param(SHARED_LIST, "60%", id="modules share a list that is written anew"),
         pytest.param(NARROWED, "70%", id="narrow begins where a tensor says"),
+        pytest.param(LEFT_OUT_BY_CHANCE, "70%", id="layers are left out by chance"),
         pytest.param(UNNAMED, "80%", id="a class of results has no names for what is in it"),
         pytest.param(GIVEN_FOR_ITS_TYPE, "70%", id="a module is given a tensor for its type alone"),
     ],
@@ -300,3 +323,11 @@ def test_what_has_no_gradient_in_truth_is_given_none(tmp_path, model, line):
         marked.generate(asked(tmp_path, source, "80%"), Progress(None))
     assert refused.value.where == f"model.py:{where}"
     marked.generate(asked(tmp_path, model.replace("RE", "False"), "80%"), Progress(None))
+
+
+def test_layers_that_chance_leaves_out_are_planned_for(tmp_path):
+    source = tmp_path / "model.py"
+    source.write_text(HEAD + LEFT_OUT_BY_CHANCE)
+    target = load_target(f"{source}:Net")
+    found = trace(target.module, target.args, target.kwargs)
+    assert sum(op.base == "gelu" for op in found.operations) == 8
