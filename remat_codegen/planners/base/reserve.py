@@ -19,6 +19,8 @@ from remat_codegen.schedule import Compute, Schedule, order_of
 
 SLACK_BYTES = 4096  # what a step allocates beside its tensors: seeds of the backward pass, single numbers
 NEGLIGIBLE = 0.005  # of the unmodified peak: states that together take less are not worth a second plan
+FELT = 0.02  # of the limit: where a plan leaves more of what is reserved for states, it is worth another plan
+TRIES = 2  # for that: each is given what the one before it leaves
 QUICKLY_PLANNED = 500  # nodes; in larger graphs, the other plans are looked at only where the first does not fit
 DRAWN_AGAIN = (1, 2)  # states that the results of a node that may draw again have to be larger than
 Planner = Callable[[Graph, int], Plan]
@@ -92,13 +94,16 @@ def plan_within(
             return plan
     first_fits = hurried or len(graph.nodes) > QUICKLY_PLANNED
     found: list[Plan] = []
+    fitting: list[tuple[Plan, _Variant]] = []
     for variant in _variants(graph, reserve, plain_bytes):
         plan = run(variant.graph, limit_bytes - variant.most_bytes)
         found.append(_of_all(plan, variant, graph, reserve))
+        fitting += [(found[-1], variant)] if plan.schedule is not None else []
         if first_fits and plan.schedule is not None:
             break
-    if fitting := [p for p in found if p.schedule is not None]:
-        return min(fitting, key=lambda p: p.time_ns)
+    if fitting:
+        best, variant = min(fitting, key=lambda pair: pair[0].time_ns)
+        return best if first_fits else _with_what_it_leaves(run, variant, best, graph, reserve, limit_bytes)
     least, smallest = smallest_of(found)
     notes = dict.fromkeys(note for p in found for note in p.notes)  # of all: time may have been too short for one of them
     return replace(plan, minimum_bytes=least, smallest=smallest, notes=tuple(notes))
@@ -107,6 +112,22 @@ def plan_within(
 def repeats(order: Sequence[int]) -> bool:
     """Whether any node runs again in an order of node ids."""
     return len(order) > len(set(order))
+
+
+def _with_what_it_leaves(run: Planner, variant: _Variant, best: Plan, graph: Graph, reserve: Reserve, limit_bytes: int) -> Plan:
+    """The plan, or a faster one that also has the room for states which few random nodes that run again leave."""
+    assert best.schedule is not None
+    needed = reserve.needed_bytes(order_of(best.schedule))
+    if variant.most_bytes - needed <= FELT * limit_bytes:
+        return best
+    for _ in range(TRIES):
+        plan = run(variant.graph, limit_bytes - needed)
+        if plan.schedule is None:
+            break
+        needed = reserve.needed_bytes(order_of(plan.schedule))
+        if plan.peak_bytes + needed <= limit_bytes:
+            return min(best, _of_all(plan, variant, graph, reserve), key=lambda p: p.time_ns)
+    return best
 
 
 def _of_all(plan: Plan, variant: _Variant, graph: Graph, reserve: Reserve) -> Plan:
