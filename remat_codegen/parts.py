@@ -133,7 +133,7 @@ def _parts(module):
 def with_marks(function):
     """The function of this file that is this one of a library, with marks; else the one itself."""
     key = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if isinstance(function, types.MethodType):
+    if isinstance(function, types.MethodType) and not torch.compiler.is_compiling():
         return types.MethodType(with_marks(function.__func__), function.__self__)
     ours, wraps = WRITTEN.get(key), hasattr(function, "__wrapped__")
     if torch.compiler.is_compiling() or wraps or not isinstance(ours, types.FunctionType):
@@ -269,13 +269,8 @@ def _take_over(module, written):
         if FUNCTIONS:  # and what may call them
             made_from = _made_from(next((module for (module, _), known in WRITTEN.items() if known is kind), ""))
             marked += [n for n in ours if f"{base.__qualname__}.{n}" in made_from and n not in marked]
-        if CLOSURES:
-            closures = {n: c for n, f in vars(base).items() if (c := _around_copy(f)) is not None}
-            marked += [n for n in closures if n not in marked]
         for name in marked:
             theirs = vars(base).get(name)
-            if CLOSURES:
-                kind = closures.get(name, kind)
             known = getattr(type(module), name, None) is theirs  # not one of a class between, nor patched
             if known and LIBRARY and kind in WRITTEN.values():
                 inner = inspect.unwrap(theirs)
@@ -284,6 +279,13 @@ def _take_over(module, written):
                 before = vars(module).setdefault(name, InstanceMethod(module, name))
                 if isinstance(before, InstanceMethod) and before.before is None:
                     before.kind = kind
+        if CLOSURES:
+            for name, theirs in vars(base).items():
+                ours = _around_copy(theirs) if getattr(type(module), name, None) is theirs else None
+                if ours is not None:
+                    before = vars(module).setdefault(name, InstanceMethod(module, name))
+                    if isinstance(before, InstanceMethod) and before.before is None:
+                        before.kind = ours
 
 
 def _made_from(module):

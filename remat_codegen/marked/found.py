@@ -435,6 +435,9 @@ class Found:
         owners = [self.library.caller(c.function, c.path) for c in found]
         if calling is None or None in owners or not self._are_carried([c for c in calling if c not in found]):
             return None
+        closures = [(c.function, c.path or "") for c, o in zip(found, owners, strict=True) if o is not None and o.is_closure]
+        if any(self.lookups is not None and self.lookups.runs_what_it_stands_for(*c) for c in closures):
+            return None
         away = [c.function for c, o in zip(found, owners, strict=True) if o is not None and o.module]
         if not self._may_be_given(calling, away):
             return None

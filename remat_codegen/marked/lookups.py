@@ -7,6 +7,8 @@ bound method that was taken before, and other names of the same function find wh
 from __future__ import annotations
 
 import ast
+import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -114,6 +116,14 @@ class Lookups:
         named = isinstance(node.func, ast.Name) and node.func.id == call.function.name and self.by_name(call.function)
         named = named and caller.function.file == call.function.file and not any(_bound(syntax, node, call.function.name))
         return Caller(caller.function, None if caller.function.is_at_top else going, None if named else span_of(node.func))
+
+    def runs_what_it_stands_for(self, function: Function, path: str) -> bool:
+        """Whether what a decorator has put in the place of a method runs that, or another one that it has from around it: marks
+        in there would not be met."""
+        found = getattr(type(self.modules.get(path)), function.name.rpartition(".")[2], None)
+        held = [c.cell_contents for c in getattr(found, "__closure__", None) or () if c != types.CellType()]
+        codes = [f.__code__ for f in map(inspect.unwrap, filter(callable, held)) if isinstance(f, types.FunctionType)]
+        return any((code.co_filename, code.co_qualname, path) in self.found for code in codes)
 
     def _is_within(self, caller: Call) -> bool:
         """Whether a frame runs what is defined in a function, unless that stands in its module's class in place of a method."""

@@ -28,7 +28,7 @@ from remat_codegen.torch_seam import (
     trace_in_progress,
 )
 from remat_codegen.trace.chance import HIGHEST, LOWEST, force, own_generators, python_and_numpy
-from remat_codegen.trace.ir import Origin, Trace
+from remat_codegen.trace.ir import Origin, Trace, refs
 from remat_codegen.trace.refusals import is_library, refused
 from remat_codegen.trace.state import (
     ABSENT,
@@ -161,7 +161,8 @@ def _alike(one: Trace, other: Trace) -> bool:
     shapes = [[trace.variables[v].shape for v in found] for trace, found in zip((one, other), names, strict=True)]
     held = [[tensor for v, tensor in trace.constants if v in found] for trace, found in zip((one, other), names, strict=True)]
     same = len(held[0]) == len(held[1]) and all(a.equal(b) for a, b in zip(*held, strict=True))
-    return texts[0] == texts[1] and repr(shapes[0]) == repr(shapes[1]) and same
+    given = [[found[v] for v in refs(trace.outputs)] for trace, found in zip((one, other), names, strict=True)]
+    return texts[0] == texts[1] and repr(shapes[0]) == repr(shapes[1]) and same and given[0] == given[1]
 
 
 _VARIABLES = re.compile(r"(?<=variable=)\d+|(?<=results=\()[\d, ]+")
@@ -169,7 +170,7 @@ _VARIABLES = re.compile(r"(?<=variable=)\d+|(?<=results=\()[\d, ]+")
 
 def _names(trace: Trace) -> dict[int, str]:
     """Names for what operations read or make, and for inputs, by variable: those of parameters and the like, else numbers."""
-    used = {v for op in trace.operations for v in (*op.reads, *op.made)}.union(trace.inputs)
+    used = {v for op in trace.operations for v in (*op.reads, *op.made)}.union(trace.inputs, refs(trace.outputs))
     numbers = itertools.count()
     told = ((v, v.path if v.origin not in (Origin.CONSTANT, Origin.RESULT) else "") for v in trace.variables if v.id in used)
     return {v.id: path or str(next(numbers)) for v, path in told}

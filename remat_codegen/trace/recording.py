@@ -18,6 +18,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
+from remat_codegen.errors import TraceError
 from remat_codegen.torch_seam import (
     OpOverload,
     disable_current_modes,
@@ -33,7 +34,6 @@ from remat_codegen.trace.state import attributes_of, hooks_of, put_back, put_hoo
 from remat_codegen.trace.values import ASKING, are_constant, are_drawn
 
 SEED = 0
-MOST_FORCED = 1000  # answers of one kind, after which a loop may end
 PLAIN = (int, float, complex, str, type(None), torch.dtype, torch.device)  # what a model may return beside tensors
 
 
@@ -54,8 +54,8 @@ class CallSpec:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded run. `given` are the tensors of its placeholders, `lines` those that asked for values; `by_chance` is whether
-    some decided by random numbers alone."""
+    """A recorded run. `given` are the tensors of its placeholders, `lines` those that asked for values; `by_chance` is how
+    often that was asked of random numbers alone."""
 
     graph_module: GraphModule
     graph_signature: Signature
@@ -63,7 +63,7 @@ class Recording:
     call_spec: CallSpec
     given: dict[Node, torch.Tensor]
     lines: tuple[str, ...]
-    by_chance: bool = False
+    by_chance: int = 0
     range_constraints: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -75,16 +75,20 @@ class Recording:
 @dataclass
 class Chance:
     """How to answer what is asked of random numbers alone: by these, or always in one way, so that layers that may be left out
-    are all there. `asked` is how often that was."""
+    are all there. `asked` is how often that was, and `most` how often it may be: a loop would not end."""
 
     answer: bool | None = None
+    most: int = 0
     asked: int = 0
 
     def decided(self, known: Any) -> Any:
-        """The answer for one that is known: a truth value, or a number from 0 to 1."""
+        """The answer for one that is known: a truth value, or a number from 0 to 1. Raises TraceError for one too many."""
         self.asked += 1
-        forced = self.answer is not None and self.asked <= MOST_FORCED and type(known) in (bool, float) and 0 <= known <= 1
-        return type(known)(self.answer) if forced else known
+        if self.answer is None or type(known) not in (bool, float) or not 0 <= known <= 1:
+            return known
+        if self.asked > self.most:
+            raise TraceError("a loop that random numbers end")
+        return type(known)(self.answer)
 
 
 def made_bytes(recording: Recording) -> int:

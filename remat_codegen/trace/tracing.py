@@ -48,6 +48,7 @@ from remat_codegen.trace.values import Decisions, in_one_memory, reached
 from remat_codegen.trace.views import separate_views
 from remat_codegen.trace.vmaps import flatten_vmaps
 
+A_FEW = 16  # questions to random numbers more than twice those of another run
 MOST_ASKED = 8  # places that are told of the trace, one after the other
 
 
@@ -160,11 +161,11 @@ def _recorded(module: torch.nn.Module, args: Any, kwargs: Any, autocast: Autocas
     numbers = _numbers(module)
     run, reads = _one_run(module, args, kwargs, autocast, noted, seen, Chance())
     if run.by_chance:
-        most, best = made_bytes(run), Chance()
+        most, best, asked = made_bytes(run), Chance(), 2 * run.by_chance + A_FEW
         for answer in (False, True):
-            with contextlib.suppress(TraceError):  # where nothing is left
-                nbytes = made_bytes(_one_run(module, args, kwargs, autocast, noted, Seen(), Chance(answer))[0])
-                most, best = (nbytes, Chance(answer)) if nbytes > most else (most, best)
+            with contextlib.suppress(RematError):  # where nothing is left, or what is refused
+                nbytes = made_bytes(_one_run(module, args, kwargs, autocast, noted, Seen(), Chance(answer, asked))[0])
+                most, best = (nbytes, Chance(answer, asked)) if nbytes > most else (most, best)
         vars(seen).update(vars(Seen()))
         run, reads = _one_run(module, args, kwargs, autocast, noted, seen, best)
     reader = Reader(run, module, autocast, frozenset(), Together.NONE)

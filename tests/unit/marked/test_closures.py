@@ -115,7 +115,8 @@ def path(request, tmp_path_factory):
     """The model's file."""
     folder = tmp_path_factory.mktemp("closures")
     source, classes = FILES[request.param]
-    (folder / "closure_library.py").write_text(LIBRARY)
+    wrapping = "        @wraps(original_forward)\n" if request.param == "carried" else ""
+    (folder / "closure_library.py").write_text(LIBRARY.replace("        @wraps(original_forward)\n", wrapping))
     if classes:
         (folder / "closure_experts.py").write_text(classes)
     found = folder / "closure_model.py"
