@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"97874dd709feae51"}
+#: "notes":["from\u0020dtr"],"seal":"213cf40944c117b4"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -670,6 +670,8 @@ class Part:
     def lend(self, results, given):
         """From now on, what saves its result gets the result's place, if that was made in here."""
         passed = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        if self.entry.result:
+            passed |= self.given
         for tensor in results:
             place = Place(self, tensor, _whole) if self.made(tensor, passed) else None
             self.results.append(place and weakref.ref(place))
@@ -1026,6 +1028,8 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
+        elif part is not None and not (leaf or place):  # what it keeps need not be lent
+            part.given.add(saved.untyped_storage()._cdata)
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
     @alone

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"2ffca8a98476d83f"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"f93a16ef9377c944"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -663,6 +663,8 @@ class Part:
     def lend(self, results, given):
         """From now on, what saves its result gets the result's place, if that was made in here."""
         passed = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        if self.entry.result:
+            passed |= self.given
         for tensor in results:
             place = Place(self, tensor, _whole) if self.made(tensor, passed) else None
             self.results.append(place and weakref.ref(place))
@@ -1019,6 +1021,8 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
+        elif part is not None and not (leaf or place):  # what it keeps need not be lent
+            part.given.add(saved.untyped_storage()._cdata)
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
     @alone

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"86b13ea0d2af47ec"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"39f71a2650e7fbbb"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -476,6 +476,7 @@ class Place:
     def lose(self, value):
         """Leaves a value to a node of autograd, which may look at it, and at other views, until it has computed."""
         counter = value.detach()
+        counter = _turned(value)
         counter.data = value.new_empty(0)  # without its memory, it has the value's version
         self.gone = weakref.ref(value.untyped_storage()), _computing(), counter, counter._version, *_how(value)
 
@@ -485,15 +486,15 @@ class Place:
         if memory is None or self.gone[2]._version != self.gone[3]:
             return None
         again = self.gone[2].detach()
-        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:])
-        return again
+        again.data = torch.empty(0, dtype=self.gone[4], device=memory.device).set_(memory, *self.gone[5:8])
+        return _turned(again, *self.gone[8:])
 
     def keep(self, tensor, how=None):
         """Takes the value of the first run, by a tensor that is it, or a view of it, and which nobody may change."""
         seen = tensor.detach()
         if self.value is None:
             self.watched, self.version = [], tensor._version
-            how = how or (None if self.look is _shape else self.like[:4])
+            how = how or (None if self.look is _shape else self.like[:-1])
             self.value = _view(seen, how) if how else seen
         self.watched.append(seen)
 
@@ -643,6 +644,8 @@ class Part:
     def lend(self, results, given):
         """From now on, what saves its result gets the result's place, if that was made in here."""
         passed = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        if self.entry.result:
+            passed |= self.given
         for tensor in results:
             place = Place(self, tensor, _whole) if self.made(tensor, passed) else None
             self.results.append(place and weakref.ref(place))
@@ -999,6 +1002,8 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
+        elif part is not None and not (leaf or place):  # what it keeps need not be lent
+            part.given.add(saved.untyped_storage()._cdata)
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
     @alone
@@ -1137,7 +1142,7 @@ def _parameter(tensor):
 
 def _plain(tensor):
     """Whether its memory can be found again."""
-    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided
 
 
 def _shape(tensor):
@@ -1152,7 +1157,14 @@ def _some(tensor):
 
 def _how(tensor):
     """Which view of its storage a tensor is."""
-    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
+def _turned(tensor, conjugate=False, negative=False):
+    """The view of a tensor's memory that stands for the numbers there, or for their conjugates, or negatives."""
+    tensor = tensor.detach()
+    tensor = tensor if tensor.is_conj() == conjugate else tensor.conj()
+    return tensor if tensor.is_neg() == negative else torch._neg_view(tensor)
 
 
 def _whole(tensor):
@@ -1162,6 +1174,8 @@ def _whole(tensor):
 def _view(value, how):
     if how == _how(value):
         return value
+    if len(how) > 4:
+        return _turned(_view(_turned(value), how[:4]), *how[4:])
     view = value.detach()  # which has its version
     view.data = value.new_empty(0, dtype=how[0]).set_(value.untyped_storage(), *how[1:])
     return view

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"f7a6efa391d5d1e7"}
+#: "notes":["from\u0020dtr"],"seal":"5e4126b7b3a06c33"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -628,6 +628,8 @@ class Part:
     def lend(self, results, given):
         """From now on, what saves its result gets the result's place, if that was made in here."""
         passed = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
+        if self.entry.result:
+            passed |= self.given
         for tensor in results:
             place = Place(self, tensor, _whole) if self.made(tensor, passed) else None
             self.results.append(place and weakref.ref(place))
@@ -976,6 +978,8 @@ class Step:
                 part.saved.append((part.places[-1], weakref.ref(saved.untyped_storage()), _how(saved), saved._version))
             if own:
                 return own, None
+        elif part is not None and not (leaf or place):  # what it keeps need not be lent
+            part.given.add(saved.untyped_storage()._cdata)
         return (place, _how(saved)) if place else (saved if saved.is_leaf else saved.detach(), saved._version)
 
     @alone
