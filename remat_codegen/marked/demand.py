@@ -40,7 +40,8 @@ class Held:
     node, what variables hold beside data all the while that it runs: who made it, and bytes, which its workspace has.
 
     `asked`, by forward node, is what its backward node asks for of what was saved, in this order, and the bytes of gradients
-    that it has made by then. `samples` are, by data, the bytes that each place for it has to compare what comes back with."""
+    that it has made by then. `samples` are, by data, the bytes that each place for it has to compare what comes back with.
+    `unread_until` are, by forward node, up to which one variables hold what it made and nobody reads."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
@@ -51,6 +52,7 @@ class Held:
     asked: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     around: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     samples: Mapping[int, int] = field(default_factory=dict)
+    unread_until: Mapping[int, int] = field(default_factory=dict)
 
 
 class Keeps(StrEnum):
@@ -432,8 +434,11 @@ class _Step:
 
     def _there(self, index: int) -> int:
         """By which forward node there is nothing of a part that nothing is missed of: neither a value nor what autograd has."""
+        held, part = self.rule.held, self.parts[index]
         ends = [self.rule.forward_end[d] + 1 for d in self.own[index]]
-        return max([0, *ends, *(u.during.stop for u in self.rule.held.unread if u.node in self.parts[index])])
+        if part.keeps is not Keeps.RESULT:  # else it has let go of what it needs
+            ends += [held.unread_until.get(node, -1) + 1 for node in range(part.first, part.last + 1)]
+        return max([0, *ends, *(u.during.stop for u in held.unread if u.node in part)])
 
     def _leave(self, node: int, data: Collection[int], nbytes: int) -> None:
         """Holds what a node leaves until it runs in the next step."""
@@ -478,7 +483,8 @@ class _Step:
         giving = [part for part in self.parts if part.given_bytes and part.outer is None]
         last_run = {node: position for position, node in enumerate(self.order)} if giving else {}
         for part in giving:
-            for position in range(part.last + 1, max(last_run[part.last], self.graph.loss) + 1):
+            end = max(last_run[node] for node in range(part.first, part.last + 1))
+            for position in range(part.last + 1, max(end, self.graph.loss) + 1):
                 self.beside[position] = self.beside.get(position, 0) + part.given_bytes
 
     def _hold_states(self, where: Mapping[int, int]) -> None:

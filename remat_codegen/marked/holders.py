@@ -60,7 +60,21 @@ class Holders:
         takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
         state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
         drawing, asked, around = drawing_nodes(self.model), self._asked(), self._around()
-        return Held(variables, unread, left, tuple(beside), drawing, state_bytes, asked, around, self._samples())
+        more = self._samples(), self._unread_until()
+        return Held(variables, unread, left, tuple(beside), drawing, state_bytes, asked, around, *more)
+
+    def _unread_until(self) -> dict[int, int]:
+        """By forward node: up to which one variables hold what it made, and no operation reads."""
+        reached, found = self._reached(), dict[int, int]()
+        for storage, last in self._last_holders().items():
+            maker = self.node_of.get(self.record.storages[storage].operation or -1)
+            if storage not in self.of_storage and maker is not None and reached[last] > maker:
+                found[maker] = max(found.get(maker, -1), reached[last])
+        return found
+
+    def _reached(self) -> list[int]:
+        """By operation: the last forward node that has begun by then."""
+        return [*accumulate((self.node_of.get(op.id, -1) for op in self.trace.operations), max)]
 
     def _samples(self) -> dict[int, int]:
         """By data: the bytes of some of its numbers, which files take where hooks, or a run that was recorded, could have parts
@@ -117,8 +131,7 @@ class Holders:
 
     def _unread(self) -> Iterator[Unread]:
         """What autograd saves for nobody, while nodes run."""
-        reached = [*accumulate((self.node_of.get(op.id, -1) for op in self.trace.operations), max)]
-        held = self._last_holders()
+        reached, held = self._reached(), self._last_holders()
         for lost in lost_of(self.trace, self.record):
             node = self.node_of.get(lost.operation)
             last = reached[lost.until] if lost.left is None else self.model.graph.loss

@@ -12,7 +12,8 @@ OUTER, GONE = -1, sys.maxsize  # it waits for the part around it; it has let go
 
 
 class Stretch(Protocol):
-    """What has to be known of a part: its first and last node, and the index of the part that it stands in."""
+    """What has to be known of a part: its first and last node, the index of the part that it stands in, and whether it is
+    several, of which the first is given `begin`."""
 
     @property
     def first(self) -> int: ...
@@ -20,6 +21,8 @@ class Stretch(Protocol):
     def last(self) -> int: ...
     @property
     def outer(self) -> int | None: ...
+    @property
+    def begin(self) -> frozenset[int]: ...
 
 
 class States:
@@ -33,6 +36,8 @@ class States:
         self.draws = [any(node in drawing for node in range(p.first, p.last + 1)) for p in parts] if nbytes else []
         self.since = [p.last + 1 if p.outer is None else OUTER for p in parts]  # the position from which on it has one
         self.during = [r for p in parts for r in ((p.first, p.last + 1), (p.last, p.last + 1))] if nbytes else []
+        several = (p for p, draws in zip(parts, self.draws, strict=False) if draws and p.begin)
+        self.during += [(p.last, p.last + 1) for p in several]  # where one has drawn, another looks whether it does
 
     def run(self, index: int, position: int, nodes: Sequence[int], passing: bool) -> None:
         """A part has run these nodes again from a position on. Those within it took their states when it came to them, if only
