@@ -36,6 +36,7 @@ MODELS = {
     "resnet": ("ResNet", "depths=(1,1), width=16", "image=float32[8,3,16,16]"),
     "unread": ("Unread", "", "float32[4,64,64]"),
     "left": ("Left", "", "float32[4,64,32]"),
+    "handed": ("Handed", "", "float32[4,64,64]"),
 }
 
 
@@ -52,7 +53,7 @@ class Subject:
 @cache
 def subject(name: str) -> Subject:
     kind, init, inputs = MODELS[name]
-    folder = ROOT / ("tests/data" if name in ("unread", "left") else "examples")
+    folder = ROOT / ("tests/data" if name in ("unread", "left", "handed") else "examples")
     request = Request(f"{folder}/{name}.py:{kind}", "90%", init=init, inputs=inputs, edition=2)
     traced = trace_target(request, QUIET)
     return Subject(request, traced, tabling.found_of(traced), _step(traced, own_model(traced.target.module, "cpu"))[1])
