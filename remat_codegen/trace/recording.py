@@ -18,7 +18,6 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from remat_codegen.errors import TraceError
 from remat_codegen.torch_seam import (
     OpOverload,
     disable_current_modes,
@@ -82,12 +81,12 @@ class Chance:
     asked: int = 0
 
     def decided(self, known: Any) -> Any:
-        """The answer for one that is known: a truth value, or a number from 0 to 1. Raises TraceError for one too many."""
+        """The answer for one that is known: a truth value, or a number from 0 to 1. Raises RuntimeError for one too many."""
         self.asked += 1
         if self.answer is None or type(known) not in (bool, float) or not 0 <= known <= 1:
             return known
         if self.asked > self.most:
-            raise TraceError("a loop that random numbers end")
+            raise RuntimeError  # nobody hears of it: such a run is left out
         return type(known)(self.answer)
 
 
