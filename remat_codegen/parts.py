@@ -255,7 +255,7 @@ def _digests(lines, statements):
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
         own = [line[statement.col_offset :] for line in lines[first - 1 : statement.end_lineno] if line]
         yield first, f"{zlib.crc32(chr(10).join(own).encode()):08x}"
-        if isinstance(statement, ast.ClassDef) or (CLOSURES and isinstance(statement, ast.FunctionDef)):
+        if isinstance(statement, (ast.ClassDef, ast.FunctionDef) if CLOSURES else ast.ClassDef):
             yield from _digests(lines, statement.body)
 
 

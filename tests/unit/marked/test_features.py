@@ -30,7 +30,7 @@ from remat_codegen.marked.file import _imports_of_helpers, helpers_of, imports_o
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 NAMES = [f.name for f in fields(Features)]
-ALL = [Features(*chosen, *[bool(sum(chosen) % 2)] * 11) for chosen in itertools.product((True, False), repeat=len(NAMES) - 12)]
+ALL = [Features(*chosen, *[bool(sum(chosen) % 2)] * 13) for chosen in itertools.product((True, False), repeat=len(NAMES) - 14)]
 FEW = [f for f in ALL if sum(f.constants().values()) in (0, 1, len(NAMES) - 1, len(NAMES))]
 
 WRITTEN = """

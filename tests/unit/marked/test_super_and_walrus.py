@@ -190,7 +190,7 @@ def test_edits_of_assigned_names_are_noticed(theirs, ours):
     texts = [HEAD + "".join(f"        {line}\n" for line in lines) for lines in (theirs, ours)]
     original, edited = (ast.parse(text) for text in texts)
     found = reading.Reading()
-    reading._read_marks("f", dict(functions_in(edited)), original, found)
+    reading._read_marks("f", dict(functions_in(edited)), dict(functions_in(original)), found)
     assert found.problems
 
 
@@ -198,5 +198,5 @@ def test_right_marks_of_assigned_names_are_read():
     text = HEAD + "        return x + (y := self.a(x)) * torch.tanh(y)\n"
     edited = HEAD + "        return parts(self).part('p', lambda x, y: x + y * torch.tanh(y), x, y := self.a(x))\n"
     found = reading.Reading()
-    reading._read_marks("f", dict(functions_in(ast.parse(edited))), ast.parse(text), found)
+    reading._read_marks("f", dict(functions_in(ast.parse(edited))), dict(functions_in(ast.parse(text))), found)
     assert not found.problems and found.marks[0].outside == ((3, 25, 3, 34),)
