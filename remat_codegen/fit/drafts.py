@@ -62,7 +62,7 @@ class Draft:
     def overhead(self) -> float:
         """How much longer a step takes, Python's time included where it is felt."""
         profile = self.measured.profile
-        return self.plan.overhead + (0.0 if self.brought is None else marked.felt(profile, self.brought))
+        return self.plan.overhead + (0.0 if self.brought is None else tabling.felt(profile, self.brought))
 
     def saying(self, answer: str) -> Draft:
         """The same, with what its budget is the answer to."""

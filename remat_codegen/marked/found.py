@@ -428,6 +428,18 @@ class Found:
             self.by_name[function] = self._with_callers(function)
         return self.by_name[function]
 
+    def copied(self, text: Text) -> tuple[Owner, ...]:
+        """What a file has copies of, from files that are not carried, for marks in a function or method to be met."""
+        if text.function.is_at_top:
+            return self.with_callers(text.function) or ()
+        owner = self.owner_of(text)
+        return () if owner is None else (owner,)
+
+    def copied_for(self, candidate: Candidate[Vertex]) -> frozenset[Owner]:
+        """What a file has copies of if this is a part."""
+        texts = (v.text for v in candidate.vertices if self.is_marked(v) and v.text is not None)
+        return frozenset(owner for text in texts for owner in self.copied(text))
+
     def _with_callers(self, function: Function) -> tuple[Owner, ...] | None:
         assert self.library is not None
         calling = self._calling(function)

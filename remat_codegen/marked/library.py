@@ -548,8 +548,23 @@ def _code(module: str, kind: str, methods: Sequence[str], text: str, names: _Nam
 
 
 def _lines_of(text: str, method: ast.FunctionDef) -> str:
-    """A method's lines, as if its class stood at the top."""
-    return "\n".join(text.replace("\r\n", "\n").split("\n")[method.lineno - 1 : method.end_lineno])
+    """A method's lines, as if its class stood at the top, without its docstring: who has to read it has the library's."""
+    lines, told = text.replace("\r\n", "\n").split("\n"), _docstring(method)
+    return "\n".join(lines[i - 1] for i in range(method.lineno, (method.end_lineno or 0) + 1) if i not in told)
+
+
+def lines_of(owner: Owner, file: str) -> int:
+    """How many lines a copy of something that stands in a file has."""
+    method = method_in(text_of(file), owner.kind, owner.method)
+    return 0 if method is None else len(_lines_of(text_of(file), method).splitlines())
+
+
+def _docstring(method: ast.FunctionDef) -> range:
+    """The lines that a method's docstring has to itself, numbered from one."""
+    first, after = method.body[0], method.body[1:2]
+    end = first.end_lineno or 0
+    alone = first.lineno > method.lineno and bool(after) and end < after[0].lineno
+    return range(first.lineno, end + 1) if alone and ast.get_docstring(method, clean=False) is not None else range(0)
 
 
 @lru_cache(maxsize=64)

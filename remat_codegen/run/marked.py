@@ -30,7 +30,7 @@ from remat_codegen.run.marked_text import emit, named, read_back
 from remat_codegen.run.pipeline import finished
 from remat_codegen.run.planning import DIGITS, make_plan, unseen
 from remat_codegen.run.priced import measured_costs
-from remat_codegen.run.tabling import Brought, about, steadily
+from remat_codegen.run.tabling import PART_NS, Brought, about, felt, steadily
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate
 from remat_codegen.schedule.order import order_of
@@ -45,7 +45,6 @@ LITTLE_LEFT = 0.01  # of a step's memory: what forward leaves to the garbage col
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
 T = TypeVar("T")
 Tabled = tuple[SavedPlan, Brought]  # a plan as a table takes it, and that table
-PART_NS = 200_000  # for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
 
 
 @going_on()
@@ -274,11 +273,6 @@ def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Pro
     if (share := felt(profile, brought)) > LITTLE_FELT:
         beside = f"parts take some {PART_NS / 1e6:g} ms each of Python's time beside their operations, which no plan counts"
         progress.note(f"note: {beside}: {len(brought.rows)} of them, some {percent(share)} of this step")
-
-
-def felt(profile: Profile, brought: Brought) -> float:
-    """By how much Python's own time for parts makes a step longer, as a share of it."""
-    return len(brought.rows) * PART_NS / max(1, sum(profile.time_ns)) if profile.device == "cpu" else 0.0
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:

@@ -218,8 +218,7 @@ def _methods(traced: Traced, found: Found, marks: Marks) -> writing.Methods:
     """What has marks in other files than one that is carried."""
     carried = carried_sources(traced)
     texts = [t for file, methods in marks.methods.items() if file not in carried for t in methods]
-    owners = [owner for t in texts if not t.function.is_at_top and (owner := found.owner_of(t)) is not None]
-    owners += [owner for t in texts if t.function.is_at_top for owner in found.with_callers(t.function) or ()]
+    owners = [owner for t in sorted(texts, key=lambda t: t.function.is_at_top) for owner in found.copied(t)]
     return writing.Methods(tuple(owners), {o.module: marks.texts[file_of(traced, o.module)] for o in owners})
 
 

@@ -20,11 +20,11 @@ from remat_codegen.errors import BudgetError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
-from remat_codegen.marked.candidates import Candidates, Row
+from remat_codegen.marked.candidates import Candidate, Candidates, Row
 from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, parts_of
 from remat_codegen.marked.evaluations import Vertex, build
 from remat_codegen.marked.found import Found
-from remat_codegen.marked.library import Library
+from remat_codegen.marked.library import Library, Owner, lines_of
 from remat_codegen.marked.rows import Rows as TableRows
 from remat_codegen.marked.steady import STEADY, Before, steadied
 from remat_codegen.planners import auto
@@ -42,6 +42,8 @@ LITTLE_LOST = 0.005  # of the step's time: what nothing is said of, nor other pl
 A_START = 0.3  # of a limited time: what each other plan may take
 A_LITTLE_WORK = 100  # of the search for each other plan by `auto`, for a node: tables are searched from there
 TRIES = 2  # of other plans, if the search found a table that fits
+LONG = 80  # lines of a function that is copied from another file: more are there only where they pay
+PART_NS = 200_000  # of Python's time for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -99,7 +101,7 @@ def steadily(
     it has if that is about as good. Raises BudgetError where no table fits."""
     found, rows = found_of(traced), before.rows(0)
     ways = [c for c in found.ways if before.agrees(c)]
-    anew = partial(_within_budget, request, traced, found, profile, plan, progress, Candidates(ways))
+    anew = partial(_within_budget, request, traced, found, profile, plan, progress, ways)
     if not (before.marks or rows):
         return anew()
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
@@ -120,14 +122,15 @@ def _within_budget(
     profile: Profile,
     plan: SavedPlan,
     progress: Progress,
-    possible: Candidates[Vertex],
+    ways: Sequence[Candidate[Vertex]],
     before: TableRows = (),
     best: Brought | None = None,
 ) -> Brought:
-    """The plan brought to parts, or `best` if nothing is better. Where that leads to more than the budget, or to more time,
-    other plans are tried, too. Raises BudgetError where no table fits."""
+    """The plan brought to some of these parts, or `best` if nothing is better. Where that leads to more than the budget, or to
+    more time, other plans are tried, too. Raises BudgetError where no table fits."""
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    search = Search(traced, found, profile, plan.budget_bytes, progress.update, possible)
+    searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update)
+    search = searching(Candidates(ways))
     limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
     more = _others(request, traced.graph, found.holders.costs(profile), own, limits)
     nearest: Brought | None = None
@@ -136,8 +139,8 @@ def _within_budget(
         nearest = brought if nearest is None or brought.over_bytes < nearest.over_bytes else nearest
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
-        if enough or request.time_is_up:
+        is_enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
+        if is_enough or request.time_is_up:
             break
     if best is None:
         assert nearest is not None
@@ -147,7 +150,40 @@ def _within_budget(
         hint += ", or use --edition 1" if traced.model.trace.run is None else ""
         why = obstacle(traced.model, found.holders.costs(profile), nearest.schedule)
         raise BudgetError(what, hint=hint if why is None else f"{hint}; {why}")
-    return best
+    enough = max(best.overhead, about(plan.overhead)) + felt(profile, best)
+    starts = [own, best.schedule]
+
+    def fits_without(possible: Sequence[Candidate[Vertex]]) -> Brought | None:
+        other = searching(Candidates(possible)).brought(starts, request.seconds_left(A_START), before)
+        return None if other.over_bytes or other.overhead + felt(profile, other) > enough else other
+
+    return _with_less_text(traced, best, ways, fits_without)
+
+
+def _with_less_text(
+    traced: Traced,
+    best: Brought,
+    ways: Sequence[Candidate[Vertex]],
+    search: Callable[[Sequence[Candidate[Vertex]]], Brought | None],
+) -> Brought:
+    """A table that needs no copies of long functions of other files, which everyone would have to read who reads the file: each
+    of them, the longest first, is left out if `search` finds a table without that is about as quick."""
+    found = best
+    for owner in _long_copies(traced, best):
+        without = [c for c in ways if owner not in best.found.copied_for(c)]
+        if owner in _copied(found) and (other := search(without)) is not None:
+            found, ways = other, without
+    return found
+
+
+def _long_copies(traced: Traced, brought: Brought) -> list[Owner]:
+    """What of a table's copies is long, the longest first."""
+    lines = {owner: lines_of(owner, file_of(traced, owner.module)) for owner in _copied(brought)}
+    return sorted((o for o in lines if lines[o] > LONG), key=lambda o: (-lines[o], o.module, o.kind, o.method))
+
+
+def _copied(brought: Brought) -> frozenset[Owner]:
+    return frozenset().union(*(brought.found.copied_for(row.candidate) for row in brought.rows))
 
 
 def _others(
@@ -220,3 +256,8 @@ def _left(reserve: Reserve, limit: int, order: Sequence[int]) -> int:
 def about(overhead: float) -> float:
     """What a table may take beside a plan's overhead without a word."""
     return overhead + max(LITTLE_LOST, A_LITTLE + A_LITTLE_MORE * overhead)
+
+
+def felt(profile: Profile, brought: Brought) -> float:
+    """By how much Python's own time for parts makes a step longer, as a share of it."""
+    return len(brought.rows) * PART_NS / max(1, sum(profile.time_ns)) if profile.device == "cpu" else 0.0

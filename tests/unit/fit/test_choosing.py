@@ -21,7 +21,7 @@ from remat_codegen.fit.choosing import smallest_good, total_of
 from remat_codegen.fit.resident_memory import CUBLAS_BYTES, SEGMENTS_BYTES, free_bytes, standing
 from remat_codegen.header.plan_line import header_of
 from remat_codegen.profile.devices import DEVICES
-from remat_codegen.run import check_update, marked
+from remat_codegen.run import check_update, tabling
 from remat_codegen.show.results import Progress
 
 MODEL = """import torch
@@ -256,7 +256,7 @@ def test_where_nothing_is_left(folder):
 
 
 def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
-    monkeypatch.setattr(marked, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
+    monkeypatch.setattr(tabling, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
     report = made("--max-overhead", "30%")
     assert 0 < report["overhead"] <= 0.3 and report["budget_bytes"] < report["unmodified_peak_bytes"]
     tried = {row["at"]: row["good"] for row in report["chosen"]["tried"]}
@@ -268,10 +268,10 @@ def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
 
 def test_pythons_time_for_parts_counts_as_more_time(folder, monkeypatch):
     asked = "--max-overhead", "30%", "--edition", "2"
-    monkeypatch.setattr(marked, "PART_NS", 0)
+    monkeypatch.setattr(tabling, "PART_NS", 0)
     free = made(*asked)
     assert free["overhead"] > 0 and "Python's time" not in header()
-    monkeypatch.setattr(marked, "PART_NS", 10**12)
+    monkeypatch.setattr(tabling, "PART_NS", 10**12)
     assert made(*asked)["overhead"] == 0
 
 

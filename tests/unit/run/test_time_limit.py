@@ -159,7 +159,7 @@ def test_no_batch_in_time_is_not_said_of_the_model(endless):
 
 @pytest.mark.slow
 def test_a_search_for_a_budget_that_was_cut_short_finds_more_than_the_whole_step(endless, monkeypatch):
-    monkeypatch.setattr(marked, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
+    monkeypatch.setattr(tabling, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
     progress = Progress(None)
     report = choosing.generate(replace(endless, budget=None), Question(max_overhead="20%"), progress)
     assert 0 < report.overhead <= 0.2 and report.budget_bytes < report.unmodified_peak_bytes
