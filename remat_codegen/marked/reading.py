@@ -10,6 +10,7 @@ import ast
 import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,7 +228,16 @@ def _read_written(tree: ast.Module, name: str, of: tuple[str, str, str], importe
     alike = imported.alike(module, file, ours) if module else {}  # of the model's own file, it has the names
     for node, text in imported.wrong(alike, file, ours) if module else ():
         found.wrong(node, text)
-    _read_marks(file, ours, theirs, found, alike)
+    _read_marks(file, _undocumented(ours), _undocumented(theirs), found, alike)
+
+
+def _undocumented(functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Functions without their docstrings, which copies have not."""
+    found = {name: copy(function) for name, function in functions.items()}
+    for function in found.values():
+        if ast.get_docstring(function, clean=False) is not None:
+            function.body = function.body[1:]
+    return found
 
 
 def _closures_in(outer: ast.stmt, file: str, kind: str) -> list[ast.stmt]:
