@@ -549,8 +549,9 @@ def _code(module: str, kind: str, methods: Sequence[str], text: str, names: _Nam
 
 def _lines_of(text: str, method: ast.FunctionDef) -> str:
     """A method's lines, as if its class stood at the top, without its docstring: who has to read it has the library's."""
-    lines, told = text.replace("\r\n", "\n").split("\n"), _docstring(method)
-    return "\n".join(lines[i - 1] for i in range(method.lineno, (method.end_lineno or 0) + 1) if i not in told)
+    lines = text.replace("\r\n", "\n").split("\n")
+    told = _docstring(method, lines)
+    return "\n".join(lines[i] for i in range(method.lineno - 1, method.end_lineno or 0) if i not in told)
 
 
 def lines_of(owner: Owner, file: str) -> int:
@@ -559,12 +560,14 @@ def lines_of(owner: Owner, file: str) -> int:
     return 0 if method is None else len(_lines_of(text_of(file), method).splitlines())
 
 
-def _docstring(method: ast.FunctionDef) -> range:
-    """The lines that a method's docstring has to itself, numbered from one."""
+def _docstring(method: ast.FunctionDef, lines: Sequence[str]) -> range:
+    """Those of a text's lines that a method's docstring has to itself, with blank ones behind it."""
     first, after = method.body[0], method.body[1:2]
     end = first.end_lineno or 0
     alone = first.lineno > method.lineno and bool(after) and end < after[0].lineno
-    return range(first.lineno, end + 1) if alone and ast.get_docstring(method, clean=False) is not None else range(0)
+    while alone and not lines[end].strip():
+        end += 1
+    return range(first.lineno - 1, end) if alone and ast.get_docstring(method, clean=False) is not None else range(0)
 
 
 @lru_cache(maxsize=64)

@@ -71,6 +71,9 @@ class Plain(nn.Module):
         self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
 
     def widened(self, x: torch.Tensor, power: float = SCALE) -> torch.Tensor:
+        \"\"\"What is told
+        where it stands.\"\"\"
+
         # a comment
         return torch.tanh(self.up(x).sin() * math.sqrt(power))
 
@@ -226,7 +229,7 @@ def test_a_model_of_a_library_from_the_command_on(library, tmp_path):
 def test_what_has_marks_is_written_and_nothing_else(all_marked, library, tmp_path):
     text, traced, rows = all_marked("layers:plain")
     assert "class Plain:\n    def widened(self, x: torch.Tensor, power: float = SCALE) -> torch.Tensor:\n" in text
-    assert "        # a comment\n" in text and "    def forward(self, x):\n" in text
+    assert "        # a comment\n" in text and "    def forward(self, x):\n" in text and "What is told" not in text
     assert "__init__" not in text.partition("the helpers\n")[0] and "class Model" not in text
     assert f"from {library}.layers import SCALE, scale\n" in text and "import math\n" in text
     assert f'WRITTEN["{library}.layers", "Plain"] = Plain\n' in text
@@ -383,6 +386,19 @@ def test_layers_in_a_file_beside_the_model_are_marked(beside):
     text = (beside / "net_remat.py").read_text()
     assert "class Layer:" in text and "kept.part(" in text and "from layers_beside import" in text
     assert check_update.check(beside / "net_remat.py", QUIET).ok
+
+
+def test_long_copies_are_there_only_where_they_pay(beside, monkeypatch):
+    def made() -> str:
+        marked.generate(Request(f"{beside}/model_beside.py:Net", "75%", beside / "made.py"), QUIET)
+        return (beside / "made.py").read_text()
+
+    monkeypatch.setattr(tabling, "LONG", 1)
+    assert "class Layer:" in made()
+    monkeypatch.setattr(tabling, "about", lambda overhead: 1.0)  # whatever it takes
+    text = made()
+    assert "class Layer:" not in text and '"layers.0' in text
+    assert check_update.check(beside / "made.py", QUIET).ok
 
 
 def test_a_script_trains_with_them(beside):
