@@ -150,12 +150,12 @@ def _within_budget(
         hint += ", or use --edition 1" if traced.model.trace.run is None else ""
         why = obstacle(traced.model, found.holders.costs(profile), nearest.schedule)
         raise BudgetError(what, hint=hint if why is None else f"{hint}; {why}")
-    enough = max(best.overhead, about(plan.overhead)) + felt(profile, best)
+    enough = max(best.overhead, about(plan.overhead))
     starts = [own, best.schedule]
 
     def fits_without(possible: Sequence[Candidate[Vertex]]) -> Brought | None:
         other = searching(Candidates(possible)).brought(starts, request.seconds_left(A_START), before)
-        return None if other.over_bytes or other.overhead + felt(profile, other) > enough else other
+        return None if other.over_bytes or other.overhead > enough else other
 
     return _with_less_text(traced, best, ways, fits_without)
 
