@@ -1,8 +1,9 @@
 """What tables of parts lose against the plans that they are made from, over all models of tests/models. Writes
 results/catalogue.md.
 
-    python benchmarks/bench_catalogue.py [--budget 40%] [MODEL ...]
+    python benchmarks/bench_catalogue.py [--budget 40%] [--decoders] [MODEL ...]
 
+With `--decoders`, over the wider language models of decoders.py; that is results/decoders.md.
 Models of torchvision, timm and transformers: `make libraries`; those of missing libraries are left out, as are those that no
 plan fits into the budget. Plans are auto's; both overheads are in per cent of the step, by the same costs, which are measured
 once each: these are small models, whose operations take microseconds. Models that are named are only printed.
@@ -13,10 +14,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import decoders
 import torch
 from bench_peaks import CATALOGUES, known
 
@@ -26,7 +28,7 @@ from remat_codegen.profile import clock
 from remat_codegen.run import marked, planning, priced, traced
 from remat_codegen.show.results import Progress
 
-RESULT = Path(__file__).parent / "results" / "catalogue.md"
+RESULTS = Path(__file__).parent / "results"
 QUIET = Progress(None)
 HEAD = "| model | plan, % | table, % | lost, points | functions with marks |\n|---|---:|---:|---:|---|"
 FELT = 0.5  # points
@@ -52,9 +54,8 @@ class Row:
         return f"| {self.name} | {self.plan:.2f} | {' | '.join(found)} | {', '.join(self.functions)} |"
 
 
-def measured(name: str, budget: str) -> Row | None:
-    """A model's row; None where no plan fits."""
-    module = next(c.__file__ for c in CATALOGUES if name in c.NAMES)
+def measured(name: str, budget: str, module: str) -> Row | None:
+    """The row of a model of a file; None where no plan fits."""
     request = Request(f"{module}:{name}", budget, Path("file.py"), inputs=f"{module}:{name}_inputs", edition=2)
     found = traced.trace_target(request, QUIET)
     profile = priced.measured_costs(request, found, QUIET)
@@ -71,17 +72,17 @@ def measured(name: str, budget: str) -> Row | None:
     return Row(name, 100 * plan.overhead, 100 * tabled.overhead, functions)
 
 
-def page(rows: list[Row], left: Iterable[str], budget: str) -> str:
+def page(rows: list[Row], left: Sequence[str], options: str, budget: str) -> str:
     """The page: what is lost most, first."""
     lost = [row.lost for row in rows]
     close, fit = sum(points <= FELT for points in lost), [points for points in lost if points < float("inf")]
-    about = f"by `python benchmarks/bench_catalogue.py --budget {budget}` (PyTorch {torch.__version__}, CPU)"
+    about = f"by `python benchmarks/bench_catalogue.py {options}` (PyTorch {torch.__version__}, CPU)"
     said = f"{close} of {len(rows)} lose at most {FELT:g} points, the median {statistics.median(lost):+.2f}, the most"
     said = f"What tables lose against their plans, {about}: {said} {max(fit):.2f};"
     none = f"for {len(rows) - len(fit)} no table fits."
-    outside = f"No plan fits {budget} of the peak of {', '.join(left)}."
+    outside = f"No plan fits {budget} of the peak of {', '.join(left)}." if left else ""
     lines = [row.line() for row in sorted(rows, key=lambda row: (-row.lost, row.name))]
-    return "\n".join([*textwrap.wrap(f"{said} {none} {outside}", 120), "", HEAD, *lines]) + "\n"
+    return "\n".join([*textwrap.wrap(f"{said} {none} {outside}".strip(), 120), "", HEAD, *lines]) + "\n"
 
 
 def main() -> None:
@@ -89,17 +90,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--budget", default="40%")
+    parser.add_argument("--decoders", action="store_true")
     asked = parser.parse_args()
     clock.MEASURED_SECONDS = 0.0  # a run for each kind of operation
     rows, left = [], []
-    for name in asked.models or known():
-        if (row := measured(name, asked.budget)) is None:
+    catalogues = (decoders,) if asked.decoders else CATALOGUES
+    for name in asked.models or (decoders.NAMES if asked.decoders else known()):
+        module = next(c.__file__ for c in catalogues if name in c.NAMES)
+        if (row := measured(name, asked.budget, module)) is None:
             left.append(name)
             continue
         rows.append(row)
         print(row.line(), flush=True)
     if not asked.models:
-        RESULT.write_text(page(rows, left, asked.budget))
+        options = f"--budget {asked.budget}" + (" --decoders" if asked.decoders else "")
+        result = RESULTS / ("decoders.md" if asked.decoders else "catalogue.md")
+        result.write_text(page(rows, left, options, asked.budget))
 
 
 if __name__ == "__main__":
