@@ -194,9 +194,9 @@ class Holders:
         peaks = dict(enumerate(profile.peaks_within))
         held = [self._held_bytes(node, peaks.get(node, ())) for node in range(len(self.model.bodies))]
         held += [0] * (len(profile.workspace_bytes) - len(held))
-        early = profile.early_bytes or (0,) * len(held)
-        workspaces = tuple(a + b - c for a, b, c in zip(profile.workspace_bytes, held, early, strict=True))
-        return replace(profile, workspace_bytes=workspaces, early_bytes=(), peaks_within=())
+        lowest = profile.with_gradients_going_early()
+        workspaces = tuple(a + b for a, b in zip(lowest.workspace_bytes, held, strict=True))
+        return replace(lowest, workspace_bytes=workspaces, peaks_within=())
 
     def _held_bytes(self, node: int, peaks: Sequence[int]) -> int:
         """How much more than by itself a node takes at most beside what variables hold; `peaks` are those of its operations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:  # `trace` reads a table of this room, and the command line starts without torch
@@ -34,6 +34,12 @@ class Profile:
     def at(self, number: int) -> Profile:
         """The costs of what a file's plan of that number is for."""
         return (self, *self.others)[min(number, len(self.others))]
+
+    def with_gradients_going_early(self) -> Profile:
+        """What nodes take where autograd alone holds gradients; then workspaces may be below 0. No file takes less."""
+        early = self.early_bytes or (0,) * len(self.workspace_bytes)
+        workspaces = tuple(a - b for a, b in zip(self.workspace_bytes, early, strict=True))
+        return replace(self, workspace_bytes=workspaces, early_bytes=())
 
 
 class Costs(ABC):

@@ -108,14 +108,14 @@ def _plan_for_each_batch(request: Request, traced: Traced, progress: Progress, p
 def _planned(request: Request, found: Priced, budget: Budget, progress: Progress, previous: Sequence[int] = ()) -> SavedPlan:
     """A model's plan for one budget. Raises BudgetError where nothing fits."""
     limit = found.limit(budget)
-    with begun(found.graph, found.profile, limit, apart=request.time_limit is None) as general:
+    with begun(found.graph, _lowest(found), limit, apart=request.time_limit is None) as general:
         with progress.stage("plan"):
             outcome = run_planner(found, request.planner, budget, progress, time_limit=request.seconds_left(PLANNING))
             if not outcome.fits:
                 raise _none_fits(request, found, outcome)
             outcome = replace(outcome, plan=_as_before(outcome.plan, previous, found, limit))
         with progress.stage("bound"):
-            least = _better(general(request.seconds_left(PLANNING)), outcome.plan)
+            least = _better(general(request.seconds_left(PLANNING)), outcome.plan, found)
     return saved_plan(found, replace(outcome, bound_ns=least))
 
 
@@ -180,7 +180,7 @@ def run_planner(
         plan = replace(PLANNERS["none"](found.graph, found.profile, limit), planner=plan.planner, notes=plan.notes)
     seconds = time.perf_counter() - started
     plan = _checked(found, plan, limit)
-    least = _better(bound(found.graph, found.profile, limit), plan) if bounded else None
+    least = _better(bound(found.graph, _lowest(found), limit), plan, found) if bounded else None
     return Outcome(name, budget.text, limit, plan, least, seconds)
 
 
@@ -196,9 +196,15 @@ def _checked(found: Priced, plan: Plan, limit: int) -> Plan:
     return replace(plan, time_ns=timeline.time_ns, peak_bytes=timeline.peak_bytes)
 
 
-def _better(general: Bound, plan: Plan) -> int | None:
-    """The better of the planner's own lower bound and the general one."""
-    known = [b for b in (general.time_ns, plan.bound_ns) if b is not None]
+def _lowest(found: Priced) -> Profile:
+    """Costs that no file is below: that of marks, whose gradients autograd holds, may be below a planner's."""
+    return found.profile.with_gradients_going_early()
+
+
+def _better(general: Bound, plan: Plan, found: Priced) -> int | None:
+    """The better of the planner's own lower bound, if it is for the lowest costs, and the general one."""
+    is_lowest = _lowest(found).workspace_bytes == found.profile.workspace_bytes
+    known = [b for b in (general.time_ns, plan.bound_ns if is_lowest else None) if b is not None]
     return max(known, default=None)
 
 

@@ -68,22 +68,23 @@ def validate(graph: Graph, schedule: Schedule) -> None:
 
 def simulate(graph: Graph, profile: Profile, schedule: Schedule) -> Timeline:
     """Time and memory of a valid schedule, step by step. A node that runs again while its old result lives needs
-    room for both."""
+    room for both. What is forgotten after a node that needs less room than it makes went while that ran."""
     alive: set[int] = set()
-    current = time_ns = runs = 0
+    current = time_ns = runs = most = 0
     during: list[int] = []
     after: list[int] = []
     for step in schedule.steps:
         if isinstance(step, Forget):
             alive.discard(step.data)
             current -= graph.data[step.data].nbytes
-            during.append(current)
+            during.append(min(current, most))
         else:
             node = graph.nodes[step.node]
             again = [d for d in node.writes if d in alive and graph.data[d].kind is not Kind.GRADIENT]
             created = total_bytes(graph, (d for d in node.writes if d not in alive))
             beside = total_bytes(graph, again) + profile.workspace_bytes[node.id] + schedule.beside_bytes.get(runs, 0)
-            during.append(current + created + beside)
+            most = current + created + beside
+            during.append(most)
             current += created
             runs += 1
             alive.update(node.writes)

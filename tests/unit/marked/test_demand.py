@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from graphs import Op, chain_graph, random_graph, training_graph
 
+from remat_codegen.graph.ir import total_bytes
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, check, forgotten, order_of, run_of, schedule_of
 from remat_codegen.schedule import Compute, Forget, Pricing, simulate, validate, without_recomputation
 
@@ -187,6 +189,8 @@ def random_parts(graph, rng):
 def test_any_table_gives_a_valid_step(seed):
     rng = random.Random(seed)
     graph, profile = random_graph(seed, 12, once=seed % 2 == 0) if seed % 3 else chain_graph([1, 2, 1, 1])
+    early = tuple(total_bytes(graph, n.reads) if n.id > graph.loss and rng.random() < 0.5 else 0 for n in graph.nodes)
+    profile = replace(profile, early_bytes=early).with_gradients_going_early()
     parts = random_parts(graph, rng)
     check(graph, parts)
     schedule = schedule_of(graph, parts)

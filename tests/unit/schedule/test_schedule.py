@@ -1,5 +1,7 @@
 """The validator rejects what could not run; the simulator's numbers are checked by hand."""
 
+from dataclasses import replace
+
 import pytest
 from graphs import Op, training_graph
 
@@ -27,6 +29,13 @@ def test_simulated_memory_and_time():
     assert timeline.during_bytes == (5, 14, 18, 21, 12, 10, 7, 8, 3)
     assert timeline.after_bytes == (4, 9, 12, 16, 12, 10, 7, 7, 3)
     assert (timeline.peak_bytes, timeline.peak_step, timeline.time_ns) == (21, 3, 107)
+
+
+def test_gradients_that_go_early_are_not_counted_behind_their_node():
+    """Whatever is forgotten first: here v0, of 4 bytes, and 12 are left, which is more than b1 ever had."""
+    lower = replace(PROFILE, early_bytes=(0, 0, 0, 10, 0)).with_gradients_going_early()
+    during = simulate(GRAPH, lower, without_recomputation(GRAPH)).during_bytes
+    assert during[3:] == (11, 11, 10, 7, 8, 3)
 
 
 def test_a_node_run_again_over_its_old_result_needs_room_for_both():
