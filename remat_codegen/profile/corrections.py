@@ -25,7 +25,7 @@ def workspaces(model: Model, peaks: Sequence[int], held: frozenset[int]) -> tupl
         seeds = 0 if node.forward in held else _more_seeds(model, node)
         own = peak + seeds - _written_bytes(model, node)
         needed.append(max(0, own, between.get(node.id, 0)) + model.record.single_number_bytes)
-        early.append(max(0, -max(own, between.get(node.id, own))) if _has_its_own_gradient(model, node, held) else 0)
+        early.append(max(0, -max(own, between.get(node.id, own))) if _has_its_own_gradients(model, node, held) else 0)
     return tuple(needed), tuple(early)
 
 
@@ -84,12 +84,16 @@ def _bytes_between_gradients(model: Model) -> dict[int, int]:
     return found
 
 
-def _has_its_own_gradient(model: Model, node: Node, held: frozenset[int]) -> bool:
-    """Whether what comes to a backward node is one gradient that nobody else holds: once read, it goes."""
+def _has_its_own_gradients(model: Model, node: Node, held: frozenset[int]) -> bool:
+    """Whether what comes to a backward node is gradients that nobody else holds: once read, they go."""
     if node.phase is not Phase.BACKWARD or node.forward is None or node.forward in held:
         return False
     seeded, read = _seeded_bytes(model, node)
-    return len(seeded) == 1 and seeded[0] == read
+    if len(seeded) == 1 or sum(seeded) != read:
+        return seeded == [read]
+    graph = model.graph
+    shared = any(len(graph.readers[d]) > 1 for d in node.reads if graph.data[d].kind is Kind.GRADIENT)
+    return not (shared or _passing(model, node.forward) or _outlasts(model, node.forward))
 
 
 def _more_seeds(model: Model, node: Node) -> int:
