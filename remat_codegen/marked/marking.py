@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.marked.edits import Edit, applied, first_lines, laid_out
 from remat_codegen.marked.markable import IN_PLACE, home_of, markable, method_of
-from remat_codegen.marked.names import free_names, local_names, said, unused
+from remat_codegen.marked.names import free_names, identifiers, local_names, said, unused
 from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import FUNCTIONS, Syntax, is_dotted, span_of, syntax_of
 from remat_codegen.trace.places import Span
@@ -110,7 +110,7 @@ class _Writer:
         self.marks: dict[ast.AST, Mark] = {node: m for m in marks if (node := syntax.find(m.span)) is not None}
         names = set(re.findall(r"\w+", source))
         self.parts = unused(["parts", "remat_parts"], names | set(taken))
-        self.kept = unused(["kept", "kept_parts"], names)
+        self.kept = unused(["kept", "kept_parts"], identifiers(syntax.parents))
         self.words = names
         self.begun = self._begun()
         self.changed: list[int] = []

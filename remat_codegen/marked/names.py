@@ -17,6 +17,12 @@ def free_names(node: ast.AST, without: Collection[ast.AST] = ()) -> tuple[str, .
     return tuple(dict.fromkeys(n.id for n in _free(node, named_in(node), without)))
 
 
+def identifiers(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """All that nodes name, attributes and arguments among it; not what stands in texts and comments."""
+    values = (value for n in nodes if not isinstance(n, ast.Constant) for _, value in ast.iter_fields(n))
+    return frozenset(v for value in values for v in (value if isinstance(value, list) else [value]) if isinstance(v, str))
+
+
 def named_in(node: ast.AST) -> frozenset[str]:
     """The names that an expression binds by `:=`."""
     return frozenset(n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from remat_codegen.graph.ir import Graph, Node, total_bytes
+from remat_codegen.graph.ir import Block, Graph, Node, total_bytes
 from remat_codegen.planners import dtr, none_and_all, rockmate, rotor
 from remat_codegen.planners.base.bound import LONGEST_SECONDS, Relaxation
 from remat_codegen.planners.base.deadline import NO_LIMIT, Effort, TimeUp, offer, stoppable
@@ -67,6 +67,7 @@ SHALLOW = 4  # bisections up to which what costs more is tried as well, and the 
 FAR_OFF = 3  # times less, there and after DEEP
 SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
+HARD, MOST_HARD = 300, 1500  # data times nodes of a kind of block whose programs may take half a second each; and of all such
 MOST_APART = 6  # of blocks that differ in their costs, if those are more than their kinds
 LOWER = (0.9, 0.97)  # of the least peak known: where a lower one is looked for
 FITTED = 60  # starts are given up after so many splits for each hundred nodes
@@ -436,9 +437,18 @@ class _Sequences:
         block that needs other memory."""
         blocks, room = self.graph.blocks, self.profile.workspace_bytes
         kinds = {b.kind for b in blocks}
-        apart = {(b.kind, room[b.first : b.last + 1]) for b in blocks}
+        apart = {(b.kind, room[b.first : b.last + 1]): b for b in blocks}
         few = len(kinds) <= MOST_KINDS and len(apart) <= max(len(kinds), MOST_APART)
-        return few and is_chain(self.graph) and all(b.last - b.first < MOST_IN_BLOCK for b in blocks)
+        if not (few and is_chain(self.graph) and all(b.last - b.first < MOST_IN_BLOCK for b in blocks)):
+            return False
+        sizes = map(self._size, apart.values())
+        return sum(size for size in sizes if size > HARD) <= MOST_HARD
+
+    def _size(self, block: Block) -> int:
+        """The data that a block makes on both ways, times the nodes that do: a program has some such many variables."""
+        inside = range(block.first, block.last + 1)
+        nodes = [n for n in self.graph.nodes if n.id in inside or n.forward in inside]
+        return len({d for n in nodes for d in n.writes}) * len(nodes)
 
     @cached_property
     def _solved(self) -> tuple[Chain, Table, list[int]]:

@@ -217,7 +217,8 @@ def _compared(file: Path, text: str, header: Header, traced: Traced, edited: tup
         if header.plan.recorded and traced.model.trace.run is not None and not (edited or changed):
             return Finding(file, notes=(ANOTHER_WAY,))
         diff = (f"-graph {differing[0][0][:12]}", f"+graph {differing[0][1][:12]}")
-        return Finding(file, (*edited, *changed, _other_graph(header.plan, capability_of(header.request))), diff)
+        reasons = (*edited, *changed, _other_graph(header.plan, capability_of(header.request)))
+        return Finding(file, reasons, _with_its_table(file, text, header, traced) or diff)
     try:
         with progress.stage("emit"):
             wanted = _emitted(file, text, header, header.plan, traced)
@@ -228,6 +229,19 @@ def _compared(file: Path, text: str, header: Header, traced: Traced, edited: tup
     if wanted == text:
         return Finding(file)
     return Finding(file, (*edited, *changed) or (_newer(header),), _diff(text, wanted, file))
+
+
+def _with_its_table(file: Path, text: str, header: Header, traced: Traced) -> tuple[str, ...]:
+    """What would change if a file had the table that it has, as far as there is what that names: the model's text, above all.
+    Nothing where that cannot be told."""
+    if header.plan is None or header.request.edition == 1 or not traced.are_of(header.plan):
+        return ()
+    try:
+        brought, _ = marked_text.read_back(text, traced)
+        wanted = seal(by_version(marked_text.emit(traced, header.plan, header.request, brought), __version__, header.version))
+    except RematError:
+        return ()
+    return _diff(text, wanted, file, "with its table")
 
 
 def _other_graph(plan: SavedPlan, here: str | None) -> str:
@@ -268,10 +282,9 @@ def _with_plan_of(file: Path, text: str, header: Header, plan: SavedPlan, traced
     return marked_text.emit(traced, plan, header.request, brought)
 
 
-def _diff(old: str, new: str, file: Path) -> tuple[str, ...]:
-    lines = list(
-        difflib.unified_diff(old.splitlines(), new.splitlines(), f"{file}", f"{file} (as it would be)", lineterm="", n=1)
-    )
+def _diff(old: str, new: str, file: Path, how: str = "") -> tuple[str, ...]:
+    would = " ".join(filter(None, [f"{file} (as it would be", how])) + ")"
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), f"{file}", would, lineterm="", n=1))
     more = len(lines) - LONGEST_DIFF
     return (*lines[:LONGEST_DIFF], f"... {more} more lines") if more > 1 else tuple(lines)
 

@@ -208,3 +208,19 @@ def test_a_plan_is_brought_within_other_limits(name):
         if plan is given:
             assert brought.schedule is not None and brought.time_ns <= given.time_ns
         assert auto.plan(graph, profile, budget).schedule == plan.schedule
+
+
+def test_programs_that_are_large_and_many_are_left_out(monkeypatch):
+    """Blocks that are all of other kinds: each would have programs of its own."""
+    graph, profile = graphs.chain_graph([1, 2, 3, 1, 2])
+    sequences = auto._Sequences(graph, profile, Grid())
+    assert sequences.worthwhile
+    sizes = sorted({sequences._size(block) for block in graph.blocks})
+    monkeypatch.setattr(auto, "HARD", sizes[-1] - 1)
+    monkeypatch.setattr(auto, "MOST_HARD", sizes[-1])
+    kinds = {b.kind for b in graph.blocks if sequences._size(b) == sizes[-1]}
+    assert auto._Sequences(graph, profile, Grid()).worthwhile == (len(kinds) == 1)
+    monkeypatch.setattr(auto, "MOST_HARD", sizes[-1] - 1)
+    assert not auto._Sequences(graph, profile, Grid()).worthwhile
+    budget = need(graph, profile) * 3 // 4
+    check(graph, profile, budget, auto.plan(graph, profile, budget))
