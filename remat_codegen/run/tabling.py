@@ -43,7 +43,7 @@ A_START = 0.3  # of a limited time: what each other plan may take
 A_LITTLE_WORK = 100  # of the search for each other plan by `auto`, for a node: tables are searched from there
 TRIES = 2  # of other plans, if the search found a table that fits
 LONG = 80  # lines of a function that is copied from another file: more are there only where they pay
-PART_NS = 200_000  # of Python's time for each part: 0.19 ms in a GPT of three layers, 0.3 ms in benchmarks/bench_parts.py
+PART_NS = 300_000  # of Python's time for each part: benchmarks/bench_parts.py
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
