@@ -134,12 +134,10 @@ def _none_fits(request: Request, found: Priced, outcome: Outcome) -> BudgetError
     why = None
     if found.traced is not None and plan.smallest is not None:
         why = obstacle(found.traced.model, found.profile, plan.smallest)
-    hint = f"{known} {format_bytes(least, up=True)} ({least} bytes){others}{f'; {why}' if why else ''}"
-    return BudgetError(
-        f"no plan keeps the activations of {found.label} under {format_bytes(outcome.budget_bytes)}",
-        hint=hint,
-        least_bytes=least,
-    )
+    needed, asked = format_bytes(least, up=True), format_bytes(outcome.budget_bytes)
+    asked = f"{asked} ({outcome.budget_bytes} bytes)" if asked == needed else asked
+    hint = f"{known} {needed} ({least} bytes){others}{f'; {why}' if why else ''}"
+    return BudgetError(f"no plan keeps the activations of {found.label} under {asked}", hint=hint, least_bytes=least)
 
 
 def _as_before(plan: Plan, previous: Sequence[int], found: Priced, limit: int) -> Plan:
