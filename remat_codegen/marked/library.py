@@ -564,10 +564,18 @@ def _docstring(method: ast.FunctionDef, lines: Sequence[str]) -> range:
     """Those of a text's lines that a method's docstring has to itself, with blank ones behind it."""
     first, after = method.body[0], method.body[1:2]
     end = first.end_lineno or 0
-    alone = first.lineno > method.lineno and bool(after) and end < after[0].lineno
-    while alone and not lines[end].strip():
+    alone = bool(after) and end < after[0].lineno and not lines[first.lineno - 1].encode()[: first.col_offset].strip()
+    if not alone or not _is_text(first) or _is_text(after[0]):  # the text behind it would be the docstring
+        return range(0)
+    while not lines[end].strip():
         end += 1
-    return range(first.lineno - 1, end) if alone and ast.get_docstring(method, clean=False) is not None else range(0)
+    return range(first.lineno - 1, end)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+    )
 
 
 @lru_cache(maxsize=64)

@@ -238,6 +238,8 @@ def _with_its_table(file: Path, text: str, header: Header, traced: Traced) -> tu
         return ()
     try:
         brought, _ = marked_text.read_back(text, traced)
+        if len(brought.all()) != len(header.plan.all()):
+            return ()
         wanted = seal(by_version(marked_text.emit(traced, header.plan, header.request, brought), __version__, header.version))
     except RematError:
         return ()

@@ -171,7 +171,8 @@ def _with_less_text(
     found = best
     for owner in _long_copies(traced, best):
         without = [c for c in ways if owner not in best.found.copied_for(c)]
-        if owner in _copied(found) and (other := search(without)) is not None:
+        other = search(without) if owner in _copied(found) else None
+        if other is not None and owner not in _copied(other):  # as rows that were there before may need it
             found, ways = other, without
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import pickle
@@ -19,6 +20,7 @@ from second_edition import found_in, text_of, traced_module, trained
 
 from remat_codegen.ask.request import Request
 from remat_codegen.ask.target import load_target
+from remat_codegen.marked import library as methods_elsewhere
 from remat_codegen.marked.candidates import Row
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.rows import rows_of
@@ -311,6 +313,25 @@ def test_methods_of_pytorchs_own_layers(write_file, tmp_path):
     made = load(text, tmp_path).Net()  # of the file's own class
     made.load_state_dict(target.module.state_dict())
     assert all(map(torch.equal, _step(target.module, *target.args), _step(made, *target.args)))
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ('def f(x):\n    """Told."""\n\n    return x', "def f(x):\n    return x"),
+        ('def f(x):\n    r"""Told\n    at length."""\n    # said\n\n    return x', "def f(x):\n    # said\n\n    return x"),
+        ('def f(\n    x,\n):\n    "Told."\n    return x', "def f(\n    x,\n):\n    return x"),
+        ('def f(x):\n    """Told."""\n    """Not told."""\n    return x', None),  # it would be
+        ('def f(x):\n    """Told."""; return x', None),
+        ('def f(\n    x): "Told."; \\\n    return x', None),
+        ('def f(x):\n    """Told."""', None),
+        ("def f(x):\n    return x", None),
+    ],
+)
+def test_docstrings_have_lines_of_their_own_or_stay(text, without):
+    method = ast.parse(text).body[0]
+    assert methods_elsewhere._lines_of(text, method) == (text if without is None else without)
+    assert methods_elsewhere._lines_of(text.replace("\n", "\r\n"), method) == (text if without is None else without)
 
 
 BESIDE = """

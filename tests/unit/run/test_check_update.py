@@ -18,7 +18,7 @@ from remat_codegen.header import saved_plan
 from remat_codegen.header.heading import read_header
 from remat_codegen.header.plan_line import plan_in
 from remat_codegen.header.seal import seal
-from remat_codegen.run import check_update, functions, pipeline
+from remat_codegen.run import check_update, functions, marked, pipeline
 from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[3]
@@ -151,6 +151,16 @@ def test_a_changed_graph_is_noticed(folder):
     found = check()
     assert found.reasons == ("model.py has changed", "the model's graph has changed: it has to be planned again")
     assert [line[:6] for line in found.diff] == ["-graph", "+graph"]
+
+
+def test_what_changed_of_a_marked_model_is_shown_with_the_table_that_there_is(folder):
+    marked.generate(Request("model.py:Net", "60%,85%", Path("marked.py"), inputs="float32[512,16]"), QUIET)
+    change(folder / "model.py", "hidden = self.up(x)", "hidden = self.up(x) * 2")
+    found = check_update.check(Path("marked.py"), QUIET)
+    assert any("planned again" in reason for reason in found.reasons)
+    assert any("with its table" in line for line in found.diff) and any("self.up(x) * 2" in line for line in found.diff)
+    change(folder / "marked.py", "PLANS = ", "PLANES = ")  # and no table is there
+    assert [line[:6] for line in check_update.check(Path("marked.py"), QUIET).diff] == ["-graph", "+graph"]
 
 
 def test_a_graph_that_changes_with_another_file_is_noticed(folder):
