@@ -78,11 +78,11 @@ def page(rows: list[Row], left: Sequence[str], options: str, budget: str) -> str
     close, fit = sum(points <= FELT for points in lost), [points for points in lost if points < float("inf")]
     about = f"by `python benchmarks/bench_catalogue.py {options}` (PyTorch {torch.__version__}, CPU)"
     said = f"{close} of {len(rows)} lose at most {FELT:g} points, the median {statistics.median(lost):+.2f}, the most"
-    said = f"What tables lose against their plans, {about}: {said} {max(fit):.2f};"
-    none = f"for {len(rows) - len(fit)} no table fits."
+    none = f"; for {len(rows) - len(fit)} no table fits" if len(fit) < len(rows) else ""
+    said = f"What tables lose against their plans, {about}: {said} {max(fit):.2f}{none}."
     outside = f"No plan fits {budget} of the peak of {', '.join(left)}." if left else ""
     lines = [row.line() for row in sorted(rows, key=lambda row: (-row.lost, row.name))]
-    return "\n".join([*textwrap.wrap(f"{said} {none} {outside}".strip(), 120), "", HEAD, *lines]) + "\n"
+    return "\n".join([*textwrap.wrap(f"{said} {outside}".strip(), 120), "", HEAD, *lines]) + "\n"
 
 
 def main() -> None:
