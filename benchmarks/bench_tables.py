@@ -1,132 +1,141 @@
-"""How well random tables are planned: of every model of tests/models, planned and measured peaks. Writes results/tables.md.
+"""What it costs to say a plan as a table of parts: the planner's schedule beside the table that the search finds for it.
 
-    python benchmarks/bench_tables.py [--tables N] [--seed SEED] [MODEL ...]
+    python benchmarks/bench_tables.py [--of compare-unet unet ...] [--budgets 60%,40%,25%,20%] [--planner best]
 
-Tables are drawn from all that could be rebuilt, with every option, as those of tests/property/test_table_peaks.py: no search
-would come to most of them. All models on the CPU (torchvision, timm, transformers: `make libraries`; those of missing ones are
-left out). Models that are named are only printed.
+Graphs of benchmarks/results/compare-*.graph.json know no source: there each node could be a part, and each block. Models of
+examples/ are traced, measured, and marked as `generate --edition 2` does. The one simulator judges both. Prints a table and
+writes it to benchmarks/results/tables.md; with --of, rows of all others stay as they were. Seconds are of the processor, in the
+search, with the plans beside the first one that it starts from where it takes longer.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-import tempfile
-import textwrap
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+from remat_codegen.ask.budget import parse_budgets
+from remat_codegen.ask.request import Request
+from remat_codegen.graph.ir import Graph
+from remat_codegen.marked.candidates import Candidate, Candidates
+from remat_codegen.marked.choose import Chooser, kinds
+from remat_codegen.planners.base.registry import PLANNERS
+from remat_codegen.run import planning, tabling
+from remat_codegen.run.priced import over, priced_file, priced_model
+from remat_codegen.show.results import Progress
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("models", "property", "")]
-
-from bench_peaks import CATALOGUES, known  # noqa: E402
-from test_table_peaks import drawn  # noqa: E402
-
-from remat_codegen.ask.request import Request  # noqa: E402
-from remat_codegen.errors import RematError  # noqa: E402
-from remat_codegen.header.saved_plan import SavedPlan  # noqa: E402
-from remat_codegen.marked.candidates import Row  # noqa: E402
-from remat_codegen.marked.choose import parts_of  # noqa: E402
-from remat_codegen.marked.evaluations import Vertex  # noqa: E402
-from remat_codegen.planners.base.reserve import SLACK_BYTES  # noqa: E402
-from remat_codegen.profile import clock  # noqa: E402
-from remat_codegen.profile.memory import peak_bytes  # noqa: E402
-from remat_codegen.run import marked, marked_text, tabling  # noqa: E402
-from remat_codegen.run.priced import measured_costs  # noqa: E402
-from remat_codegen.run.traced import trace_target  # noqa: E402
-from remat_codegen.show.results import Progress  # noqa: E402
-from remat_codegen.trace.training import Run  # noqa: E402
-from remat_codegen.verify.beside import load_generated, own_model  # noqa: E402
-
-RESULT = Path(__file__).parent / "results" / "tables.md"
-QUIET = Progress(None)
-HEAD = """\
-| model | tables | not written | least: planned over measured, bytes | least, % | median, % | most, % |
-|---|---:|---:|---:|---:|---:|---:|"""
+RESULTS = ROOT / "benchmarks" / "results"
+BUDGETS = "60%,40%,25%,20%"
+SMALLER = {"gpt2-6": ("gpt2", "layers=6, width=192, heads=6, vocabulary=512, context=128", "int64[4,128]<512")}
+SECONDS = 30.0  # for a plan
+HEAD = ("graph", "budget", "planner %", "table %", "points lost", "over (bytes)", "rows", "different", "priced", "CPU s")
 
 
-class Tables:
-    """Tables of one model."""
-
-    def __init__(self, name: str) -> None:
-        module = next(c.__file__ for c in CATALOGUES if name in c.NAMES)
-        self.request = Request(f"{module}:{name}", "90%", inputs=f"{module}:{name}_inputs", edition=2)
-        self.traced = trace_target(self.request, QUIET)
-        self.found = tabling.found_of(self.traced)
-        self.profile = measured_costs(self.request, self.traced, QUIET)
-
-    def peaks(self, rows: Sequence[Row[Vertex]]) -> tuple[int, int]:
-        """A table's peak, planned and measured, in bytes. Raises RematError where no text has the marks that it needs."""
-        traced, pairs = self.traced, parts_of(tuple(rows))
-        brought = tabling.Brought(self.found, tuple(rows), self.found.holders.schedule([part for _, part in pairs]), 0)
-        plan = SavedPlan(traced.graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
-        plan = marked.as_planned(plan, traced, self.profile, brought)
-        text = marked_text.emit(traced, plan, self.request, brought)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "file_remat.py"
-            file.write_text(text)
-            model = load_generated(file).rematerialize(own_model(traced.target.module, "cpu"))
-            torch.manual_seed(0)
-            run = Run(model, traced.target.args, traced.target.kwargs, (), traced.model.record.loss)
-            run.step()
-            run.update()
-            run.outputs = None
-            return plan.planned_peak_bytes, peak_bytes(run.step)
-
-    def of_seeds(self, seeds: range) -> Iterator[tuple[list[Row[Vertex]], tuple[int, int] | Exception]]:
-        """Tables drawn by seeds, with their peaks, or with what kept one from being written or run."""
-        for seed in seeds:
-            rows = drawn(self.found, self.traced.graph, seed) if self.found.candidates.all else []
-            try:
-                yield rows, self.peaks(rows)
-            except (RematError, ValueError, RuntimeError) as error:
-                yield rows, error
+def subjects() -> list[str]:
+    """All graphs, and the examples that have a class, one of them smaller, too."""
+    graphs = sorted(p.name.removesuffix(".graph.json") for p in RESULTS.glob("compare-*.graph.json"))
+    return graphs + sorted([*SMALLER, *(p.stem for p in (ROOT / "examples").glob("*.py") if "\nclass " in p.read_text())])
 
 
-def line(name: str, found: list[tuple[int, int] | Exception]) -> str:
-    """A model as a row of the page."""
-    peaks = [pair for pair in found if not isinstance(pair, Exception)]
-    by = sorted(100 * (planned / measured - 1) for planned, measured in peaks)
-    if not peaks:
-        return f"| {name} | 0 | {len(found)} | | | | |"
-    least = min(planned - measured for planned, measured in peaks)
-    shares = " | ".join(f"{p:+.2f}" for p in (by[0], statistics.median(by), by[-1]))
-    return f"| {name} | {len(peaks)} | {len(found) - len(peaks)} | {least:+,} | {shares} |"
+def candidates_of(graph: Graph) -> Candidates[int]:
+    """Each node that can run again, and each block of such nodes: all that a graph without a source knows."""
+
+    def found() -> Iterator[Candidate[int]]:
+        for node in graph.forward_nodes:
+            if node.recomputable:
+                yield Candidate(node.id, node.id, (node.id,), ("node", node.signature))
+        for block in graph.blocks:
+            last = min(block.last, graph.loss - 1)
+            if block.first <= last and all(n.recomputable for n in graph.nodes[block.first : last + 1]):
+                yield Candidate(block.first, last, (block.first,), ("block", block.kind))
+
+    return Candidates(found())
 
 
-def said(rows: Sequence[Row[Vertex]]) -> str:
-    """A table, for whoever looks into it: first and last node, what is kept, how often it runs again, whether it is late."""
-    return str([(r.candidate.first, r.candidate.last, str(r.keeps), str(r.again), r.late) for r in rows])
+def target_of(name: str) -> str:
+    """The model of an example: the last class in its file."""
+    path = ROOT / "examples" / f"{name}.py"
+    classes = [line.split("(")[0].removeprefix("class ") for line in path.read_text().split("\n") if line.startswith("class ")]
+    return f"{path}:{classes[-1]}"
+
+
+def measured(name: str, budgets: str, planner: str) -> list[list[str]]:
+    """The rows of one graph or example."""
+    progress = Progress(None)
+    if name.startswith("compare-"):
+        found = priced_file(RESULTS / f"{name}.graph.json", progress)
+        candidates, profile, held = candidates_of(found.graph), found.profile, None
+    else:
+        name_of, init, inputs = SMALLER.get(name, (name, "", None))
+        found = priced_model(Request(target_of(name_of), init=init, inputs=inputs), progress)
+        assert found.traced is not None
+        parts = tabling.found_of(found.traced)
+        candidates, profile, held = parts.candidates, parts.holders.costs(found.profile), parts.holders.held
+    rows = []
+    for budget in parse_budgets(budgets):
+        outcome = planning.run_planner(found, planner, budget, progress, time_limit=SECONDS)
+        head = [name, budget.text]
+        if outcome.plan.schedule is None:
+            rows.append([*head, "no plan", *([""] * (len(HEAD) - 3))])
+            continue
+        limit, reserve = outcome.budget_bytes, found.reserve
+        chooser = Chooser(found.graph, profile, candidates, lambda o, n=limit, r=reserve: n - r.needed_bytes(o), held)
+        started = time.process_time()
+        best = chooser.search([outcome.plan.schedule])
+        wanted = tabling.about(over(outcome.plan.time_ns, found.plain_ns))
+        for number, more in enumerate(
+            tabling.others(Request(name, planner=planner), found.graph, profile, found.reserve, limit)
+        ):
+            if not best.over_bytes and (number == tabling.TRIES or over(best.time_ns, found.plain_ns) <= wanted):
+                break
+            best = chooser.least([best, chooser.search(more)])
+        seconds = time.process_time() - started
+        planned, reached = (100 * over(t, found.plain_ns) for t in (outcome.plan.time_ns, best.time_ns))
+        figures = [f"{planned:.2f}", f"{reached:.2f}", f"{reached - planned:.2f}", str(best.over_bytes)]
+        rows.append([*head, *figures, str(len(best.rows)), str(kinds(best.rows)), str(chooser.tried), f"{seconds:.1f}"])
+        print(" ".join(rows[-1]), flush=True)
+    return rows
+
+
+def written(rows: list[list[str]], planner: str) -> str:
+    """The report."""
+    lost = [float(r[4]) for r in rows if r[4] and r[5] == "0"]
+    over = sum(bool(r[5]) and r[5] != "0" for r in rows)
+    lines = [
+        f"Tables of parts beside the schedules of {planner} that they were made from: overheads in percent of the plain step.",
+        "",
+    ]
+    lines += [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(r)} |" for r in rows), ""]
+    if lost:
+        lines.append(f"Of {len(lost)} tables within their budgets, {sum(v > 0.5 for v in lost)} lose more than 0.5 points;")
+        lines.append(f"median {statistics.median(lost):.2f}, most {max(lost):.2f}. {over} more are above their budgets.")
+    return "\n".join(lines) + "\n"
+
+
+def remembered(path: Path) -> dict[str, list[list[str]]]:
+    """The rows of an earlier run, by graph."""
+    found: dict[str, list[list[str]]] = {}
+    for line in path.read_text().split("\n")[4:] if path.exists() else ():
+        if line.startswith("| "):
+            row = [cell.strip() for cell in line[1:-1].split("|")]
+            found.setdefault(row[0], []).append(row)
+    return found
 
 
 def main() -> None:
-    """Writes the page, or prints rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("models", nargs="*")
-    asked = parser.parse_args()
-    clock.MEASURED_SECONDS = 0.0  # times do not matter here
-    lines, all_of = [], list[float]()
-    for name in asked.models or known():
-        found = []
-        for rows, peaks in Tables(name).of_seeds(range(asked.seed, asked.seed + asked.tables)):
-            found.append(peaks)
-            if isinstance(peaks, Exception):
-                print(f"{name}: {type(peaks).__name__} {str(peaks)[:160]}", flush=True)
-            elif peaks[1] > peaks[0] + SLACK_BYTES:
-                print(f"{name}: {peaks[1] - peaks[0]:,} bytes above {peaks[0]:,}: {said(rows)}", flush=True)
-        all_of += [100 * (p[0] / p[1] - 1) for p in found if not isinstance(p, Exception)]
-        lines.append(line(name, found))
-        print(lines[-1], flush=True)
-    if not asked.models:
-        by = f"by `python benchmarks/bench_tables.py --tables {asked.tables}` (PyTorch {torch.__version__}, CPU)"
-        share = sum(p >= -0.05 for p in all_of), len(all_of)
-        first = f"Peaks of random tables, {by}. {share[0]} of {share[1]} take at most what is planned (or 0.05 % more)."
-        RESULT.write_text("\n".join([*textwrap.wrap(first, 120), "", HEAD, *lines]) + "\n")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--of", nargs="+", default=subjects(), choices=subjects())
+    parser.add_argument("--budgets", default=BUDGETS)
+    parser.add_argument("--planner", default="best", choices=list(PLANNERS))
+    options = parser.parse_args()
+    path = RESULTS / "tables.md"
+    known = remembered(path)
+    for name in options.of:
+        known[name] = measured(name, options.budgets, options.planner)
+        path.write_text(written([row for subject in subjects() for row in known.get(subject, [])], options.planner))
 
 
 if __name__ == "__main__":
