@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import black
 
+from remat_codegen.marked.syntax import is_text
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -33,7 +35,7 @@ def first_lines(source: bytes, method: ast.FunctionDef) -> int:
     first = method.body[0]
     if lines[first.lineno - 1][: first.col_offset].strip():
         return 0
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+    if is_text(first):
         end = lines[(first.end_lineno or 0) - 1][first.end_col_offset or 0 :].strip()
         return 0 if end and not end.startswith(b"#") else (first.end_lineno or 0) + 1
     line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])

@@ -28,7 +28,7 @@ import torch
 from remat_codegen.emit.usersource import rename_names
 from remat_codegen.marked.evaluations import Text, Tree
 from remat_codegen.marked.names import local_names, unused
-from remat_codegen.marked.syntax import FUNCTIONS, Syntax, syntax_of
+from remat_codegen.marked.syntax import FUNCTIONS, Syntax, is_text, syntax_of
 from remat_codegen.trace.places import Function
 
 LICENSES = "License-Expression", "License"
@@ -565,17 +565,11 @@ def _docstring(method: ast.FunctionDef, lines: Sequence[str]) -> range:
     first, after = method.body[0], method.body[1:2]
     end = first.end_lineno or 0
     alone = bool(after) and end < after[0].lineno and not lines[first.lineno - 1].encode()[: first.col_offset].strip()
-    if not alone or not _is_text(first) or _is_text(after[0]):  # the text behind it would be the docstring
+    if not alone or not is_text(first) or is_text(after[0]):  # the text behind it would be the docstring
         return range(0)
     while not lines[end].strip():
         end += 1
     return range(first.lineno - 1, end)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
-    )
 
 
 @lru_cache(maxsize=64)

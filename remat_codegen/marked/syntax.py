@@ -115,6 +115,12 @@ def in_order(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.iter_child_nodes(node)
 
 
+def is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a text alone, as a docstring is."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
 def value_of(node: ast.expr) -> ast.expr:
     """What an expression gives that may name it, `y := f(x)`."""
     return node.value if isinstance(node, ast.NamedExpr) else node
