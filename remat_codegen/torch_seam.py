@@ -239,6 +239,19 @@ def checkpoint_generator(make: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
+_lazily = _take(
+    "torch.fx._lazy_graph_module._use_lazy_graph_module",
+    "which puts off writing graphs as code",
+    "traces take longer",
+    optional=True,
+)
+
+
+def without_code() -> contextlib.AbstractContextManager[None]:
+    """In here, traced graphs are written as Python code only when they are run, as few are: a twentieth of a trace's time."""
+    return contextlib.nullcontext() if _lazily is None else _lazily(True)
+
+
 def trace_in_progress() -> Any:
     """What makes the nodes of the trace in progress, None where there is none. Not to be asked for while one is made."""
     mode = proxy_tensor.get_proxy_mode()

@@ -295,7 +295,8 @@ class _Step:
         for node, _ in rule.backward if self.kept_in else ():
             if node.forward in self.kept_in:
                 self.until[self.kept_in[node.forward]] = node.id
-        self.copied: set[int] = set()  # of what others than the step hold, too: what has been made once more
+        self.shown = self.owner.keys() & self.graph.outputs  # of what parts make once more: what others than the step hold, too
+        self.copied: set[int] = set()  # of that, what has been made once more
         for index in range(len(parts) - 1, -1, -1):
             readers = [self.until[p] for d in self.own[index] for p in self.given_to.get(d, ())]
             readers += [self.until[p] for p in self.within.get(index, ())]  # which run again after it
@@ -393,9 +394,8 @@ class _Step:
                 self.held_at[len(order)] = self._ready_to_run(read)
                 made -= read
                 self.kept -= read
-            given = [
-                d for part in self.passing if not self.done[part] for d in self.inputs[part] if d not in owner or d in made
-            ]
+            passing = [part for part in self.passing if not self.done[part]] if self.passing else ()
+            given = [d for part in passing for d in self.inputs[part] if d not in owner or d in made] if passing else ()
             if self.shared or given:  # a part that ran for this node alone does not know yet that it was the last
                 self.held_at[len(order)] = [*self.held_at.get(len(order), ()), *self.shared, *given]
             order.append(node.id)
@@ -530,7 +530,7 @@ class _Step:
         where that is lent: to another part, or to what saved it outside."""
         if data not in self.owner:
             return
-        index = self._who_gives(data, reader, for_a_part)
+        index = self._who_gives(data, reader, for_a_part) if data in self.lender else self.owner[data]
         if data not in self.made or (data in self.lent and index == self.owner[data]):
             shared = self.parts[index].again is Again.SHARED
             around, lender = self.lender.get(data, (index, index))
@@ -540,8 +540,8 @@ class _Step:
                 self.passed.add(data)
 
     def _who_gives(self, data: int, reader: int | None, for_a_part: bool) -> int:
-        """The part that a forward node has a value from which is not kept."""
-        around, lender = self.lender.get(data, (self.owner[data], self.owner[data]))
+        """The part that a forward node has a value from which is not kept, and which is lent."""
+        around, lender = self.lender[data]
         has_it = reader not in self.parts[around] and (for_a_part or around == lender)
         return lender if has_it else self.owner[data]
 
@@ -555,7 +555,9 @@ class _Step:
         self.passing += [index] if passing else []
         forgotten = [d for d in self.inputs[index] if d in self.owner]
         before = len(self.waiting)
-        for data in sorted(forgotten, key=self._is_spared):  # those last, which could go again meanwhile
+        if len(forgotten) > 1:
+            forgotten.sort(key=self._is_spared)  # those last, which could go again meanwhile
+        for data in forgotten:
             handed = part.handed_bytes if data not in part.begin else 0
             self.waiting.append(_Waiting(None, handed))
             for _ in range(1 + part.often.count(data)):
@@ -570,9 +572,9 @@ class _Step:
             own = self.own[index]
             self.made.update(own)
             self.lent.difference_update(own)
-            lent = {d for d in self.lends[index] if d not in self.made or d in self.shared}
-            self.made |= lent
-            self.lent |= lent
+            lent = [d for d in self.lends[index] if d not in self.made or d in self.shared]
+            self.made.update(lent)
+            self.lent.update(lent)
             if self.reading:
                 again = self.reading.intersection(own)
                 self.reading -= again
@@ -580,9 +582,11 @@ class _Step:
             self.kept.difference_update(own)  # from now on they are like any other part's
             self.shared.difference_update(own, lent)
             self.done[index] = True
-            self.apart = {d for d in self.apart if self._is_held_apart(d)}
+            if self.apart:
+                self.apart = {d for d in self.apart if self._is_held_apart(d)}
             self.states.let_go(index, len(self.order))
-            self._pass_on(self.shared.intersection(self.inputs[index]))
+            if self.shared:
+                self._pass_on(self.shared.intersection(self.inputs[index]))
         elif wanted is not None and part.again is Again.SHARED:
             self.made.add(wanted)
             self.shared.add(wanted)
@@ -622,7 +626,9 @@ class _Step:
     def _run(self, index: int, end: int) -> None:
         """Runs the nodes of a part before `end`, less those that run once; what it is given and what it makes for variables is
         held."""
-        running = [entry for entry in self.rule.nodes(self.parts[index]) if entry[0] < end]
+        running = self.rule.nodes(self.parts[index])
+        if end <= self.parts[index].last:
+            running = [entry for entry in running if entry[0] < end]
         if not running:  # it only hands something on to a part within it
             self.taken += self.inputs[index]
         if self.kept:
@@ -637,7 +643,8 @@ class _Step:
                 twins &= needed.union(held)
             for given in self.waiting:  # for another part, beside what is made here
                 given.nbytes = self.graph.data[given.data].nbytes if given.data in writes else given.nbytes
-            self.apart.update(d for d in self.lent.intersection(writes) if self._is_held_apart(d))
+            if self.lent:
+                self.apart.update(d for d in self.lent.intersection(writes) if self._is_held_apart(d))
             if self.passed:  # the reader has what it got, and others have another one
                 self.second += total_bytes(self.graph, self.passed.intersection(writes))
                 self.passed.difference_update(writes)
@@ -647,10 +654,13 @@ class _Step:
             self.held_at[len(order)] = [*held, *there, *self.taken] if there or self.taken else held
             self.taken = []
             order.append(node)
-            plainly = (d for d in writes if any(outer == index for _, outer in self.plain.get(d, ())))
-            self.apart.update(filter(self._is_held_apart, plainly))
-            twins.update(there)
-            self.copied.update(d for d in writes if d in owner and d in self.graph.outputs)
+            if self.plain:
+                plainly = (d for d in writes if any(outer == index for _, outer in self.plain.get(d, ())))
+                self.apart.update(filter(self._is_held_apart, plainly))
+            if there:
+                twins.update(there)
+            if self.shown:
+                self.copied.update(self.shown.intersection(writes))
 
     def _is_there(self, data: int) -> bool:
         return data in self.rule.theirs or self._is_needed(data)
@@ -661,10 +671,13 @@ class _Step:
         part, nodes = self.parts[index], self.graph.nodes
         if wanted is not None:
             return part.last + 1
-        inner = (p for p in self.within.get(index, ()) if not self.done[p] and self.until[p] >= self.now)
-        least = max((self.parts[p].first for p in inner), default=part.first)
-        needed = (n for n in range(part.last, least - 1, -1) if any(self._waited_for(d, index) for d in nodes[n].writes))
-        return next((node + 1 for node in needed), least)
+        inner = [p for p in self.within.get(index, ()) if not self.done[p] and self.until[p] >= self.now]
+        least = max([part.first, *(self.parts[p].first for p in inner)])
+        for node in range(part.last, least - 1, -1):
+            for data in nodes[node].writes:
+                if self._waited_for(data, index):
+                    return node + 1
+        return least
 
     def _waited_for(self, data: int, index: int) -> bool:
         gives = self.owner.get(data) == index or data in self.lends[index]

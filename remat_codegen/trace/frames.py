@@ -42,11 +42,15 @@ _TRACES = (  # what is on the stack only while a model is traced
     os.path.join(_TORCH, "utils", "_stats.py"),
     os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
 )
+_TRACERS = ("torch.fx.", "torch._export.", f"{__package__.partition('.')[0]}.")  # modules of such classes
 _CALLS = (  # who hands over what a tracer is asked, and is on the stack beside models, too
     *(os.path.join(_TORCH, part) for part in ("_ops.py", "_compile.py", "overrides.py")),
     os.path.join(_TORCH, "_dynamo", "eval_frame.py"),
 )
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
+_BESIDE_CALLS = frozenset(  # in its frames: what has no more than what they are given, which is looked at for each operation
+    {"forward_call", "inner", "full_backward_hooks", "non_full_backward_hooks", "backward_pre_hooks"}
+)
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_HOLDERS = (  # of what a forward pass makes
     *(torch.nn.Module, torch.Tensor, torch.fx.Node, torch.fx.Graph, type, ModuleType),
@@ -291,7 +295,9 @@ class _Observer:
         last = self.holders.get(id(frame))
         if last is not None and last.inner is inner and last.instruction == frame.f_lasti and _waits(frame, inner):
             return last
-        values = [v for v in itertools.islice(frame.f_locals.values(), _WIDTH) if _may_hold(v)]
+        skipped = _BESIDE_CALLS if frame.f_code.co_filename == _MODULE else ()
+        named = itertools.islice(frame.f_locals.items(), _WIDTH)
+        values = [v for name, v in named if _may_hold(v) and name not in skipped and not _is_tracers(v)]
         return _Holder(frame, inner, frame.f_lasti, values)
 
     def _is_known(self, frame: FrameType, seen: dict[int, _Seen]) -> bool:
@@ -403,6 +409,14 @@ def _is_words(path: str) -> bool:
 def _is_tracing(path: str) -> bool:
     """Whether a file's frames are there only while a model is traced: what they hold, nobody does in a step."""
     return path.startswith(_TRACES)
+
+
+def _is_tracers(value: Any) -> bool:
+    """Whether a value is a function, or an object, that is there only while a model is traced, as a hook of it."""
+    function = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(function, FunctionType):
+        return _is_tracing(function.__code__.co_filename)
+    return type(value).__module__.startswith(_TRACERS)
 
 
 def _function(code: CodeType) -> Function:  # not cached: code of two files is equal where their text is

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat_codegen.errors import RematError, TraceError
-from remat_codegen.torch_seam import OpOverload, pytree, schema, tree_map, unchecked_distributions
+from remat_codegen.torch_seam import OpOverload, pytree, schema, tree_map, unchecked_distributions, without_code
 from remat_codegen.trace import absent, cudnn_rnn, grouped_products
 from remat_codegen.trace.autograd_functions import functions_as_operations
 from remat_codegen.trace.caches import caches_as_before
@@ -285,7 +285,7 @@ def _watching(module: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
             *(silent_logs(), contextlib.redirect_stderr(io.StringIO()), unchecked_distributions(), traced_data()),
             *(kernels_as_operations(), no_switching(module), known_outputs(module), autocasting(autocast)),
             *(only_plain_gradients(), functions_as_operations(), checkpoints_noted(), places_noted(module)),
-            *(no_scripted_gradients(), caches_as_before(module)),
+            *(no_scripted_gradients(), caches_as_before(module), without_code()),
         ):
             around.enter_context(context)
         yield
