@@ -209,6 +209,7 @@ def _leaves(statement: cst.BaseStatement) -> bool:
 
 # ---------------------------------------------------------------------------- what is in reach
 
+_PASS = cst.SimpleStatementLine([cst.Pass()])
 ROOTS = frozenset({"parts", "training_step", "adopt", "running_again"})
 
 
@@ -216,7 +217,7 @@ def _reachable(module: cst.Module, roots: Collection[str]) -> cst.Module:
     """Without functions, classes, constants and methods that nothing else mentions, but for `roots`."""
     known: dict[cst.CSTNode, Counter[str]] = {}  # as long as a statement is in here, its own are not counted anew
     while True:
-        reads = [known.get(s) or known.setdefault(s, _mentions(s)) for s in module.body]
+        reads = [_mentions(s, known) for s in module.body]
         mentions = Counter[str]()
         for read in reads:
             mentions.update(read)
@@ -243,8 +244,16 @@ def _name(statement: cst.CSTNode) -> str | None:
     return None
 
 
-def _mentions(node: cst.CSTNode) -> Counter[str]:
-    """How often names and attributes are read."""
+def _mentions(node: cst.CSTNode, known: dict[cst.CSTNode, Counter[str]]) -> Counter[str]:
+    """How often names and attributes are read. Of a class, that is found member by member, for some of these may go."""
+    if node not in known:
+        members = node.body.body if isinstance(node, cst.ClassDef) else ()
+        alone = node.with_changes(body=cst.IndentedBlock([_PASS])) if isinstance(node, cst.ClassDef) else node
+        known[node] = sum((_mentions(m, known) for m in members), _mentioned(alone))
+    return known[node]
+
+
+def _mentioned(node: cst.CSTNode) -> Counter[str]:
     tree = ast.parse(textwrap.dedent(cst.Module(body=()).code_for_node(node)))
     names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
     return Counter(names + [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)])
@@ -255,11 +264,9 @@ def _pruned(statement: cst.CSTNode, mentions: Counter[str], known: dict[cst.CSTN
         return statement
     body = []
     for member in statement.body.body:
-        if isinstance(member, cst.FunctionDef) and not member.name.value.startswith("__"):
-            own = known.get(member) or known.setdefault(member, _mentions(member))
-            if mentions[member.name.value] <= own[member.name.value]:
-                continue
-        body.append(member)
+        name = member.name.value if isinstance(member, cst.FunctionDef) else "__doc__"
+        if name.startswith("__") or mentions[name] > _mentions(member, known)[name]:
+            body.append(member)
     if len(body) == len(statement.body.body):
         return statement
     return statement.with_changes(body=statement.body.with_changes(body=body))

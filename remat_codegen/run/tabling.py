@@ -132,7 +132,7 @@ def _within_budget(
     searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update)
     search = searching(Candidates(ways))
     limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
-    more = _others(request, traced.graph, found.holders.costs(profile), own, limits)
+    more = others(request, traced.graph, found.holders.costs(profile), own, limits)
     nearest: Brought | None = None
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left(), before)
@@ -187,7 +187,7 @@ def _copied(brought: Brought) -> frozenset[Owner]:
     return frozenset().union(*(brought.found.copied_for(row.candidate) for row in brought.rows))
 
 
-def _others(
+def others(
     request: Request, graph: Graph, costs: Profile, own: Schedule, limits: Sequence[int]
 ) -> Iterator[Iterator[Schedule]]:
     """What else the search for a table starts from: plans by the costs of the text, whose variables hold more than the planner
