@@ -396,6 +396,10 @@ def _exit_code(verification: Any) -> int:
 
 
 def main() -> NoReturn:
-    """The console script. Graphs and plans are many small objects, few of them in cycles, which are looked for less often."""
+    """The console script. Graphs and plans are many small objects, few of them in cycles, which are looked for less often, and
+    not at all when the process ends."""
     gc.set_threshold(10_000, 10, 10)
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        gc.freeze()

@@ -31,6 +31,7 @@ A_COPY = 1e-3  # the same for one more call of a function of which the file has 
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
 A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end; or of the time for recomputation, if that is more
 A_LITTLE_MORE = 0.02
+A_GAP = 2e-3  # the same: what a search is not worth
 MOST_TABLES = 1500  # that are priced from one start
 MOST_NODES = 250_000  # in the tables that are priced from one start
 OFTEN = 50  # tables after which the search tells how far it has come
@@ -157,13 +158,18 @@ class Chooser(Generic[V]):
 
     # ------------------------------------------------------------------ the search
 
-    def search(self, schedules: Iterable[Schedule], until: float = math.inf, before: Rows[V] = ()) -> Priced[V]:
+    def search(
+        self, schedules: Iterable[Schedule], until: float = math.inf, before: Rows[V] = (), bound_ns: float = 0.0
+    ) -> Priced[V]:
         """The best rows found, from what schedules lead to, and from those `before`. They may be over the limit. `until` is a
-        moment of time.monotonic(); without one, no clock is looked at."""
+        moment of time.monotonic(); without one, no clock is looked at. Where equal layers in two patterns are as good as at
+        the `bound_ns` that no schedule is below, no more is looked for."""
         self.until = until
         starts = self.starts(schedules, before)
         self.most = self.tried + len(starts) * self.tables
-        return self.simpler(self.least(map(self.searched, starts)))
+        quick = self.in_two(self.least(starts), self.tried + self.tables // 4)
+        is_enough = not quick.over_bytes and quick.time_ns <= bound_ns + A_GAP * self.step_ns
+        return self.simpler(quick if is_enough else self.least(map(self.searched, starts)))
 
     def least(self, found: Iterable[Priced[V]]) -> Priced[V]:
         """The best, whatever it takes to keep to the limit; the first of equal ones."""

@@ -105,7 +105,7 @@ def steadily(
     if not (before.marks or rows):
         return anew()
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(ways))
+    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(ways), plan.bound)
     steady = search.brought([own], request.seconds_left(A_START), rows)
     if steady.over_bytes:
         return anew(rows)
@@ -129,7 +129,7 @@ def _within_budget(
     """The plan brought to some of these parts, or `best` if nothing is better. Where that leads to more than the budget, or to
     more time, other plans are tried, too. Raises BudgetError where no table fits."""
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update)
+    searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update, bound=plan.bound)
     search = searching(Candidates(ways))
     limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
     more = others(request, traced.graph, found.holders.costs(profile), own, limits)
@@ -231,9 +231,12 @@ class Search:
         limit: int,
         told: Callable[[int, int], object] = lambda tried, most: None,
         possible: Candidates[Vertex] | None = None,
+        bound: float | None = None,
     ) -> None:
-        """`told` hears how far the search has come. `possible` are the parts that a table may have, if those are not all."""
+        """`told` hears how far the search has come. `possible` are the parts that a table may have, if those are not all, and
+        `bound` is the overhead that no plan is below, if it is known."""
         self.graph, self.found, self.plain_ns = traced.graph, found, sum(profile.time_ns)
+        self.bound_ns = 0.0 if bound is None else (1 + bound) * self.plain_ns
         reserve, costs = reserve_of(traced, profile), found.holders.costs(profile)
         left = partial(_left, reserve, limit)
         candidates = found.candidates if possible is None else possible
@@ -242,7 +245,8 @@ class Search:
     def brought(self, schedules: Iterable[Schedule], seconds: float | None = None, before: TableRows = ()) -> Brought:
         """The best table that is found from some schedules, in so many seconds if they are given; or one about as good that is
         more like the rows `before`. It may be above the limit."""
-        best = self.chooser.search(schedules, math.inf if seconds is None else time.monotonic() + seconds, before)
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        best = self.chooser.search(schedules, until, before, self.bound_ns)
         best = steadied(best, before, self.chooser.price) if before else best
         parts = [part for _, part in parts_of(best.rows)]
         overhead = best.time_ns / max(1, self.plain_ns) - 1

@@ -90,8 +90,8 @@ def test_a_bound_that_gets_no_time_is_the_step_without_recomputation():
 def test_a_search_for_a_table_ends_where_it_starts(asked, monkeypatch):
     tried = {}
 
-    def search(self, schedules, until=math.inf, before=(), *, own=Chooser.search):
-        found = own(self, schedules, until, before)
+    def search(self, schedules, until=math.inf, before=(), bound_ns=0.0, *, own=Chooser.search):
+        found = own(self, schedules, until, before, bound_ns)
         tried[until < math.inf] = self.tried
         return found
 
