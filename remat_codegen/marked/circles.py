@@ -53,8 +53,7 @@ def left_in_circles(module: torch.nn.Module, args: Any, kwargs: Any, autocast: A
 def _garbage() -> Iterator[list[Any]]:
     """Yields a list that has, afterwards, what was made in here and only refers to itself."""
     left, was_on, flags, frozen = list[Any](), gc.isenabled(), gc.get_debug(), gc.get_freeze_count()
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # and what was garbage before stays out of sight, too
     gc.disable()
     try:
         yield left
