@@ -65,7 +65,6 @@ LARGE = 2500  # nodes; beyond them DTR alone takes seconds
 DEEP = 8  # bisections after which the two plans beside a middle are as good a start as any
 SHALLOW = 4  # bisections up to which what costs more is tried as well, and the search does less: budgets asked for are far off
 FAR_OFF = 3  # times less, there and after DEEP
-LEVELS = 5  # of what a block may keep: half as many as rockmate asks for, as what they lead to is improved anyway
 SLOTS = 8000  # of the dynamic program: memory slots in the need of a step without recomputation
 MOST_KINDS, MOST_IN_BLOCK = 12, 16  # of blocks, and of forward nodes in one, for which options are worth their integer programs
 HARD, MOST_HARD = 300, 1500  # data times nodes of a kind of block whose programs may take half a second each; and of all such
@@ -167,7 +166,7 @@ class Point:
 @lru_cache(maxsize=8)
 def frontier(graph: Graph, profile: Profile, work_per_node: int, per_solve: float | None) -> Frontier:
     """What is known of a graph; a second plan of the same graph finds it here."""
-    return Frontier(graph, profile, work_per_node, Grid(saved_levels=LEVELS).timed(Effort(per_solve=per_solve)))
+    return Frontier(graph, profile, work_per_node, Grid().timed(Effort(per_solve=per_solve)))
 
 
 class Frontier:
