@@ -31,7 +31,7 @@ A_COPY = 1e-3  # the same for one more call of a function of which the file has 
 A_PERCENT = 0.03  # of the step's time: what it may cost to come one per cent of the limit closer to it
 A_LITTLE = 1e-3  # the same: what fewer rows may cost in the end; or of the time for recomputation, if that is more
 A_LITTLE_MORE = 0.02
-A_GAP = 3e-3  # the same: what a search is not worth
+LITTLE_GAP = 5e-3  # of the step's time: what is above a lower bound by no more is as good as found
 MOST_TABLES = 1500  # that are priced from one start
 MOST_NODES = 250_000  # in the tables that are priced from one start
 OFTEN = 50  # tables after which the search tells how far it has come
@@ -162,14 +162,14 @@ class Chooser(Generic[V]):
         self, schedules: Iterable[Schedule], until: float = math.inf, before: Rows[V] = (), bound_ns: float = 0.0
     ) -> Priced[V]:
         """The best rows found, from what schedules lead to, and from those `before`. They may be over the limit. `until` is a
-        moment of time.monotonic(); without one, no clock is looked at. Where equal layers in two patterns are as good as at
-        the `bound_ns` that no schedule is below, no more is looked for."""
+        moment of time.monotonic(); without one, no clock is looked at. Where equal layers in two patterns come close to the
+        `bound_ns` that no schedule is below, no more is looked for."""
         self.until = until
         starts = self.starts(schedules, before)
-        self.most = self.tried + len(starts) * self.tables
+        self.most = self.tried + self.tables // 4 + len(starts) * self.tables
         quick = self.in_two(self.least(starts), self.tried + self.tables // 4)
-        is_enough = not quick.over_bytes and quick.time_ns <= bound_ns + A_GAP * self.step_ns
-        return self.simpler(quick if is_enough else self.least(map(self.searched, starts)))
+        is_enough = not quick.over_bytes and self._slowest_ns(quick) <= bound_ns + LITTLE_GAP * self.step_ns
+        return self.simpler(quick if is_enough else self.least([quick, *map(self.searched, starts)]))
 
     def least(self, found: Iterable[Priced[V]]) -> Priced[V]:
         """The best, whatever it takes to keep to the limit; the first of equal ones."""
@@ -240,7 +240,7 @@ class Chooser(Generic[V]):
     def simpler(self, best: Priced[V]) -> Priced[V]:
         """As good as the best but for a little, within the limit if that is, with fewer kinds of rows and marks, or rows."""
         best = self.in_two(best, self.tried + self.tables // 4)
-        slowest_ns = best.time_ns + max(A_LITTLE * self.step_ns, A_LITTLE_MORE * (best.time_ns - self.step_ns))
+        slowest_ns = self._slowest_ns(best)
         most = self.tried + self.tables // 2
 
         def good(rows: Rows[V], best: Priced[V]) -> Priced[V] | None:
@@ -254,6 +254,10 @@ class Chooser(Generic[V]):
         for moves, alone in ((self.without, False), (self.alike, False), (self.without, True)):
             best = self._moved(best, moves(best, alone), good, most)
         return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
+
+    def _slowest_ns(self, best: Priced[V]) -> float:
+        """The time that fewer rows may take in its place."""
+        return best.time_ns + max(A_LITTLE * self.step_ns, A_LITTLE_MORE * (best.time_ns - self.step_ns))
 
     def in_two(self, best: Priced[V], most: int) -> Priced[V]:
         """The best, or the quickest table within the limit by which all equal layers have one of two patterns, as many of them

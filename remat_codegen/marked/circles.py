@@ -53,7 +53,9 @@ def left_in_circles(module: torch.nn.Module, args: Any, kwargs: Any, autocast: A
 def _garbage() -> Iterator[list[Any]]:
     """Yields a list that has, afterwards, what was made in here and only refers to itself."""
     left, was_on, flags, frozen = list[Any](), gc.isenabled(), gc.get_debug(), gc.get_freeze_count()
-    gc.freeze()  # and what was garbage before stays out of sight, too
+    if frozen:
+        gc.collect()  # else what is garbage by now would stay for good, see below
+    gc.freeze()  # what was garbage before stays out of sight, too
     gc.disable()
     try:
         yield left

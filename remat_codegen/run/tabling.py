@@ -105,7 +105,7 @@ def steadily(
     if not (before.marks or rows):
         return anew()
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(ways), plan.bound)
+    search = Search(traced, found, profile, plan.budget_bytes, progress.update, before.possible(ways))
     steady = search.brought([own], request.seconds_left(A_START), rows)
     if steady.over_bytes:
         return anew(rows)
@@ -129,7 +129,8 @@ def _within_budget(
     """The plan brought to some of these parts, or `best` if nothing is better. Where that leads to more than the budget, or to
     more time, other plans are tried, too. Raises BudgetError where no table fits."""
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
-    searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update, bound=plan.bound)
+    bound = plan.bound if request.plan is None else None  # which is of its costs, if it is known from before
+    searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update, bound=bound)
     search = searching(Candidates(ways))
     limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
     more = others(request, traced.graph, found.holders.costs(profile), own, limits)

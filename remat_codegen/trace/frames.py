@@ -48,8 +48,8 @@ _CALLS = (  # who hands over what a tracer is asked, and is on the stack beside 
     os.path.join(_TORCH, "_dynamo", "eval_frame.py"),
 )
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
-_BESIDE_CALLS = frozenset(  # in its frames: what has no more than what they are given, which is looked at for each operation
-    {"forward_call", "inner", "full_backward_hooks", "non_full_backward_hooks", "backward_pre_hooks"}
+_BESIDE_CALLS = frozenset(  # in its frames: what has no more than these have themselves
+    {"inner", "full_backward_hooks", "non_full_backward_hooks", "backward_pre_hooks"}
 )
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_HOLDERS = (  # of what a forward pass makes
@@ -295,9 +295,13 @@ class _Observer:
         last = self.holders.get(id(frame))
         if last is not None and last.inner is inner and last.instruction == frame.f_lasti and _waits(frame, inner):
             return last
-        skipped = _BESIDE_CALLS if frame.f_code.co_filename == _MODULE else ()
         named = itertools.islice(frame.f_locals.items(), _WIDTH)
-        values = [v for name, v in named if _may_hold(v) and name not in skipped and not _is_tracers(v)]
+        held = [(name, value) for name, value in named if _may_hold(value)]
+        if _is_of_calls(file := frame.f_code.co_filename):  # for each operation there are a dozen of these
+            held = [
+                (n, v) for n, v in held if not (_is_tracers(v) or _is_of_module(v) or (file == _MODULE and n in _BESIDE_CALLS))
+            ]
+        values = [value for _, value in held]
         return _Holder(frame, inner, frame.f_lasti, values)
 
     def _is_known(self, frame: FrameType, seen: dict[int, _Seen]) -> bool:
@@ -409,6 +413,18 @@ def _is_words(path: str) -> bool:
 def _is_tracing(path: str) -> bool:
     """Whether a file's frames are there only while a model is traced: what they hold, nobody does in a step."""
     return path.startswith(_TRACES)
+
+
+@cache
+def _is_of_calls(path: str) -> bool:
+    """Whether a file is PyTorch's, and no model's: its frames stand between those of models."""
+    return path.startswith(_TORCH) and not _is_words(path)
+
+
+def _is_of_module(value: Any) -> bool:
+    """Whether a value is a method of a module that holds nothing itself, as forward mostly is."""
+    module = isinstance(value, MethodType) and isinstance(value.__self__, torch.nn.Module)
+    return module and isinstance(value.__func__, FunctionType) and not held_by_function(value.__func__)
 
 
 def _is_tracers(value: Any) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from graphs import chain_graph, random_graph
 
 from remat_codegen.marked.candidates import Candidate, Candidates, Row
-from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, MISSES, OPTIONS, Chooser, kinds
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, LITTLE_GAP, MISSES, OPTIONS, Chooser, kinds
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.planners.dtr import plan
 from remat_codegen.schedule import simulate, without_recomputation
@@ -107,6 +107,19 @@ def test_equal_layers_are_tried_from_their_ends_and_the_middle():
         ends = [*dict.fromkeys((same[-1], same[0], same[len(same) // 2]))]
         assert tried == [*ends, *(one for one in same if one not in ends)]
     assert list(chooser._some([group], False)) == [[group]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_near_the_bound_little_is_searched(seed):
+    """What is found is then hardly above it."""
+    chooser, schedule = chooser_of(seed, 0.7)
+    quick = chooser.in_two(chooser.least(chooser.starts([schedule])), math.inf)
+    near, far = (chooser_of(seed, 0.7)[0] for _ in range(2))
+    found = near.search([schedule], bound_ns=quick.time_ns)
+    assert far.search([schedule], bound_ns=0.0).rank(math.inf) <= found.rank(math.inf) or found.over_bytes
+    if chooser._slowest_ns(quick) <= quick.time_ns + LITTLE_GAP * chooser.step_ns and not quick.over_bytes:
+        assert not found.over_bytes and found.time_ns <= quick.time_ns + LITTLE_GAP * chooser.step_ns
+        assert near.tried < far.tried
 
 
 def test_a_step_within_its_limit_needs_no_table():

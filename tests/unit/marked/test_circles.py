@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -130,3 +131,22 @@ def test_generation_says_what_a_circle_keeps(models, tmp_path, name, said):
     marked.generate(request, progress)
     note = f"note: {HELD['Caught'][1]} keeps 256.0 KiB of each forward pass until Python's garbage collector runs"
     assert any(n.startswith(note) for n in progress.noted) == said
+
+
+def test_garbage_of_before_goes_where_others_have_frozen_what_there_is():
+    class Thing:
+        """Refers to itself."""
+
+    gc.collect()
+    gc.freeze()
+    try:
+        thing = Thing()
+        thing.own = thing
+        gone = weakref.ref(thing)
+        del thing
+        with circles._garbage():
+            pass
+        gc.collect()
+        assert gone() is None
+    finally:
+        gc.unfreeze()

@@ -40,6 +40,41 @@ def example_inputs():
     return torch.randn(60, 32), torch.arange(600) % 60
 """
 
+HELD_BY_A_CALL = """
+import functools
+
+
+def gone(wide, module, x):
+    y = x + wide[:, :64]
+    del wide  # now only the call that waits for this has it
+    for _ in range(4):
+        y = F.gelu(module.linear(y)).tanh()
+    return y
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            block.forward = functools.partial(gone, torch.cat([x.sin()] * 16, -1), block)
+            x = x + block(x)
+            del block.forward
+        return x
+
+
+def example_inputs():
+    return (torch.randn(256, 64),)
+"""
+
 FILLED_LATER = """
 class Net(nn.Module):
     def __init__(self):
@@ -293,6 +328,7 @@ def example_inputs():
     ("source", "budget"),
     [
         pytest.param(GIVEN_UNREAD, "70%", id="a method is given what it does not read"),
+        pytest.param(HELD_BY_A_CALL, "70%", id="a call holds what its function has let go of"),
         pytest.param(FILLED_LATER, "70%", id="an operation saves what it fills later"),
         pytest.param(MODULATED, "60%", id="a view is taken between two operations"),
         pytest.param(ASSERTED, "60%", id="a Function asserts something of its numbers"),
