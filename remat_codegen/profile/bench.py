@@ -31,9 +31,14 @@ def results_used_outside(model: Model, operations: Sequence[int]) -> list[int]:
     given = {v for op in own for v in op.reads} - made
     outputs = {r.variable for r in model.trace.outputs if isinstance(r, Ref)}
     readers, inside = model.trace.readers, set(operations)
-    wanted = {v for v in made if v in outputs or not inside.issuperset(readers[v])}
+    wanted = {v for v in made if v in outputs or any(r not in inside and _does_something(model, r) for r in readers[v])}
     altered = {v for v in given if model.record.variables[v].storage in changed}
     return sorted(wanted | {v for v in altered if v in outputs or readers[v][-1] > max(inside)})
+
+
+def _does_something(model: Model, operation: int) -> bool:
+    """Whether an operation gives anything, or changes it: torch.export's own assertions, as beside `x.float()`, only look."""
+    return bool(model.trace.operations[operation].made or model.record.operations[operation].mutated)
 
 
 def gone_back_from(model: Model, operations: Sequence[int]) -> list[int]:

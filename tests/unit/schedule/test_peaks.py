@@ -421,3 +421,22 @@ def test_gradients_that_go_through_views_are_counted_once(monkeypatch):
     last = next(n for n in traced.graph.backward_nodes if n.name == "linear_2 backward")
     weights, copied = 4 * 64 * 64 + 4 * 64, 4 * 4 * 8 * 64  # the gradient of q is copied, before there are those of weights
     assert 0 <= profile.workspace_bytes[last.id] - (weights - copied) <= SMALL // 32
+
+
+class Cast(nn.Module):
+    """Casts to the type that is there already, beside which torch.export asserts something of what is cast."""
+
+    def __init__(self, cast):
+        super().__init__()
+        self.first, self.last, self.cast = nn.Linear(8, 512), nn.Linear(512, 8), cast
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.cast(self.first(x))))
+
+
+def test_a_cast_that_does_nothing_costs_nothing(monkeypatch):
+    """Else a gradient would come to what is cast, too: such a step was planned a quarter too high."""
+    monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
+    models = [model_of(Cast(cast), (torch.randn(256, 8),), {}) for cast in (torch.Tensor.float, lambda x: x)]
+    costs = [measuring.Measured("cpu", Cache("cpu", enabled=False)).of(model) for model in models]
+    assert models[0].graph.data == models[1].graph.data and costs[0].workspace_bytes == costs[1].workspace_bytes
