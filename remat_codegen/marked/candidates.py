@@ -7,11 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from remat_codegen.marked.demand import Again, Keeps
+from remat_codegen.trace.places import Span, is_around
 
 V = TypeVar("V")
+Place = tuple[Hashable, Span]  # a text, and where in it
+Mark = tuple[Place, tuple[Span, ...]]  # where it stands, and what of that is handed in
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Candidate(Generic[V]):
     last: int
     vertices: tuple[V, ...]
     key: Hashable
-    marks: tuple[tuple[Hashable, tuple[Hashable, ...]], ...] = ()
+    marks: tuple[Mark, ...] = ()
     given: tuple[int, ...] = ()
     copies: frozenset[Hashable] = frozenset()
     handed_bytes: int = 0
@@ -48,15 +52,33 @@ class Candidate(Generic[V]):
         """Whether another candidate lies within this one."""
         return self.first <= other.first and other.last <= self.last and self != other
 
-    def fits(self, other: Candidate[V]) -> bool:
-        """Whether both can be parts: beside or within each other, and no expression marked in two ways."""
+    def nests_with(self, other: Candidate[V]) -> bool:
+        """Whether both can be parts by their nodes: beside or within each other."""
         apart = self.last < other.first or other.last < self.first
-        ours, theirs = dict(self.marks), dict(other.marks)
-        same = all(ours[place] == theirs[place] for place in ours.keys() & theirs.keys())
-        return same and (apart or self == other or self.holds(other) or other.holds(self))
+        return apart or self == other or self.holds(other) or other.holds(self)
 
     def __len__(self) -> int:
         return self.last + 1 - self.first
+
+
+@lru_cache(maxsize=1 << 12)
+def go_together(marks: frozenset[Mark]) -> bool:
+    """Whether one text can have some marks, of which each holds what it would hold alone: no expression is marked in two ways,
+    and none hands in what another one within it is to hold."""
+    if len({place for place, _ in marks}) < len(marks):
+        return False
+    handing = [mark for mark in marks if mark[1]]
+    return not any(_takes_from(outer, inner) for outer in handing for inner in marks)
+
+
+def _takes_from(outer: Mark, inner: Mark) -> bool:
+    """Whether a mark hands in something that another one within it would hold."""
+    (text, around), handed = outer
+    (other, within), own = inner
+    if text != other or around == within or not is_around(around, within):
+        return False
+    held = (span for span in handed if span != within and is_around(within, span))
+    return any(not any(is_around(one, span) for one in own) for span in held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +133,20 @@ def _needs(candidate: Candidate[V]) -> tuple[int, int]:
     return len(candidate.copies), len(candidate.marks)
 
 
-def _usual(ways: Sequence[Sequence[Candidate[V]]]) -> dict[Hashable, tuple[Hashable, ...]]:
+def _usual(ways: Sequence[Sequence[Candidate[V]]]) -> dict[Place, tuple[Span, ...]]:
     """How to mark each expression that the first of some ways would mark in several: as most of all can have it, and so that
     most is handed in where it is the same for these: then others can have it who take less into it."""
-    first: dict[Hashable, set[Hashable]] = {}
+    first: dict[Place, set[tuple[Span, ...]]] = {}
     for place, how in (mark for same in ways for mark in same[0].marks):
         first.setdefault(place, set()).add(how)
-    possible = {place: Counter[tuple[Hashable, ...]]() for place, found in first.items() if len(found) > 1}
+    possible = {place: Counter[tuple[Span, ...]]() for place, found in first.items() if len(found) > 1}
     for place, how in (mark for same in ways for mark in {m: None for c in same for m in c.marks}):
         if place in possible:
             possible[place][how] += 1
     return {place: max(counted.items(), key=_known)[0] for place, counted in possible.items()}
 
 
-def _known(counted: tuple[tuple[Hashable, ...], int]) -> tuple[int, int]:
+def _known(counted: tuple[tuple[Span, ...], int]) -> tuple[int, int]:
     way, times = counted
     return times, len(way)
 

@@ -19,7 +19,7 @@ from itertools import takewhile
 from typing import Generic
 
 from remat_codegen.graph.ir import Graph, Node, total_bytes
-from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V, nested
+from remat_codegen.marked.candidates import Candidate, Candidates, Mark, Row, Rows, V, go_together, nested
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.marked.layers import Layers
 from remat_codegen.profile.costs import Profile
@@ -72,9 +72,8 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
     """Rows in the order of their parts, each with its part. Raises ValueError where two overlap, or where they want the same
     text to be marked in different ways."""
     by_candidate = {r.candidate: r for r in rows}
-    marks = {mark for candidate in by_candidate for mark in candidate.marks}
-    if len({place for place, _ in marks}) < len(marks):
-        raise ValueError("one expression is marked in two ways")
+    if not go_together(frozenset(mark for candidate in by_candidate for mark in candidate.marks)):
+        raise ValueError("one expression is marked in two ways, or hands in what a mark within it is to hold")
     found: list[tuple[Row[V], Part]] = []
     for candidate, outer in nested(list(by_candidate)):
         row = by_candidate[candidate]
@@ -350,17 +349,17 @@ class Chooser(Generic[V]):
         runs = Counter(s.node for s in schedule.steps if isinstance(s, Compute))
         kept = alive_before(self.graph, schedule, schedule.steps.index(Compute(self.graph.loss)) + 1)
         chosen: dict[Candidate[V], None] = {}
-        marked: dict[Hashable, tuple[Hashable, ...]] = {}
+        marked: frozenset[Mark] = frozenset()
 
         def fits(c: Candidate[V]) -> bool:
-            alike = all(marked.get(place, outside) == outside for place, outside in c.marks)
-            return alike and all(c.fits(o) for o in chosen if o.last >= c.first and o.first <= c.last)
+            nests = all(c.nests_with(o) for o in chosen if o.last >= c.first and o.first <= c.last)
+            return nests and (marked.issuperset(c.marks) or go_together(marked.union(c.marks)))
 
         for node in self.graph.forward_nodes:
             ways = self.candidates.around(node.id, vertices) if runs[node.id] > 1 else []
             if (way := next(filter(fits, ways), None)) is not None:
                 chosen[way] = None
-                marked.update(way.marks)
+                marked = marked.union(way.marks)
         outermost = [c for c in chosen if nesting or not any(o.holds(c) for o in chosen)]
         return tuple(self._row(c, kept, runs, schedule) for c in outermost)
 

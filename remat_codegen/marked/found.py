@@ -27,7 +27,7 @@ from remat_codegen.marked.marking import GIVEN, Mark, refusal_of
 from remat_codegen.marked.origins import callers
 from remat_codegen.marked.outside import outside_of
 from remat_codegen.marked.syntax import span_of, syntax_of
-from remat_codegen.trace.places import Function, Span
+from remat_codegen.trace.places import Function, Span, is_around
 
 MOST_WAYS = 4  # to mark an expression, of which each is a candidate
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -537,7 +537,7 @@ class Found:
         first, second = outer.text, inner.text
         if first is None or second is None or (first.function, first.number) != (second.function, second.number):
             return False
-        return first.span[:2] <= second.span[:2] and second.span[2:] <= first.span[2:]
+        return is_around(first.span, second.span)
 
     def _in_other_ways(self, found: Sequence[tuple[Vertex, ...]]) -> list[tuple[Vertex, ...]]:
         """The same, each expression also marked in the ways of other evaluations, those first that have most handed in: in some

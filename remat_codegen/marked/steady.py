@@ -15,11 +15,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from remat_codegen.marked.candidates import Candidate, Candidates, Row, Rows, V
+from remat_codegen.marked.candidates import Candidate, Candidates, Mark, Row, Rows, V, go_together
 from remat_codegen.marked.choose import Priced
 from remat_codegen.marked.layers import said_of
 
-Mark = tuple[Hashable, Hashable]  # where it stands, and how it is written there
 STEADY = 0.003  # of the step's time: what it may take that a table stays as it was
 
 
@@ -41,8 +40,7 @@ class Before(Generic[V]):
 
     def agrees(self, candidate: Candidate[V]) -> bool:
         """Whether a candidate may be a part, and goes with the marks of other tables."""
-        ways = dict(self.beside)
-        return candidate.key not in self.never and all(ways.get(place, way) == way for place, way in candidate.marks)
+        return candidate.key not in self.never and go_together(self.beside.union(candidate.marks))
 
     def possible(self, candidates: Iterable[Candidate[V]]) -> Candidates[V]:
         """What can be a part with the marks that there are."""

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 Span = tuple[int, int, int, int]  # line, column, end line, end column; lines from 1, columns are bytes of UTF-8 from 0
 
 
+def is_around(outer: Span, inner: Span) -> bool:
+    """Whether a place has another one, of the same text, in it; or is that one."""
+    return outer[:2] <= inner[:2] and inner[2:] <= outer[2:]
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function of the source. `line` is where it begins, its first decorator's if it has some."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from remat_codegen.trace.ir import Operation
-from remat_codegen.trace.places import Call, Span
+from remat_codegen.trace.places import Call, Span, is_around
 
 Within = tuple[Span, Span | None]  # an expression, and the comprehension that it is or stands in
 Waits = Callable[[str, Span, bool], tuple[Within, bool]]
@@ -74,10 +74,10 @@ def _last_beside(call: Call, within: Within, op: Operation, operations: Sequence
             break
         if here.evaluation == call.evaluation:  # of the call that the result comes from
             continue
-        if here.span != call.span and _is_within(call.span, here.span):  # takes it
+        if here.span != call.span and is_around(here.span, call.span):  # takes it
             break
         next_one = loop is not None or _is_behind(here.span, call.span) and not here.changed  # else it is the next round
-        if not next_one or not _is_within(here.span, loop or whole):
+        if not next_one or not is_around(loop or whole, here.span):
             break
         last = later.id
     return last
@@ -88,16 +88,12 @@ def _is_behind(span: Span, other: Span) -> bool:
     return span[:2] >= other[2:]
 
 
-def _is_within(span: Span, around: Span) -> bool:
-    return around[:2] <= span[:2] and span[2:] <= around[2:]
-
-
 def _waits_in(file: str, span: Span, several: bool) -> tuple[Within, bool]:
     """The expression of a file in which what another one gives waits, the comprehension if there is one, and whether it may be
     handed on from there, by a return or a variable. A container has it until that is complete, a call until all arguments
     are there, and may give it back; what takes an item or an attribute of it, compares it or computes with it lets go of it.
     (But for an item of `several` results of one operation, and for `.detach()`: nobody reads that, and it is no operation.)"""
-    around = [node for node in _nodes("".join(linecache.getlines(file))) if _is_within(span, _span(node))]
+    around = [node for node in _nodes("".join(linecache.getlines(file))) if is_around(_span(node), span)]
     chain: list[ast.expr] = [node for node in reversed(around) if isinstance(node, ast.expr)]
     whole, loop = span, None
     for inner, node in itertools.pairwise(chain):
