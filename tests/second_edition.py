@@ -105,11 +105,16 @@ def schedule_from(graph: Graph, found: Found, rows: tuple[Row[Vertex], ...]) -> 
 
 def text_of(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> str:
     """The file for a table."""
+    plan, brought = as_plan(traced, found, rows)
+    return marked_text.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
+
+
+def as_plan(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> tuple[SavedPlan, tabling.Brought]:
+    """A table, and a plan of its steps."""
     schedule = schedule_from(traced.graph, found, rows)
-    brought = tabling.Brought(found, rows, schedule, 0)
     order = order_of(schedule)
     plan = SavedPlan(traced.graph.digest(), "test", "feasible", "1GiB", 2**30, 2**20, 2**20, 0.0, None, "cpu", order)
-    return marked_text.emit(traced, plan, Request(traced.target.spec, "1GiB", Path("out.py"), edition=2), brought)
+    return plan, tabling.Brought(found, rows, schedule, 0)
 
 
 def planned_peak(traced: Traced, found: Found, rows: tuple[Row[Vertex], ...]) -> int:

@@ -276,7 +276,8 @@ def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Pro
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:
-    """The text of a file, shown to do what the model does. Raises UnsupportedError where it would do something else."""
+    """The text of a file, shown to do what the model does, by the steps that were planned. Raises UnsupportedError where it
+    would do something else."""
     with progress.stage("emit"):
         text = emit(traced, plan, replace(request, edition=2), brought)
         sizes = [(one.target, one.model.trace) for one in traced.all()]
@@ -286,8 +287,19 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
             what = f"marks would change what the model does: {changed}"
             hint = "use --edition 1" if traced.model.trace.run is None else None
             raise UnsupportedError(what, where=traced.target.label, hint=hint)
+        _check_steps(text, traced, plan, brought)
         _check_replays(text, traced, plan, brought)
     return text
+
+
+def _check_steps(text: str, traced: Traced, plan: SavedPlan, brought: Brought) -> None:
+    """Raises UnsupportedError where the text with its table has other steps than the plan, and might break the budget."""
+    read, problems = read_back(text, traced, [one.found for one in brought.all()])
+    if problems or not read.lead_to(plan, traced.graph):
+        what = "marks would run something else again than was planned"
+        what += f": {problems[0].text}" if problems else ""
+        hint = "use --edition 1" if traced.model.trace.run is None else None
+        raise UnsupportedError(what, where=traced.target.label, hint=hint)
 
 
 def _check_replays(text: str, traced: Traced, plan: SavedPlan, brought: Brought) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, ModuleType
@@ -96,10 +96,11 @@ def emit(traced: Traced, plan: SavedPlan, request: Request, brought: Brought) ->
     return seal(writing.write(given, tables, facts_of(traced, plan, request, {})))
 
 
-def read_back(text: str, traced: Traced) -> tuple[Brought, list[Problem]]:
-    """What the table of a file says of a model, and what is wrong with its table and its marks."""
+def read_back(text: str, traced: Traced, known: Sequence[Found] = ()) -> tuple[Brought, list[Problem]]:
+    """What the table of a file says of a model, and what is wrong with its table and its marks. `known` is what can be parts,
+    if it was found before."""
     reading, tables = read(text, carried_sources(traced), partial(file_of, traced)), list[Brought]()
-    known = [found_of(one) for one in traced.all()]
+    known = known or [found_of(one) for one in traced.all()]
     problems = [*reading.problems, *not_given(reading, known)]
     for number, said in enumerate(reading.tables):
         found = known[min(number, len(known) - 1)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import combinations
 
 import pytest
 import torch
-from second_edition import Found, found_in, imported_file, text_of, traced_module
+from second_edition import Found, as_plan, found_in, imported_file, text_of, traced_module
 
 from remat_codegen.errors import UnsupportedError
+from remat_codegen.marked import choose
 from remat_codegen.marked.candidates import Candidate, Row, go_together
 from remat_codegen.marked.choose import parts_of
+from remat_codegen.run.marked import _check_steps
 from remat_codegen.run.marked_text import Traced, read_back
 from remat_codegen.trace.places import is_around
 
@@ -91,6 +94,22 @@ def test_any_two_marks_are_refused_or_hold_what_was_planned(traced, found):
         assert not problems and {(r.candidate.first, r.candidate.last) for r in read.rows} == {(c.first, c.last) for c in pair}
         held += 1
     assert refused and held
+
+
+def test_a_text_that_runs_something_else_again_is_not_written(traced, found, monkeypatch):
+    """As if some marks had wrongly been put together."""
+    monkeypatch.setattr(choose, "go_together", lambda marks: True)
+    tables = [
+        tuple(Row(c) for c in pair) for pair in pairs(found) if not go_together(frozenset(m for c in pair for m in c.marks))
+    ]
+    refused = 0
+    for rows in tables:
+        with suppress(ValueError):  # of the same nodes
+            plan, brought = as_plan(traced, found, rows)
+            with pytest.raises(UnsupportedError, match="run something else again than was planned"):
+                _check_steps(text_of(traced, found, rows), traced, plan, brought)
+            refused += 1
+    assert refused
 
 
 def pairs(found: Found) -> list[tuple[Candidate, Candidate]]:
