@@ -12,7 +12,7 @@
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46686980,
 #: "unmodified_peak_bytes":94412548,"overhead":0.1167,"bound":0.1073,"device":"cpu","order":"92|2*(61:40)+2+3;
 #: 2*(66:37)+3-10;2*(71:30)+4-6;77:9,11-12,14;78:17;86:0,2-3,5-6",
-#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"940a3a7561beab40"}
+#: "notes":["82\u0020options\u0020from\u002091\u0020integer\u0020programs"],"seal":"5c59f1e8146395ab"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations."""
 
@@ -317,9 +317,9 @@ def shortcut_forward(m, kept, x):
         0.1,
         1e-05,
     )
-    relu = kept.stop("relu", out_2.add_(out_3).relu_())
+    out_4 = out_2.add_(out_3)
     del out_3
-    return relu
+    return kept.stop("relu", out_4.relu_())
 
 
 def shortcut_backward(m, kept):

@@ -26,8 +26,7 @@ from remat_codegen.graph.nature import STATISTICS, moves_statistics
 from remat_codegen.graph.record import NO_MEMORY, Record
 from remat_codegen.trace import Operation, Ref, Trace, called, function_call, location, substitute
 
-FEW_INSIDE = 3  # results that only their node uses: up to here they stay until it ends
-LITTLE = 16384  # bytes that may end with the next operation: tables of positions are one node for so much
+LITTLE = 16384  # bytes that may stay: until the next operation (tables of positions are one node for so much), or a node's end
 _NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 FEW = 12  # operations; an in-place operation further from what it changes stays alone, and what it changes is not rebuilt
 
@@ -386,7 +385,7 @@ def _cast(operation: Operation) -> str:
 def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
     """By operation of a node: the variables whose memory ends there, of what the node makes for itself.
 
-    Empty where that is little: it stays until the node ends, which reads better. Layers that are not trained can be one node.
+    Empty where that is little: it stays until the node ends, which reads better.
     """
     record, inside = model.record, set(operations)
     last: dict[int, int] = {}
@@ -398,8 +397,9 @@ def early_ends(model: Model, operations: Sequence[int]) -> dict[int, list[int]]:
             if record.storages[storage].operation in inside and model.data_of[v] is None:
                 last[storage] = op
                 variables.setdefault(storage, {})[v] = None
+    early = [record.storages[s].nbytes for s, op in last.items() if op != operations[-1]]
     ends: dict[int, list[int]] = {}
-    for storage, op in last.items() if len(last) > FEW_INSIDE else ():
+    for storage, op in last.items() if sum(early) > LITTLE else ():
         ends.setdefault(op, []).extend(variables[storage])
     return ends
 
