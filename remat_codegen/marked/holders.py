@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from remat_codegen.graph.allocator import allocated_bytes
 from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES, drawing_nodes
+from remat_codegen.graph.ir import total_bytes
 from remat_codegen.graph.simplify import Model
 from remat_codegen.graph.unread import lost_of
 from remat_codegen.marked.demand import Held, Part, Unread, schedule_of
@@ -50,6 +51,12 @@ class Holders:
     def plain_step(self, profile: Profile) -> Timeline:
         """What that takes."""
         return simulate(self.model.graph, self.costs(profile), self.plain)
+
+    def least_bytes(self, profile: Profile) -> int:
+        """Bytes that no table is below: of the node that needs the most beside what variables hold while it runs."""
+        graph, costs, held = self.model.graph, self.costs(profile), self.held.by_variables
+        touched = (total_bytes(graph, {*n.reads, *n.writes, *held.get(n.id, ())}) for n in graph.nodes)
+        return max(a + b for a, b in zip(touched, costs.workspace_bytes, strict=True))
 
     @cached_property
     def held(self) -> Held:

@@ -131,9 +131,11 @@ def _within_budget(
     own = saved_plan.schedule_of(plan, traced.graph, request.plan or request.output_path)
     bound = plan.bound if request.plan is None else None  # which is of its costs, if it is known from before
     searching = partial(Search, traced, found, profile, plan.budget_bytes, progress.update, bound=bound)
-    search = searching(Candidates(ways))
-    limits = [int(share * plan.budget_bytes) - reserve_of(traced, profile).most_bytes for share in SHARES]
+    search, reserve = searching(Candidates(ways)), reserve_of(traced, profile)
+    limits = [int(share * plan.budget_bytes) - reserve.most_bytes for share in SHARES]
     more = others(request, traced.graph, found.holders.costs(profile), own, limits)
+    if found.holders.least_bytes(profile) + reserve.slack_bytes > plan.budget_bytes:
+        raise _none_fits(request, traced, profile, plan, search.brought([own], 0.0))
     nearest: Brought | None = None
     for number, schedules in enumerate(chain([[own]], more)):
         brought = search.brought(schedules, request.seconds_left(), before)
@@ -145,12 +147,7 @@ def _within_budget(
             break
     if best is None:
         assert nearest is not None
-        budget = format_bytes(plan.budget_bytes)
-        what = f"no table was found that keeps the activations of {traced.target.label} under {budget}"
-        hint = f"allow {format_bytes(plan.budget_bytes + nearest.over_bytes, up=True)}, which the best one takes"
-        hint += ", or use --edition 1" if traced.model.trace.run is None else ""
-        why = obstacle(traced.model, found.holders.costs(profile), nearest.schedule)
-        raise BudgetError(what, hint=hint if why is None else f"{hint}; {why}")
+        raise _none_fits(request, traced, profile, plan, nearest)
     enough = max(best.overhead, about(plan.overhead))
     starts = [own, best.schedule]
 
@@ -159,6 +156,21 @@ def _within_budget(
         return None if other.over_bytes or other.overhead > enough else other
 
     return _with_less_text(traced, best, ways, fits_without)
+
+
+def _none_fits(request: Request, traced: Traced, profile: Profile, plan: SavedPlan, nearest: Brought) -> BudgetError:
+    """Why there is no table: what stands in the way of one that comes near."""
+    holders = nearest.found.holders
+    label, budget, least = traced.target.label, format_bytes(plan.budget_bytes), holders.least_bytes(profile)
+    if least > plan.budget_bytes:
+        held = f"forward takes {format_bytes(least)} by what its variables hold"
+        what, which = f"no table keeps the activations of {label} under {budget}: {held}", "one takes"
+    else:
+        what, which = f"no table was found that keeps the activations of {label} under {budget}", "the best one takes"
+    hint = f"allow {format_bytes(plan.budget_bytes + nearest.over_bytes, up=True)}, which {which}"
+    hint += ", or use --edition 1" if traced.model.trace.run is None else ""
+    why = obstacle(traced.model, holders.costs(profile), nearest.schedule)
+    return BudgetError(what, hint=hint if why is None else f"{hint}; {why}")
 
 
 def _with_less_text(

@@ -100,6 +100,7 @@ def holds(name: str, rows: list[Row], folder: Path) -> None:
     plan = SavedPlan(graph.digest(), "none", "feasible", "90%", 10**9, 0, 0, 0.0, None, "cpu", ())
     profile = measured_costs(of.request, of.traced, QUIET)
     plan = marked.as_planned(plan, of.traced, profile, brought)
+    assert plan.planned_peak_bytes >= of.found.holders.least_bytes(profile)
     text = marked_text.emit(of.traced, plan, of.request, brought)
     back, problems = marked_text.read_back(text, of.traced)
     assert not problems and order_of(back.schedule) == order_of(brought.schedule)
