@@ -43,7 +43,7 @@ def test_no_table_is_looked_for_below_what_variables_hold(tmp_path, monkeypatch)
     tried: list[int] = []
     own = Chooser._count
     monkeypatch.setattr(Chooser, "_count", lambda self: (tried.append(1), own(self))[1])
-    with pytest.raises(BudgetError, match="forward takes .* by what its variables hold") as refused:
+    with pytest.raises(BudgetError, match=r"forward takes .* by what its variables hold") as refused:
         marked.generate(asked(tmp_path, 2), Progress(None))
     assert refused.value.hint is not None and "which one takes" in refused.value.hint
     assert len(tried) < 30
