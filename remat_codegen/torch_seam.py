@@ -269,8 +269,25 @@ def recorded_graph(run: Callable[..., Any], module: torch.nn.Module, tensors: li
     value is answered. Its placeholders are the tensors, in their order."""
     run._orig_mod = module  # type: ignore[attr-defined]  # by which nodes say in what modules they were made
     noting = proxy_tensor.make_fx(run, pre_dispatch=True, record_module_stack=True, _error_on_data_dependent_ops=False)
-    found: torch.fx.GraphModule = noting(*tensors)
+    with _vmaps_as_exported():
+        found: torch.fx.GraphModule = noting(*tensors)
     return found
+
+
+_FINDS_MODE = "torch._export.utils._maybe_find_pre_dispatch_tf_mode_for_export"
+_mode_noting_vmaps = _take(_FINDS_MODE, "which has torch.vmap noted", "one in a recorded run is refused", optional=True)
+
+
+@contextlib.contextmanager
+def _vmaps_as_exported() -> Iterator[None]:
+    """Has a torch.vmap be noted as torch.export notes it: from where it begins to where it ends."""
+
+    def mode() -> Any:
+        with mock.patch.object(torch.compiler, "is_exporting", lambda: True):
+            return _mode_noting_vmaps()
+
+    with mock.patch(_FINDS_MODE, mode) if _mode_noting_vmaps is not None else contextlib.nullcontext():
+        yield
 
 
 ENTERS_AUTOCAST = _take(

@@ -66,7 +66,7 @@ def _flatten(graph: Graph, region: list[Node], trained: set[str]) -> None:
         raise TypeError("something else than operations")
     given = list(dict.fromkeys(n for node in region for n in node.all_input_nodes if n not in inside))
     made = [node for node in region if any(user not in inside for user in node.users)]
-    values = [_value(node, node in _reached(graph, trained)) for node in given]
+    values = _in_one_mode([_value(node, node in _reached(graph, trained)) for node in given])
 
     def run(*tensors: Any) -> list[Any]:
         known: dict[Node, Any] = dict(zip(given, tensors, strict=True))
@@ -116,6 +116,16 @@ def _value(node: Node, trains: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         raise TypeError("a size")
     return value.detach().requires_grad_(trains and value.is_floating_point())
+
+
+def _in_one_mode(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, fakes of one mode: a recorded run gives each of what it begins with one of its own."""
+    modes = dict.fromkeys(detect_fake_mode([value]) for value in values)
+    if len(modes) < 2:
+        return values
+    with next(iter(modes)):
+        made = (torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
+        return [new.requires_grad_(value.requires_grad) for new, value in zip(made, values, strict=True)]
 
 
 def _reached(graph: Graph, trained: set[str]) -> set[Node]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
 from emitted import droppable, emit, load, model_of, reads_back, rebuilding
+from second_edition import found_in, imported_file, random_rows, text_of, traced_module, trained
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -61,4 +63,49 @@ def test_vmap_is_what_runs(module, tmp_path):
     reads_back(model, schedule, text)
     found = compare(module, load(text, tmp_path).rematerialize, args, {})
     assert {what: d.where for what, d in found.differences.items() if d.worst is not None} == {}
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+DECIDING = """
+import torch
+from second_edition import found_in, imported_file, random_rows, text_of, traced_module, trained
+from torch import nn
+from torch.func import functional_call, vmap
+
+
+class Member(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)).exp())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterDict({n.replace(".", "_"): nn.Parameter(torch.randn(3, *p.shape)) for n, p in own()})
+        self.last, self.__dict__["member"] = nn.Linear(8, 4), Member().to("meta")
+
+    def forward(self, x):
+        parameters = {name.replace("_", "."): weight for name, weight in self.weights.items()}
+        y = vmap(lambda p, x: functional_call(self.member, p, (x,)), in_dims=(0, None))(parameters, x).sin().mean(0)
+        y = vmap(vmap(lambda a, b: torch.dropout(a * b, 0.5, True).cos(), randomness="different"), randomness="same")(y, x)
+        return self.last(y * 2 if y.sum().item() > 1e9 else y.tanh())
+
+
+def own():
+    return Member().named_parameters()
+"""
+
+
+def test_vmaps_in_a_run_that_was_recorded(tmp_path):
+    """What a model does depends on values, so that torch.export cannot follow it."""
+    (tmp_path / "net.py").write_text(DECIDING)
+    traced = traced_module(imported_file(tmp_path / "net.py").Net(), (torch.randn(6, 8),), {}, tmp_path / "net.py")
+    assert traced.model.trace.run is not None
+    found = found_in(traced)
+    rows = random_rows(found, random.Random(0), 1.0)
+    assert rows and trained(traced, text_of(traced, found, rows), tmp_path).identical
     assert torch._C._functorch.maybe_current_level() is None
