@@ -185,7 +185,7 @@ class Found:
             return None
         if not all(self._runs_again(n) for n in nodes) or not any(self.model.graph.nodes[n].recomputable for n in nodes):
             return None
-        if self._leaves_in_objects(vertices, nodes):
+        if self._leaves_in_objects(vertices, nodes) or self._leaves_in_attributes(vertices, nodes):
             return None
         texts = {v.text: v.outside for v in vertices if not self.is_module(v) and v.text is not None}
         marks = dict.fromkeys(((t.function, t.span), outside) for t, outside in texts.items())
@@ -216,6 +216,16 @@ class Found:
             return False
         texts = ((self._names_given(v, text), text.objects) for v in vertices if (text := self._text_around(v)))
         return any(number in held and name in names for names, objects in texts for name, number in objects)
+
+    def _leaves_in_attributes(self, vertices: Sequence[Vertex], nodes: Sequence[int]) -> bool:
+        """Whether only attributes of modules have, when vertices have run, what they made and others need: a part lends what it
+        gives, but not that, so that autograd would hold it."""
+        graph, inside = self.model.graph, {*nodes, *(self.back_of[n] for n in nodes if n in self.back_of)}
+        later = self.trace.operations[vertices[-1].end :][:1]
+        left = (v for op in later for of in op.by_attributes for v in self.trace.operations[of].made)
+        data = {self.model.data_of[v] for v in left} - {None}
+        made = (d for d in data if d is not None and graph.producers[d][0] in inside)
+        return any(not inside.issuperset(graph.readers[d]) for d in made)
 
     @cached_property
     def back_of(self) -> dict[int, int]:
