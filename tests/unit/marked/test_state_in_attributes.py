@@ -10,6 +10,7 @@ import torch
 from second_edition import found_in, imported_file, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.graph.unread import lost_of
+from remat_codegen.marked.candidates import Row
 
 MODEL = """
 import torch
@@ -152,3 +153,45 @@ def test_a_part_may_take_what_it_finds_there(seed: int, tmp_path: Path) -> None:
     result = trained(traced, text_of(traced, found, rows), tmp_path)
     assert result.identical, result.differences
     assert result.measured_peak_bytes <= planned_peak(traced, found, rows) + SLACK_BYTES
+
+
+CELLS = """
+import torch
+from torch import nn
+
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decay, self.state = nn.Parameter(torch.tensor(0.5)), None
+
+    def forward(self, x):
+        self.state = x.tanh() if self.state is None else self.decay * self.state + x.tanh()
+        return {given}
+
+
+class Net(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(9, width), Cell(), nn.Linear(width, 4)
+
+    def forward(self, x):
+        self.cell.state = None
+        found = [self.last(self.cell(self.first(x[t])).sin()) for t in range(x.shape[0])]
+        self.cell.state = None
+        return torch.stack(found)
+"""
+
+
+@pytest.mark.parametrize("given", ["self.state.cos().exp()", "self.state"])
+def test_what_only_an_attribute_has_is_nothing_that_a_part_makes_again(given: str, tmp_path: Path) -> None:
+    """A part lends what it gives. What it leaves in an attribute autograd holds, where a later call saves that."""
+    path = tmp_path / "net.py"
+    path.write_text(CELLS.format(given=given))
+    traced = traced_module(imported_file(path).Net().train(), (torch.randn(4, 256, 9),), {}, path)
+    found = found_in(traced)
+    for candidate in [c for c in found.candidates.all if c.key[0][0] == "module" and "cell" in c.key[0][1]]:
+        result = trained(traced, text_of(traced, found, (Row(candidate),)), tmp_path)
+        assert result.identical, result.differences
+        assert result.measured_peak_bytes <= planned_peak(traced, found, (Row(candidate),)) + SLACK_BYTES
+    assert given == "self.state" or not any(c.key == (("module", "cell", 1),) for c in found.candidates.all)
