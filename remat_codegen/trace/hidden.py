@@ -81,6 +81,9 @@ def traced_alike(read: Callable[[Seen], Trace], module: torch.nn.Module) -> Trac
     if switched:
         hint = "do it in the model's own train()"
         raise UnsupportedError(f"forward switches {switched[0] or 'the model'} to another mode", hint=hint)
+    if (taken := next((name for name in seen.taken if name in seen.attributes), None)) is not None:
+        hint = "do that where the model is made, or call the model once there"
+        raise UnsupportedError(f"forward takes the parameter {taken} away, and sets something else by its name", hint=hint)
     if not alike and drawn:
         hint = (
             "draw with torch.rand or torch.randint, which a plan draws again, or pass the numbers in; or plan the model with "

@@ -38,7 +38,7 @@ class Seen:
     `constant` ones are tensors that it would make again, as no input, parameter or random number is in them.
     `assigned` are the new values of buffers, which the traced forward returns beside its result; `drawn` are the generators
     that a recorded run drew from, but for PyTorch's. `leaf_bytes` are those of parameters and other leaves
-    with gradient that it makes itself.
+    with gradient that it makes itself, and `taken` the parameters that modules have no longer.
     """
 
     written: list[str] = field(default_factory=list)
@@ -47,6 +47,7 @@ class Seen:
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
     leaf_bytes: int = 0
+    taken: tuple[str, ...] = ()
 
     def left(self) -> Attributes:
         """The attributes that the next call may come out otherwise for, and the buffers."""
@@ -79,7 +80,9 @@ def watched(module: torch.nn.Module, seen: Seen, decisions: Decisions) -> Iterat
 
     def after(module: torch.nn.Module, args: Any, result: Any) -> Any:
         seen.written.extend(part for name, container, copied in containers for part in _changed(name, container, copied))
-        seen.written += [n for n, p in module.named_parameters(remove_duplicate=False) if parameters.get(n) is not p]
+        now = dict(module.named_parameters(remove_duplicate=False))
+        seen.written += [n for n, p in now.items() if parameters.get(n) is not p]
+        seen.taken = tuple(n for n in parameters if n not in now)
         seen.assigned |= _assigned_buffers(module, attributes)
         own = {id(parameter) for parameter in module.parameters()}
         leaves = {id(leaf): leaf for leaf in made if leaf.requires_grad and id(leaf) not in own}

@@ -135,3 +135,16 @@ def test_gradients_that_a_trace_does_not_show_are_refused(name, tmp_path):
     request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", "4, 4", "float32[2,4] requires_grad")
     with pytest.raises(UnsupportedError, match=f"model.py:18: {said}"):
         pipeline.generate(request, Progress(None))
+
+
+def test_a_parameter_that_the_first_call_takes_away_is_named(tmp_path):
+    """As dropout of weights is often written: whose first call takes it away, it is not there in the steps to come."""
+    (tmp_path / "model.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.m = torch.nn.Linear(4, 4)\n        self.raw = torch.nn.Parameter(self.m.weight.data)\n\n"
+        "    def forward(self, x):\n        self.m._parameters.pop('weight', None)\n"
+        "        self.m.weight = torch.dropout(self.raw, 0.5, self.training)\n        return self.m(x)\n"
+    )
+    request = Request(f"{tmp_path / 'model.py'}:Net", "100%", tmp_path / "out.py", inputs="float32[2,4]")
+    with pytest.raises(UnsupportedError, match=r"forward takes the parameter m\.weight away"):
+        pipeline.generate(request, Progress(None))
