@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -95,16 +95,16 @@ Rows = tuple[Row[V], ...]
 
 
 class Candidates(Generic[V]):
-    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest copies, then marks; of these, one
-    that has its expressions marked as most others can have them, too, since one text has one mark for each."""
+    """All candidates of a graph. Of those with the same nodes, the one that needs the fewest copies; of these, one that has its
+    expressions marked as most others can have them, too, since one text has one mark for each; then the fewest marks."""
 
     def __init__(self, found: Iterable[Candidate[V]]) -> None:
         ways: dict[tuple[int, int], list[Candidate[V]]] = {}
         for candidate in found:
             ways.setdefault((candidate.first, candidate.last), []).append(candidate)
         fewest = [[c for c in same if _needs(c) == min(map(_needs, same))] for same in ways.values()]
-        usual = _usual(fewest)
-        best = (min(same, key=lambda c: sum(usual.get(place, how) != how for place, how in c.marks)) for same in fewest)
+        several = _several(fewest)
+        best = (min(same, key=lambda c: (len(c.copies), *_alone(c, several), len(c.marks))) for same in ways.values())
         self.all = sorted(best, key=lambda c: (c.first, -c.last))
         self.by_key: dict[Hashable, list[Candidate[V]]] = {}
         for candidate in self.all:
@@ -133,22 +133,23 @@ def _needs(candidate: Candidate[V]) -> tuple[int, int]:
     return len(candidate.copies), len(candidate.marks)
 
 
-def _usual(ways: Sequence[Sequence[Candidate[V]]]) -> dict[Place, tuple[Span, ...]]:
-    """How to mark each expression that the first of some ways would mark in several: as most of all can have it, and so that
-    most is handed in where it is the same for these: then others can have it who take less into it."""
+def _several(ways: Sequence[Sequence[Candidate[V]]]) -> dict[Place, Counter[tuple[Span, ...]]]:
+    """The expressions that the first of some ways would mark in several, with how many nodes could be parts by each."""
     first: dict[Place, set[tuple[Span, ...]]] = {}
     for place, how in (mark for same in ways for mark in same[0].marks):
         first.setdefault(place, set()).add(how)
-    possible = {place: Counter[tuple[Span, ...]]() for place, found in first.items() if len(found) > 1}
+    counted = {place: Counter[tuple[Span, ...]]() for place, found in first.items() if len(found) > 1}
     for place, how in (mark for same in ways for mark in {m: None for c in same for m in c.marks}):
-        if place in possible:
-            possible[place][how] += 1
-    return {place: max(counted.items(), key=_known)[0] for place, counted in possible.items()}
+        if place in counted:
+            counted[place][how] += 1
+    return counted
 
 
-def _known(counted: tuple[tuple[Span, ...], int]) -> tuple[int, int]:
-    way, times = counted
-    return times, len(way)
+def _alone(candidate: Candidate[V], several: Mapping[Place, Counter[tuple[Span, ...]]]) -> tuple[int, int]:
+    """How many fewer others have such expressions marked as it needs them than in the usual way; and, so that less comes first
+    where that is the same, how much it does not hand in there: others can have it who take less into it."""
+    marks = [(several[place], how) for place, how in candidate.marks if place in several]
+    return sum(max(counted.values()) - counted[how] for counted, how in marks), -sum(len(how) for _, how in marks)
 
 
 def nested(candidates: Sequence[Candidate[V]]) -> list[tuple[Candidate[V], int | None]]:

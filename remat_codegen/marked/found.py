@@ -218,12 +218,13 @@ class Found:
         return any(number in held and name in names for names, objects in texts for name, number in objects)
 
     def _leaves_in_attributes(self, vertices: Sequence[Vertex], nodes: Sequence[int]) -> bool:
-        """Whether only attributes of modules have, when vertices have run, what they made and others need: a part lends what it
-        gives, but not that, so that autograd would hold it."""
+        """Whether attributes of modules have, when vertices have run, what they made and others need, beside what an expression
+        gives: a part lends that, but nothing else, so that autograd would hold it. (Modules may give it; nobody knows that.)"""
         graph, inside = self.model.graph, {*nodes, *(self.back_of[n] for n in nodes if n in self.back_of)}
-        later = self.trace.operations[vertices[-1].end :][:1]
-        left = (v for op in later for of in op.by_attributes for v in self.trace.operations[of].made)
-        data = {self.model.data_of[v] for v in left} - {None}
+        operations, last = self.trace.operations, vertices[-1]
+        left = {of for later in operations[last.end :][:1] for _, of in later.attributes}
+        data = {self.model.data_of[v] for of in left for v in operations[of].made}
+        data -= set() if self.is_module(last) else {self.model.data_of[v] for v in operations[last.end - 1].made}
         made = (d for d in data if d is not None and graph.producers[d][0] in inside)
         return any(not inside.issuperset(graph.readers[d]) for d in made)
 

@@ -120,10 +120,10 @@ def _value(node: Node, trains: bool) -> Any:
 
 def _in_one_mode(values: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same, fakes of one mode: a recorded run gives each of what it begins with one of its own."""
-    modes = dict.fromkeys(detect_fake_mode([value]) for value in values)
-    if len(modes) < 2:
+    modes = [mode for value in values if (mode := detect_fake_mode([value])) is not None]
+    if len({*modes}) < 2:
         return values
-    with next(iter(modes)):
+    with modes[0]:
         made = (torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
         return [new.requires_grad_(value.requires_grad) for new, value in zip(made, values, strict=True)]
 
