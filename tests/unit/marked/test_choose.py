@@ -244,3 +244,14 @@ def test_a_table_begins_with_what_files_can_say(seed):
 def test_the_largest_within_a_candidate_lie_apart():
     found = Candidates(Candidate(a, b, (a,), (a, b)) for a, b in [(0, 5), (0, 2), (1, 2), (3, 3), (4, 5), (5, 5)])
     assert [(c.first, c.last) for c in found.largest_within(found.all[0])] == [(0, 2), (3, 3), (4, 5)]
+
+
+def test_a_way_to_mark_that_goes_with_others_comes_before_the_fewest_marks():
+    """As in blocks the first of which has no stochastic depth: what is two expressions there is one node."""
+    whole, product, drop = ("forward", (1, 0, 1, 40)), ("forward", (1, 15, 1, 30)), (1, 10, 1, 39)
+    alone = Candidate(0, 0, ("sum",), "alone", ((whole, ((1, 20, 1, 28),)),))
+    apart = Candidate(0, 0, ("product", "sum"), "apart", ((product, ()), (whole, (drop,))))
+    others = [Candidate(n, n, ("sum",), "others", ((whole, (drop,)),)) for n in (4, 8)]
+    blocks = [Candidate(n, n + 3, ("block",), "block", ((whole, ()),)) for n in (0, 4, 8)]
+    assert apart in Candidates([alone, apart, *others, *blocks]).all
+    assert alone in Candidates([alone, apart]).all, "where nobody else needs it, the fewest marks"
