@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from remat_codegen import parts
 from remat_codegen.marked.demand import Again, Keeps
 from remat_codegen.marked.imported import Alike, Imported
 from remat_codegen.marked.library import WITHIN_FUNCTION, Owner, free_names, is_decorated, method_in
@@ -95,7 +96,7 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
         return found
     _read_table(tree, found)
     written = _written(tree, found)
-    ours = ast.Module([s for s in tree.body if getattr(s, "name", None) not in written], [])
+    ours = ast.Module([s for s in _but_for_helpers(tree) if getattr(s, "name", None) not in written], [])
     for file, source in sources.items():
         _read_marks(file, dict(functions_in(ours)), dict(functions_in(ast.parse(source))), found)
     for name, (module, kind) in written.items():
@@ -103,11 +104,22 @@ def read(text: str, sources: Mapping[str, str], file_of: Callable[[str], str] = 
     return found
 
 
+def _but_for_helpers(tree: ast.Module) -> list[ast.stmt]:
+    """The statements of a file but for the helpers, which stand behind the table: what the user's file has by the same name,
+    and the new one does not need, is something else."""
+    table = next((i for i, s in enumerate(tree.body) if _is_table(s)), len(tree.body))
+    return [s for i, s in enumerate(tree.body) if i < table or not hasattr(parts, getattr(s, "name", ""))]
+
+
 # ---------------------------------------------------------------------------------------------- the table
 
 
+def _is_table(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and [*map(ast.unparse, statement.targets)] in (["PLAN"], ["PLANS"])
+
+
 def _read_table(tree: ast.Module, found: Reading) -> None:
-    tables = [s for s in tree.body if isinstance(s, ast.Assign) and [*map(ast.unparse, s.targets)] in (["PLAN"], ["PLANS"])]
+    tables = [s for s in tree.body if _is_table(s)]
     if len(tables) != 1:
         found.wrong(tables[1] if tables else None, "has no table PLAN" if not tables else "has a second table PLAN")
         return
