@@ -250,7 +250,7 @@ class Chooser(Generic[V]):
                 return None
             return found
 
-        for moves, alone in ((self.without, False), (self.alike, False), (self.without, True)):
+        for moves, alone in ((self.without, False), (self.joined, False), (self.alike, False), (self.without, True)):
             best = self._moved(best, moves(best, alone), good, most)
         return self.with_layers_alike(best, slowest_ns, self.tried + self.tables // 2)
 
@@ -420,6 +420,12 @@ class Chooser(Generic[V]):
             for keeps in reversed(OFFERED):
                 yield [_merging(group, keeps, True) for group in some]
 
+    def joined(self, best: Priced[V], alone: bool) -> Moves[V]:
+        """One part for several with the same options: of two ways to say the same, the one with fewer words."""
+        for group in self.candidates.groups(least=2):
+            if any(len(within) > 1 for _, within in _held(group, best.rows)):
+                yield [_joining(group)]
+
     def alike(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The options that some rows have for all of the same code."""
         for rows in _rows_by_key(best.rows):
@@ -498,6 +504,27 @@ def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Move[V
         )
         left = tuple(replace(r, again=Again.ONCE) if any(c.holds(r.candidate) for c in group) else r for r in stay)
         return (*left, *(Row(c, keeps) for c in group))
+
+    return change
+
+
+def _held(group: Iterable[Candidate[V]], rows: Rows[V]) -> list[tuple[Candidate[V], Rows[V]]]:
+    """The rows within each of these candidates, itself among them."""
+    return [(c, tuple(r for r in rows if r.candidate == c or c.holds(r.candidate))) for c in group]
+
+
+def _joining(group: Sequence[Candidate[V]]) -> Move[V]:
+    """One part for those within each of these candidates that have the same options, where these are several; or where one is
+    marked otherwise, as one text has one mark for each expression."""
+
+    def change(rows: Rows[V]) -> Rows[V]:
+        for candidate, within in _held(group, rows):
+            options = {(r.keeps, r.again, r.late) for r in within}
+            marks = frozenset(mark for r in within for mark in r.candidate.marks)
+            several = len(within) > 1 or not go_together(marks.union(candidate.marks))
+            if several and len(options) == 1:
+                rows = (*(r for r in rows if r not in within), Row(candidate, *options.pop()))
+        return rows
 
     return change
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from remat_codegen import parts
 from remat_codegen.marked.demand import Again, Keeps
@@ -114,7 +114,7 @@ def _but_for_helpers(tree: ast.Module) -> list[ast.stmt]:
 # ---------------------------------------------------------------------------------------------- the table
 
 
-def _is_table(statement: ast.stmt) -> bool:
+def _is_table(statement: ast.stmt) -> TypeGuard[ast.Assign]:
     return isinstance(statement, ast.Assign) and [*map(ast.unparse, statement.targets)] in (["PLAN"], ["PLANS"])
 
 

@@ -203,6 +203,12 @@ class Bench:
         _, forward_ns, _, backward_ns = self.clock.least_times_ns(*self._stages(), _go_back, warm=True, noted=noted)
         return [forward_ns, forward_peak, backward_ns, backward_peak, *within]
 
+    def times(self, warm: bool) -> list[int]:
+        """Forward and backward time alone; `warm` says that no run has to come before those that count."""
+        if not self.goes_back:
+            return [self.clock.least_times_ns(lambda _: self._inputs(None), self._forward, warm=warm)[1], 0]
+        return self.clock.least_times_ns(*self._stages(), _go_back, warm=warm)[1::2]
+
     def _forward_peaks(self, work: Callable[[], None]) -> list[int]:
         """The peak of work that runs it forward, and where there are several operations, what is held at most in each of them,
         which only the CPU's allocator tells."""

@@ -6,8 +6,8 @@ is queued before the device comes to the first event: a large buffer is written 
 that long. This also flushes the L2 cache, in which a step's values rarely are. What events measure with nothing between them is
 subtracted. The profiler would give the same durations, but needs CUPTI, which not every machine lets everybody use.
 
-Of several runs the shortest counts, for whoever else uses the machine only makes them longer. It is rounded to what it is sure
-to, so that what is measured again costs the same more often.
+Of several runs the shortest counts, for whoever else uses the machine only makes them longer; and what `measure.py` runs, it
+runs once more when all else was. It is rounded to what it is sure to, so that what is measured again costs the same more often.
 
 Where time is short, each piece of work is run once: `hurry_at` is the moment of time.monotonic() from which on. Long work on
 the CPU is not run for its time at all, if its memory was recorded: that run took as long.
@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-MEASURED_SECONDS = 0.3  # a piece of work is run again until it took this long, or MOST_RUNS times
-MOST_RUNS = 15
-LEAST_RUNS, LONG_RUNS = 3, 2  # at least; and if one takes MEASURED_SECONDS by itself
+MEASURED_SECONDS = 0.15  # a piece of work is run again until it took this long, or MOST_RUNS times
+MOST_RUNS = 8
+LEAST_RUNS, LONG_RUNS = 2, 1  # at least; and if one takes MEASURED_SECONDS by itself
 COARSEST = 1 / 8  # of a time: what it is rounded to at most, however much runs differ
 ALONE_SECONDS = 1.0  # one run that takes as long says enough, whatever it was made for
 LEAST_NS = 100  # on CUDA; below what events tell apart (500 ns), so that running something again is never for nothing

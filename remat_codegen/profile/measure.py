@@ -3,8 +3,9 @@
 A node is run on random inputs of the layout it has in the model (other ones where PyTorch refuses these), integers from the
 range that its operations can take: forward for its time and memory, backward for its time and memory with the gradients'
 layout. Never more than one node's tensors exist. Nodes of equal signature are measured once. What a time is says `clock.py`.
-Where time is short, times come from single runs, which are not remembered; memory is what it is all the same. What a busy
-machine gave is remembered as that (pace.py).
+When all are, their times are measured again, and the shorter ones count: who else uses a machine for a moment makes a few
+operations, that follow each other, seem slow beside all others. Where time is short, times come from single runs, which are not
+remembered; memory is what it is all the same. What a busy machine gave is remembered as that (pace.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from remat_codegen.graph.record import example_loss
 from remat_codegen.graph.simplify import Model
 from remat_codegen.profile.bench import Bench, Swallow, Values, given_to
 from remat_codegen.profile.cache import Cache, Measurement
-from remat_codegen.profile.clock import Clock, clock_for
+from remat_codegen.profile.clock import ALONE_SECONDS, MEASURED_SECONDS, Clock, clock_for
 from remat_codegen.profile.corrections import Destined, with_held_gradients, with_sums, workspaces
 from remat_codegen.profile.costs import Advance, Costs, Profile
 from remat_codegen.profile.memory import peak_bytes
@@ -33,6 +34,8 @@ from remat_codegen.profile.pace import Pace
 from remat_codegen.profile.ranges import integer_ranges
 from remat_codegen.profile.resolution import to_resolution
 from remat_codegen.trace import Ref, Variable, location
+
+TIMED = 2  # the first costs: time and peak forward, and backward
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,15 @@ class Measured(Costs):
     ) -> dict[Measurement, list[int]]:
         """Time and peak forward, and but for the loss backward."""
         stored = _Stored(self.cache, clock, Pace(clock, self.cache.least_ns) if self.cache.enabled else None)
-        found = {}
+        found, advance = dict[Measurement, list[int]](), advance or (lambda done, total, name: None)
         with torch.random.fork_rng(devices=[self.device] if self.device.startswith("cuda") else []):
             torch.manual_seed(0)
             for done, (key, node) in enumerate(distinct.items()):
-                if advance is not None:
-                    advance(done, len(distinct), node.name)
+                advance(done, 2 * len(distinct), node.name)
                 found[key] = stored.or_measured(key, functools.partial(_run, model, node, clock, key))
+            for done, (key, node) in enumerate(distinct.items(), len(distinct)):
+                advance(done, 2 * len(distinct), node.name)
+                found[key] = stored.or_less(key, found[key], functools.partial(_run, model, node, clock, key))
         return found
 
     def tell(self, note: Callable[[str], None]) -> None:
@@ -113,6 +118,7 @@ class _Stored:
 
     def __init__(self, cache: Cache, clock: Clock, pace: Pace | None) -> None:
         self.cache, self.clock, self.pace = cache, clock, pace
+        self.new = set[Measurement]()
         self._pace_ns()  # all may be remembered of a busier machine
 
     def or_measured(self, key: Measurement, measured: Callable[[], list[int]]) -> list[int]:
@@ -125,16 +131,26 @@ class _Stored:
                 self.cache.slowed.add(key)
                 return costs
             self.cache.again.add(key)
-        return self._remembered(key, measured())
-
-    def _remembered(self, key: Measurement, costs: list[int]) -> list[int]:
+        costs = measured()
         if self.clock.in_a_hurry:
             self.cache.hurried += 1
             return costs
-        now = self._pace_ns()
-        if self._is_slow(now):
-            self.cache.slowed.add(key)
-        self.cache.put(key, [*costs, now])
+        self.new.add(key)
+        return self._remembered(key, costs, self._pace_ns())
+
+    def or_less(self, key: Measurement, costs: list[int], times: Callable[[list[int]], list[int]]) -> list[int]:
+        """The costs, with shorter times where those that are measured now are: of what was measured just before, unless that
+        would be the same again, or time is short."""
+        enough = self.clock.is_exact or self.clock.in_a_hurry or _takes(costs, ALONE_SECONDS)
+        if key not in self.new or enough:
+            return costs
+        found = list(costs)
+        found[: 2 * TIMED : 2] = map(min, costs[: 2 * TIMED : 2], times(costs))
+        return self._remembered(key, found, min(self.cache.entries[key.spelled()][-1], self._pace_ns()))
+
+    def _remembered(self, key: Measurement, costs: list[int], pace_ns: int) -> list[int]:
+        (set.add if self._is_slow(pace_ns) else set.discard)(self.cache.slowed, key)
+        self.cache.put(key, [*costs, pace_ns])
         return costs
 
     def _pace_ns(self) -> int:
@@ -153,17 +169,19 @@ REFUSALS = RuntimeError, IndexError, ValueError, TypeError, ArithmeticError, Ass
 OF_TYPES = "same dtype|scalar type"  # so does PyTorch, where types are not those it takes
 
 
-def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
-    """What a node costs. Raises TraceError, naming the user's line, where PyTorch cannot run it on any of our numbers."""
+def _run(model: Model, node: Node, clock: Clock, key: Measurement, known: list[int] | None = None) -> list[int]:
+    """What a node costs; or its times alone, where its costs are known. Raises TraceError, naming the user's line, where
+    PyTorch cannot run it on any of our numbers."""
     if node.phase is Phase.LOSS:
-        return _measure_loss(model, clock)
+        return _measure_loss(model, clock, known)
     ranges = integer_ranges([model.trace.operations[op] for op in model.bodies[node.id].operations], model.trace.variables)
     refused: list[Exception] = []
     tried: list[tuple[Values, dict[int, int]]] = [(random_tensor, {}), (near_identity, {}), (counting, {})]
     tried += [(ones, {})]
     for values, drawn in [(random_tensor, ranges), *tried] if ranges else tried:
         try:
-            return Bench(model, node, clock, key, values, drawn).run()
+            bench = Bench(model, node, clock, key, values, drawn)
+            return bench.run() if known is None else bench.times(warm=_takes(known, MEASURED_SECONDS))
         except torch.OutOfMemoryError:
             raise
         except REFUSALS as error:
@@ -185,8 +203,14 @@ def _run(model: Model, node: Node, clock: Clock, key: Measurement) -> list[int]:
     raise TraceError(what, where=where, hint=hint) from refused[0]
 
 
-def _measure_loss(model: Model, clock: Clock) -> list[int]:
-    """The example loss on tensors like the model's outputs: time and peak, gradient of the outputs included."""
+def _takes(costs: list[int], seconds: float) -> bool:
+    """Whether something runs as long."""
+    return sum(costs[: 2 * TIMED : 2]) >= seconds * 1e9
+
+
+def _measure_loss(model: Model, clock: Clock, known: list[int] | None) -> list[int]:
+    """The example loss on tensors like the model's outputs: time and peak, gradient of the outputs included; or its time alone,
+    where they are known."""
     leaves = [random_tensor(v, clock.device).requires_grad_() for v in _differentiable_outputs(model)]
     if not leaves:
         return [0, 0]
@@ -195,6 +219,8 @@ def _measure_loss(model: Model, clock: Clock) -> list[int]:
         held: list[Any] = []
         example_loss([Swallow.apply(t, held) for t in leaves], model.record.loss).backward()
 
+    if known is not None:
+        return clock.least_times_ns(work, warm=_takes(known, MEASURED_SECONDS))
     [recorded], noted = clock.noting(work)
     peak = peak_bytes(lambda: recorded(None), clock.device)
     return [*clock.least_times_ns(work, warm=True, noted=noted), peak]

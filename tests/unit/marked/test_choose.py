@@ -255,3 +255,21 @@ def test_a_way_to_mark_that_goes_with_others_comes_before_the_fewest_marks():
     blocks = [Candidate(n, n + 3, ("block",), "block", ((whole, ()),)) for n in (0, 4, 8)]
     assert apart in Candidates([alone, apart, *others, *blocks]).all
     assert alone in Candidates([alone, apart]).all, "where nobody else needs it, the fewest marks"
+
+
+def test_what_can_be_said_in_fewer_words_is():
+    """`~mask` may run again beside what reads it, or as part of that, which is as good: there are two marks in the one text and
+    one in the other, so that layers that forget only the latter are to have that way, too."""
+    graph, profile = chain_graph([1, 3, 2] * 4)
+    whole, inner = ("forward", (1, 0, 1, 40)), ("forward", (1, 20, 1, 28))
+    blocks = range(1, 10, 3)
+    within = [Candidate(n, n, ("invert",), "invert", ((inner, ()),)) for n in blocks]
+    rest = [Candidate(n + 1, n + 1, ("fill",), "fill", ((whole, (inner[1],)),)) for n in blocks]
+    both = [Candidate(n, n + 1, ("both",), "both", ((whole, ()),)) for n in blocks]
+    chooser = Chooser(graph, profile, Candidates([*within, *rest, *both]), lambda order: 10**9)
+    rows = tuple(map(Row, [*within[:2], *rest]))
+    [[joining]] = list(chooser.joined(chooser.price(rows), False))
+    assert joining(rows) == tuple(map(Row, both))
+    kept = (replace(rows[0], again=Again.TWICE), *rows[1:])
+    assert kept[0] in joining(kept), "not where the one is rebuilt more often"
+    assert list(chooser.joined(chooser.price(tuple(map(Row, rest))), False)) == []

@@ -153,10 +153,11 @@ def test_times_are_rounded_to_what_their_runs_are_apart(times, rounded):
     assert abs(clock.rounded_ns(times) - min(times)) <= clock.COARSEST / 2 * min(times)
 
 
-@pytest.mark.parametrize(("alone_s", "runs"), [(0.0, 2), (1.0, 2 + clock.LONG_RUNS)])
+@pytest.mark.parametrize(("alone_s", "runs"), [(0.0, 2), (1.0, 2 + clock.LONG_RUNS + 1 + clock.LONG_RUNS)])
 def test_long_work_takes_what_it_took_when_its_memory_was_recorded(alone_s, runs, monkeypatch):
     monkeypatch.setattr(clock, "MEASURED_SECONDS", 0.0)
     monkeypatch.setattr(clock, "ALONE_SECONDS", alone_s)
+    monkeypatch.setattr(measure, "ALONE_SECONDS", alone_s)
     ran, forward = [], bench.Bench._forward
     monkeypatch.setattr(bench.Bench, "_forward", lambda *given: ran.append(1) or forward(*given))
     model = model_of(nn.Linear(8, 8), (torch.randn(4, 8),), {})
@@ -164,7 +165,40 @@ def test_long_work_takes_what_it_took_when_its_memory_was_recorded(alone_s, runs
     assert min(profile.time_ns) > 0 and len(profile.time_ns) == 3 and len(ran) == runs
 
 
-@pytest.mark.parametrize(("seconds", "runs"), [(2.0, 2), (0.31, 2), (0.2, 3), (0.1, 3), (0.05, 6), (0.001, 15)])
+def test_who_disturbs_the_machine_for_a_moment_makes_nothing_cost_more():
+    """Each time is taken twice, once behind all others: here by clocks that are too slow in the first or the second half."""
+
+    def disturbed(late):
+        class Disturbed(clock.Clock):
+            def least_times_ns(self, *stages, warm=False, noted=()):
+                value = None
+                for stage in stages:
+                    value = stage(value)
+                asked.append(len(stages))
+                return [1000 * (10 if (len(asked) > 2) is late else 1)] * len(stages)
+
+        asked = []
+        costs = measure.Measured("cpu", Cache("cpu", enabled=False), clock=Disturbed())
+        return costs.of(model_of(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), (torch.randn(4, 8),), {})).time_ns, asked
+
+    quiet = (1000,) * 3
+    assert disturbed(late=True) == disturbed(late=False) == (quiet, [1, 4, 1, 4])
+
+
+def test_what_is_remembered_is_the_shorter_time_and_is_not_measured_again(tmp_path):
+    class Counting(clock.Clock):
+        def least_times_ns(self, *stages, warm=False, noted=()):
+            asked.append(0)
+            return super().least_times_ns(*stages, warm=warm, noted=noted)
+
+    asked, cache = [], Cache("cpu", tmp_path)
+    costs, model = measure.Measured("cpu", cache, clock=Counting()), model_of(nn.Linear(8, 8), (torch.randn(4, 8),), {})
+    found = costs.of(model)
+    assert len(asked) == 4 and costs.of(model) == found and len(asked) == 4
+    assert measure.Measured("cpu", Cache("cpu", tmp_path), clock=Counting()).of(model) == found and len(asked) == 4
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(1.0, 1), (0.16, 1), (0.1, 2), (0.05, 3), (0.03, 5), (0.001, 8)])
 def test_work_is_run_until_it_took_long_enough(seconds, runs):
     taken = [[0, int(seconds * 1e9)]] * 20
     assert next(n for n in range(1, 20) if clock._enough(taken[:n])) == runs
