@@ -12,10 +12,10 @@ overheads within ALIKE. Where nothing fits a middle, the least peak is looked fo
 does not fit, no plan does. (Its plan is the answer below the last middle that something fits, whatever that takes.)
 
 Starts: Rockmate's dynamic program (its sequence as it comes, slots that are fine for tight budgets) where its blocks are of
-few kinds and small, Rotor, DTR with several scores and for several budgets, segments (Chen et al.) in any number, squeezed,
-where no sequence of the dynamic program fits, and what the linear relaxation of `bound` keeps over the loss, rounded as in
-Checkmate (section 5), where memory is highest there: slower to begin with than sequences that treat equal blocks alike, but a
-search leads further from it. Of budgets that are far from a middle little depends on its plan, so the first middles are
+few kinds and small, Rotor, DTR with several scores; where no sequence of the dynamic program fits, DTR for several budgets,
+too, and segments (Chen et al.) in any number, squeezed; and what the linear relaxation of `bound` keeps over the loss, rounded
+as in Checkmate (section 5), where memory is highest there: slower to begin with than sequences that treat equal blocks alike,
+but a search leads further from it. Of budgets that are far from a middle little depends on its plan, so the first middles are
 searched less, and, but for chains, the last ones, whose neighbours are as good already. Where memory is so tight that a node
 runs twice within one stage, which a ledger does not hold, the moves of `improve` and the search of `hierarchy` go on instead.
 
@@ -388,7 +388,7 @@ class Frontier:
             yield "rockmate", order
         if depth < SHALLOW and not solved:
             yield from self._segments
-        if (evicting := fastest(self._evictions, limit)) is not None:
+        if not solved and (evicting := fastest(self._evictions, limit)) is not None:
             yield "dtr", order_of(evicting.schedule)
         if len(self.graph.nodes) <= LARGE and not (depth > SHALLOW and low.start == high.start == RELAXED):
             for order in self._rounded(limit):
