@@ -108,7 +108,8 @@ def _but_for_helpers(tree: ast.Module) -> list[ast.stmt]:
     """The statements of a file but for the helpers, which stand behind the table: what the user's file has by the same name,
     and the new one does not need, is something else."""
     table = next((i for i, s in enumerate(tree.body) if _is_table(s)), len(tree.body))
-    return [s for i, s in enumerate(tree.body) if i < table or not hasattr(parts, getattr(s, "name", ""))]
+    helpers = {name for name, value in vars(parts).items() if getattr(value, "__module__", None) == parts.__name__}
+    return [s for i, s in enumerate(tree.body) if i < table or getattr(s, "name", None) not in helpers]
 
 
 # ---------------------------------------------------------------------------------------------- the table

@@ -134,7 +134,7 @@ def _within_budget(
     search, reserve = searching(Candidates(ways)), reserve_of(traced, profile)
     limits = [int(share * plan.budget_bytes) - reserve.most_bytes for share in SHARES]
     more = others(request, traced.graph, found.holders.costs(profile), own, limits)
-    if found.holders.least_bytes(profile) + reserve.slack_bytes > plan.budget_bytes:
+    if _least_bytes(found, traced, profile) > plan.budget_bytes:
         raise _none_fits(request, traced, profile, plan, search.brought([own], 0.0))
     nearest: Brought | None = None
     for number, schedules in enumerate(chain([[own]], more)):
@@ -160,10 +160,10 @@ def _within_budget(
 
 def _none_fits(request: Request, traced: Traced, profile: Profile, plan: SavedPlan, nearest: Brought) -> BudgetError:
     """Why there is no table: what stands in the way of one that comes near."""
-    holders = nearest.found.holders
-    label, budget, least = traced.target.label, format_bytes(plan.budget_bytes), holders.least_bytes(profile)
+    holders, label, budget = nearest.found.holders, traced.target.label, format_bytes(plan.budget_bytes)
+    least = _least_bytes(nearest.found, traced, profile)
     if least > plan.budget_bytes:
-        held = f"forward takes {format_bytes(least)} by what its variables hold"
+        held = f"forward takes {format_bytes(least, up=True)} by what its variables hold"
         what, which = f"no table keeps the activations of {label} under {budget}: {held}", "one takes"
     else:
         what, which = f"no table was found that keeps the activations of {label} under {budget}", "the best one takes"
@@ -171,6 +171,11 @@ def _none_fits(request: Request, traced: Traced, profile: Profile, plan: SavedPl
     hint += ", or use --edition 1" if traced.model.trace.run is None else ""
     why = obstacle(traced.model, holders.costs(profile), nearest.schedule)
     return BudgetError(what, hint=hint if why is None else f"{hint}; {why}")
+
+
+def _least_bytes(found: Found, traced: Traced, profile: Profile) -> int:
+    """What any table takes: what forward's variables hold, and what planning leaves free."""
+    return found.holders.least_bytes(profile) + reserve_of(traced, profile).slack_bytes
 
 
 def _with_less_text(
