@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"29bcc49cbbff1da7"}
+#: "notes":["from\u0020dtr"],"seal":"31095004e7d17ebf"}
 # ruff: noqa: B023
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
@@ -363,7 +363,7 @@ class Entry:
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
         self.late = "late" in options
         self.shared = "shared" in options
-        self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
+        self.spares = sum({"twice": 1, "shared": 1, "thrice": 2, "fourfold": 3}.get(word, 0) for word in options)
         dicts = [m._buffers for m in module.modules()]
         self.moving = [(held, name) for held in dicts if "running_mean" in held for name in held]
         self.buffers = [(held, name) for held in dicts if "running_mean" not in held for name in held]
@@ -412,7 +412,8 @@ class Table:
 
 
 OPTIONS = ["", "inside", "result"]
-OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "shared", "late", "twice/late", "thrice/late"]
+OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "fourfold", "shared"]
+OPTIONS += ["late", "twice/late", "thrice/late"]
 
 
 def _strings(module):

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"39f71a2650e7fbbb"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"59d7a6ade6b82879"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -340,7 +340,7 @@ class Entry:
         self.name, self.inside, self.result = name, "inside" in options, "result" in options
         self.late = "late" in options
         self.shared = "shared" in options
-        self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
+        self.spares = sum({"twice": 1, "shared": 1, "thrice": 2, "fourfold": 3}.get(word, 0) for word in options)
         self.draws = False  # as far as is known
 
 
@@ -385,7 +385,8 @@ class Table:
 
 
 OPTIONS = ["", "inside", "result"]
-OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "shared", "late", "twice/late", "thrice/late"]
+OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "fourfold", "shared"]
+OPTIONS += ["late", "twice/late", "thrice/late"]
 
 
 def _strings(module):

@@ -646,7 +646,7 @@ class Entry:
         self.late = "late" in options
         if TWICE:
             self.shared = "shared" in options
-            self.spares = 2 if "thrice" in options else 1 if self.shared or "twice" in options else 0
+            self.spares = sum({"twice": 1, "shared": 1, "thrice": 2, "fourfold": 3}.get(word, 0) for word in options)
         if ATTRIBUTES:
             self.reads = {id(vars(m)) for m in module.modules()}  # whose attributes it may read
         if RANDOM:
@@ -717,7 +717,8 @@ class Table:
 
 OPTIONS = ["", "inside", "result"]
 if TWICE:
-    OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "shared", "late", "twice/late", "thrice/late"]
+    OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "fourfold", "shared"]
+    OPTIONS += ["late", "twice/late", "thrice/late"]
 
 
 def _strings(module):

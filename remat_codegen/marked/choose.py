@@ -379,7 +379,7 @@ class Chooser(Generic[V]):
         if runs <= 2:
             return Again.ONCE
         several = any(len(_first_readers(self.graph, schedule, n.id)) > 1 for n in nodes)
-        return Again.SHARED if several else Again.TWICE if runs == 3 else Again.THRICE
+        return Again.SHARED if several else {3: Again.TWICE, 4: Again.THRICE}.get(runs, Again.FOURFOLD)
 
     def _leaves(self, data: int, candidate: Candidate[V]) -> bool:
         readers = ((r if r <= self.graph.loss else self.graph.nodes[r].forward) for r in self.graph.readers[data])

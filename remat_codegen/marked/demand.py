@@ -71,6 +71,7 @@ class Again(StrEnum):
     ONCE = ""
     TWICE = "twice"  # first for one reader of its result alone
     THRICE = "thrice"  # first for two of them, each alone
+    FOURFOLD = "fourfold"  # first for three
     SHARED = "shared"  # first for all parts that are given its result
 
     __hash__ = str.__hash__
@@ -78,7 +79,7 @@ class Again(StrEnum):
     @property
     def spares(self) -> int:
         """The times that it runs again and leaves nothing behind in the end."""
-        return {Again.TWICE: 1, Again.THRICE: 2, Again.SHARED: 1}.get(self, 0)
+        return {Again.TWICE: 1, Again.THRICE: 2, Again.FOURFOLD: 3, Again.SHARED: 1}.get(self, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class Rule:
         self.backward = [(node, self._asked(node)) for node in graph.backward_nodes]
         self.theirs = {*graph.outputs, *self.held.left}  # whoever called has them, or attributes
         self._inputs: dict[Stretch, list[int]] = {}
-        self._nodes: dict[Stretch, list[Running]] = {}
+        self._nodes: dict[tuple[Stretch, int], list[Running]] = {}
         self._forgotten: dict[tuple[int, int, Keeps], list[int]] = {}
 
     def run_of(self, parts: Sequence[Part]) -> Ran:
@@ -222,24 +223,24 @@ class Rule:
             self._inputs[stretch] = sorted({d for n in nodes for d in n.reads}.union(part.given) - made)
         return self._inputs[stretch]
 
-    def nodes(self, part: Part) -> list[Running]:
-        """The nodes of a part that can run again, each with what it writes, and with what is held while it runs: what the part
-        is given, what it made before for variables, and what of that it will give; and the bytes that variables around the
-        part held when it first ran."""
-        stretch = part.first, part.last, part.given
-        if stretch not in self._nodes:
+    def nodes(self, part: Part, end: int) -> list[Running]:
+        """The nodes of a part before `end` that can run again, each with what it writes, and with what is held while it runs:
+        what the part is given, what it made before for variables, what of that it will give, and what would be read from `end`
+        on, had it not stopped there; and the bytes that variables around the part held when it first ran."""
+        key = (part.first, part.last, part.given), end
+        if key not in self._nodes:
             inputs, found = self.inputs(part), list[Running]()
             here = set(inputs)
             given = list[int]()
-            for node in self.graph.nodes[part.first : part.last + 1]:
+            for node in self.graph.nodes[part.first : end]:
                 if node.recomputable:
                     held = self.held.by_variables.get(node.id, ())
                     gone = sum(nbytes for maker, nbytes in self.held.around.get(node.id, ()) if maker < part.first)
                     found.append((node.id, node.writes, [*inputs, *(d for d in held if d in here), *given], gone))
                     here.update(node.writes)
-                    given += [d for d in node.writes if self.forward_end[d] > part.last or d in self.graph.outputs]
-            self._nodes[stretch] = found
-        return self._nodes[stretch]
+                    given += [d for d in node.writes if self.forward_end[d] >= end or d in self.graph.outputs]
+            self._nodes[key] = found
+        return self._nodes[key]
 
     def forgets(self, part: Part) -> list[int]:
         """What a part does not keep of what it makes."""
@@ -626,9 +627,7 @@ class _Step:
     def _run(self, index: int, end: int) -> None:
         """Runs the nodes of a part before `end`, less those that run once; what it is given and what it makes for variables is
         held."""
-        running = self.rule.nodes(self.parts[index])
-        if end <= self.parts[index].last:
-            running = [entry for entry in running if entry[0] < end]
+        running = self.rule.nodes(self.parts[index], end)
         if not running:  # it only hands something on to a part within it
             self.taken += self.inputs[index]
         if self.kept:

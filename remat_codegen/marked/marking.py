@@ -163,7 +163,7 @@ class _Writer:
     def _without_parentheses(self, edit: Edit) -> Edit:
         """Takes the parentheses around an expression along that a call needs no more: `(q @ k) * s`."""
         before, after = self.source[: edit.start], self.source[edit.end :]
-        if re.search(rb"[-+*/@%&|^=,(\[:{<>] *\($", before) and after.startswith(b")"):
+        if re.search(rb"([-+*/@%&|^=,(\[:{<>] *|\breturn +)\($", before) and after.startswith(b")"):
             return Edit(edit.start - 1, edit.end + 1, edit.text)
         return edit
 

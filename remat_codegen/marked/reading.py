@@ -168,7 +168,7 @@ def _entries(key: Any, row: Any, found: Reading) -> Iterator[Said]:
         entry = _ENTRY.fullmatch(word)
         options = entry["options"].split("/")[1:] if entry else []
         keeps = [o for o in options if o in ("inside", "result")]
-        again = [o for o in options if o in ("twice", "thrice", "shared")]
+        again = [o for o in options if o in [*Again]]
         if entry is None or len(keeps) > 1 or len(again) > 1 or set(options) - {*keeps, *again, "late"}:
             found.wrong(row, f"{word} is no entry of a plan")
             continue

@@ -62,6 +62,7 @@ def test_twice_is_for_what_saved_the_result_too():
         (Again.ONCE, "f1 f2 f3 f4 b5 b4 b3 b2 b1 b0"),
         (Again.TWICE, "f1 f2 f1 f3 f4 b5 b4 b3 b2 b1 b0"),
         (Again.THRICE, "f1 f2 f1 f3 f1 f4 b5 b4 b3 b2 b1 b0"),
+        (Again.FOURFOLD, "f1 f2 f1 f3 f1 f4 b5 b4 b3 f1 b2 b1 b0"),
         (Again.SHARED, "f1 f2 f3 f4 b5 b4 b3 f1 b2 b1 b0"),
     ],
 )

@@ -72,6 +72,7 @@ def test_twice_gives_its_result_to_the_reader_only():
         ("", "f1 f2 f3 f4"),
         ("/twice", "f1 f2 f1 f3 f4"),
         ("/thrice", "f1 f2 f1 f3 f1 f4"),
+        ("/fourfold", "f1 f2 f1 f3 f1 f4 f1"),
         ("/shared", "f1 f2 f3 f4 f1"),
     ],
 )
@@ -92,7 +93,7 @@ def test_how_often_a_part_runs_again_that_three_are_given(again, runs, monkeypat
     assert ran == runs.split() * 2
 
 
-@pytest.mark.parametrize("again", ["twice", "thrice", "shared", "twice/late", "thrice/late"])
+@pytest.mark.parametrize("again", ["twice", "thrice", "fourfold", "shared", "twice/late", "thrice/late"])
 def test_values_for_readers_alone_in_other_company(again):
     """Several results, of which one is a view; readers within parts; one that draws; a second way back."""
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from remat_codegen import parts
 
-LATE = ("a", "a/late", "a/twice", "a/twice/late", "a/thrice/late")
+LATE = ("a", "a/late", "a/twice", "a/twice/late", "a/thrice/late", "a/fourfold")
 
 
 class Sine(nn.Module):
