@@ -715,10 +715,9 @@ class Table:
         return self.places, found
 
 
-OPTIONS = ["", "inside", "result"]
+OPTIONS = ["", "inside", "result", "late"]
 if TWICE:
-    OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "fourfold", "shared"]
-    OPTIONS += ["late", "twice/late", "thrice/late"]
+    OPTIONS += ["twice", "inside/twice", "result/twice", "thrice", "fourfold", "shared", "twice/late", "thrice/late"]
 
 
 def _strings(module):

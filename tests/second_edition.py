@@ -20,7 +20,8 @@ from remat_codegen.ask.target import Target, TargetKind
 from remat_codegen.graph.ir import Graph
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked.candidates import Row
-from remat_codegen.marked.choose import OPTIONS, parts_of
+from remat_codegen.marked.choose import OPTIONS, Chooser, parts_of
+from remat_codegen.marked.demand import Again
 from remat_codegen.marked.evaluations import Vertex
 from remat_codegen.marked.found import Found
 from remat_codegen.profile.cache import Cache
@@ -57,6 +58,14 @@ def imported_file(path: Path) -> ModuleType:
     return module
 
 
+DRAWN = [option for option in OPTIONS if option[1] is not Again.FOURFOLD]  # some of THRICE are that, instead
+
+
+def parts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves apart what could be one part: there is more to look at."""
+    monkeypatch.setattr(Chooser, "joined", lambda *given: ())
+
+
 def known_times(monkeypatch: pytest.MonkeyPatch, **slow: int) -> None:
     """Has operations take as long on all machines: so many nanoseconds those that are named by their names, others few."""
 
@@ -82,7 +91,8 @@ def random_rows(found: Found, rng: random.Random, share: float) -> tuple[Row[Ver
     """Some candidates with some options: apart from each other, or one in the other."""
     rows: list[Row[Vertex]] = []
     for candidate in rng.sample(found.candidates.all, len(found.candidates.all)):
-        row = Row(candidate, *rng.choice(OPTIONS))
+        row = Row(candidate, *rng.choice(DRAWN))
+        row = replace(row, again=Again.FOURFOLD) if row.again is Again.THRICE and not row.late and len(rows) % 2 else row
         if rng.random() < share and _nests([*rows, row]):
             rows.append(row)
     return tuple(rows)

@@ -434,9 +434,13 @@ class _Step:
                 self._hold(range(part.last + 1, self._there(index)), self.inputs[index])
 
     def _there(self, index: int) -> int:
-        """By which forward node there is nothing of a part that nothing is missed of: neither a value nor what autograd has."""
+        """By which forward node there is nothing of a part that nothing is missed of: neither a value nor what autograd has,
+        nor a part that is given a value of it, and would have it run again."""
         held, part = self.rule.held, self.parts[index]
+        if part.late:
+            return self.graph.loss + 1
         ends = [self.rule.forward_end[d] + 1 for d in self.own[index]]
+        ends += [self._there(p) for d in self.own[index] for p in self.given_to.get(d, ())]
         if part.keeps is not Keeps.RESULT:  # else it has let go of what it needs
             ends += [held.unread_until.get(node, -1) + 1 for node in range(part.first, part.last + 1)]
         return max([0, *ends, *(u.during.stop for u in held.unread if u.node in part)])
@@ -493,11 +497,11 @@ class _Step:
         if not self.states.draws:
             return
         loss = self.graph.loss
-        for index, part in enumerate(self.parts):
+        for index in range(len(self.parts)):
             if self.until[index] > loss:
                 self.states.let_go(index, where[self.until[index]] + 1)
             else:
-                self.states.let_go(index, loss + 1 if part.late else self._there(index))
+                self.states.let_go(index, self._there(index))
         for position, nbytes in self.states.held(len(self.order)).items():
             self.beside[position] = self.beside.get(position, 0) + nbytes
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from emitted import load
-from second_edition import found_in, known_times, planned_peak, random_rows, text_of, traced_module, trained
+from second_edition import found_in, known_times, parts_apart, planned_peak, random_rows, text_of, traced_module, trained
 
 from remat_codegen.ask.request import Request
 from remat_codegen.cli.main import cli
@@ -100,6 +100,13 @@ def loaded(path):
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def apart():
+    with pytest.MonkeyPatch.context() as patched:
+        parts_apart(patched)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from second_edition import parts_apart
+
 from remat_codegen.ask.request import Request
 from remat_codegen.run import check_update, marked, pipeline
 from remat_codegen.show.results import Progress
@@ -44,6 +46,7 @@ class Net(nn.Sequential):
 def test_they_are_marked_exact_and_up_to_date(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
+    parts_apart(monkeypatch)
     request = Request("net.py:Net", "60%", tmp_path / "file.py", inputs="float32[256,32]", edition=2)
     marked.generate(request, QUIET)
     assert "Swish.apply, self.up(x)" in request.output_path.read_text()
