@@ -409,7 +409,7 @@ class _Step:
 
     def _hold_for_nobody(self) -> None:
         """Holds what attributes have, what is saved for nobody, where no part forgets it, and what parts are given of which
-        nothing will be missed: as long as what they give is there."""
+        nothing will be missed: as long as what they give is there. What late parts give to others is there all the while."""
         for data in self.rule.held.left:
             node, nbytes = self.graph.producers[data][0], self.graph.data[data].nbytes
             if data in self.owner:  # what is made again is another one
@@ -426,6 +426,8 @@ class _Step:
                 if unread.left is not None:
                     self._leave(unread.left, unread.data, unread.nbytes)
         for index, part in enumerate(self.parts):
+            if part.late:
+                self._hold(range(part.last + 1, self.graph.loss), [d for d in self.own[index] if d in self.given_to])
             if self.until[index] < 0 and part.late:  # its values are kept for whoever may save them
                 self._hold(range(part.last + 1, self.graph.loss + 1), [*self.inputs[index], *self.own[index]])
             elif self.until[index] < 0:

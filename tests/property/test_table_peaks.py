@@ -129,13 +129,15 @@ def test_many_tables_keep_to_what_is_said_of_them(name, seed, tmp_path):
     holds(name, rows_of(name, seed), tmp_path)
 
 
-ONCE, TWICE, THRICE = Again.ONCE, Again.TWICE, Again.THRICE
+ONCE, TWICE, THRICE, SHARED = Again.ONCE, Again.TWICE, Again.THRICE, Again.SHARED
 HARD = {  # first and last node, what is kept, how often it runs again, whether it is late
     "what a part within one is given for one reader": ("unet", (46, 46, "", TWICE, True), (47, 49, "inside"), (47, 47, "")),
     "what autograd reads, and a part that runs again for it": ("vit", (17, 20, "", THRICE, True), (21, 21, "", TWICE)),
     "three views of what one reader gets": ("vit", (13, 13, "", TWICE), (12, 12, "", THRICE), (7, 11, "")),
     "a part within one that has nothing to rebuild": ("unet", (30, 31, "inside"), (30, 30, "inside")),
     "what a reader has left, and a part that takes it": ("unet", (56, 56, "", TWICE), (47, 55, "", ONCE, True)),
+    "what a late part is given, of which nothing is missed": ("unread", (3, 3, "", SHARED), (4, 4, "", ONCE, True)),
+    "what a late part gives, and nobody reads later": ("handed", (22, 23, "", ONCE, True), (24, 25, ""), (33, 33, "")),
     "views of what one reader has, of which another is missing": ("vit", (12, 20, "", TWICE, True), (7, 11, "")),
 }
 
