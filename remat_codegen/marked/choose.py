@@ -40,6 +40,7 @@ ENOUGH_FIT = 2  # schedules for ever less whose rows keep to the limit: the seco
 MISSES = 3  # of equal layers in a row that a change did not help, after which it is not tried on the others
 FEW = 10  # sorts of layers that each may become each other one
 DIVIDED = 4  # sorts of layers at most that are looked at two by two, or one of which is divided among two others
+LATE = {Again.SHARED: Again.TWICE, Again.FOURFOLD: Again.THRICE}  # what a part that is late has in their place
 OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
 OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
     *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
@@ -369,7 +370,7 @@ class Chooser(Generic[V]):
         made = {d for n in nodes for d in n.writes}
         results = {d for d in made if self._leaves(d, candidate)}
         if made <= kept and len(candidate.vertices) == 1:
-            return Row(candidate, again=again if again is not Again.SHARED else Again.TWICE, late=True)
+            return Row(candidate, again=LATE.get(again, again), late=True)
         if results & kept and not candidate.unkept:  # which nobody asks for more than once, then
             return Row(candidate, Keeps.RESULT, again if again is Again.ONCE else Again.TWICE)
         return Row(candidate, Keeps.NOTHING, again)
@@ -510,7 +511,8 @@ def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Move[V
 
 def _held(group: Iterable[Candidate[V]], rows: Rows[V]) -> list[tuple[Candidate[V], Rows[V]]]:
     """The rows within each of these candidates, itself among them."""
-    return [(c, tuple(r for r in rows if r.candidate == c or c.holds(r.candidate))) for c in group]
+    spans = [(row.candidate.first, row.candidate.last, row) for row in rows]
+    return [(c, tuple(row for first, last, row in spans if c.first <= first and last <= c.last)) for c in group]
 
 
 def _joining(group: Sequence[Candidate[V]]) -> Move[V]:

@@ -317,6 +317,7 @@ class _Step:
         self.reading: set[int] = set()  # the first values that it reads
         self.passed: set[int] = set()  # what it has got of parts that ran again for that alone
         self.passing: list[int] = []  # these parts, and those that ran for them
+        self.ends: list[int] = []  # by part: what `_there` says, once it was asked
         self.left: set[int] = set()  # what is there until the next step has something else in its place; bytes beside that
         self.left_bytes = 0
         self.steps = [0] * (self.graph.loss + 2)  # by forward node: by how much bytes grow that are held beside data
@@ -438,11 +439,18 @@ class _Step:
     def _there(self, index: int) -> int:
         """By which forward node there is nothing of a part that nothing is missed of: neither a value nor what autograd has,
         nor a part that is given a value of it, and would have it run again."""
+        if not self.ends:
+            self.ends = [0] * len(self.parts)
+            for number in range(len(self.parts) - 1, -1, -1):  # who is given something comes after who makes it
+                self.ends[number] = self._end_there(number)
+        return self.ends[index]
+
+    def _end_there(self, index: int) -> int:
         held, part = self.rule.held, self.parts[index]
         if part.late:
             return self.graph.loss + 1
         ends = [self.rule.forward_end[d] + 1 for d in self.own[index]]
-        ends += [self._there(p) for d in self.own[index] for p in self.given_to.get(d, ())]
+        ends += [self.ends[p] for d in self.own[index] for p in self.given_to.get(d, ())]
         if part.keeps is not Keeps.RESULT:  # else it has let go of what it needs
             ends += [held.unread_until.get(node, -1) + 1 for node in range(part.first, part.last + 1)]
         return max([0, *ends, *(u.during.stop for u in held.unread if u.node in part)])

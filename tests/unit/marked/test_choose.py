@@ -235,7 +235,7 @@ def test_a_table_begins_with_what_files_can_say(seed):
     seen = set()
     for candidate in candidates_of(chooser.graph).around(chooser.graph.loss - 2, math.inf):
         made = {d for n in range(candidate.first, candidate.last + 1) for d in chooser.graph.nodes[n].writes}
-        for kept, runs in itertools.product([set(), *({d} for d in made), made], [2, 3, 4]):
+        for kept, runs in itertools.product([set(), *({d} for d in made), made], [2, 3, 4, 5]):
             row = chooser._row(candidate, kept, Counter(dict.fromkeys(range(chooser.graph.loss), runs)), schedule)
             seen.add((row.keeps, row.again, row.late))
     assert seen.issubset({*OPTIONS, (Keeps.RESULT, Again.ONCE, False)})
