@@ -10,11 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from remat_codegen.errors import RematError, TraceError, UnsupportedError
 from remat_codegen.torch_seam import (
@@ -268,22 +267,19 @@ def _trains(output: torch.Tensor, switched: list[torch.Tensor]) -> bool:
     return False
 
 
-class _NoGradients(TorchFunctionMode):
-    """Refuses what changes or reads gradients."""
+CHANGING_GRADIENTS: dict[Any, str] = {
+    torch.Tensor.register_hook: "register_hook()",
+    torch.Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook()",
+    torch.Tensor.backward: "backward()",
+    torch.autograd.grad: "torch.autograd.grad()",
+    torch.autograd.backward: "torch.autograd.backward()",
+}
 
-    REFUSED: ClassVar[dict[Any, str]] = {
-        torch.Tensor.register_hook: "register_hook()",
-        torch.Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook()",
-        torch.Tensor.backward: "backward()",
-        torch.autograd.grad: "torch.autograd.grad()",
-        torch.autograd.backward: "torch.autograd.backward()",
-    }
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Runs the function, unless it is one of these."""
-        if func in self.REFUSED:
-            _refuse_gradients(self.REFUSED[func])
-        return func(*args, **(kwargs or {}))
+def check_gradients_stay(function: Any) -> None:
+    """Raises UnsupportedError for a function that changes or reads gradients."""
+    if function in CHANGING_GRADIENTS:
+        _refuse_gradients(CHANGING_GRADIENTS[function])
 
 
 def _refuse_gradients(name: str) -> NoReturn:
@@ -301,7 +297,7 @@ def only_plain_gradients() -> Iterator[None]:
             raise refused("saved_tensors_hooks inside of forward change what autograd saves, which no trace shows")
         return usual(hooks)
 
-    with _NoGradients(), mock.patch.object(saving, "__enter__", enter):
+    with mock.patch.object(saving, "__enter__", enter):
         yield
 
 

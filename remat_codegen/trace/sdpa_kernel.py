@@ -6,13 +6,10 @@ run.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from remat_codegen.torch_seam import attention_kernels, schema
 
@@ -39,27 +36,14 @@ def chosen_kernels(target: Any) -> str | None:
     return f"torch.nn.attention.sdpa_kernel([{names}]{', set_priority=True' if ordered else ''})"
 
 
-@contextlib.contextmanager
-def kernels_as_operations() -> Iterator[None]:
-    """In here, attention with a choice of kernels is traced as an operation that makes the choice."""
-    with _Attention(attention_kernels()):
-        yield
-
-
-class _Attention(TorchFunctionMode):
-    """Calls another operation instead of attention's own where it may take other kernels than `usual`."""
-
-    def __init__(self, usual: tuple[SDPBackend, ...]) -> None:
-        super().__init__()
-        self.usual = usual
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Runs the function, or its substitute."""
-        if func in (torch.nn.functional.scaled_dot_product_attention, _ATTENTION, torch.ops.aten.scaled_dot_product_attention):
-            chosen = attention_kernels()
-            ordered = chosen != tuple(k for k in self.usual if k in chosen)
-            func = func if chosen == self.usual else _operation((chosen, ordered))
-        return func(*args, **(kwargs or {}))
+def as_operation(function: Any, usual: tuple[SDPBackend, ...]) -> Any:
+    """What is to be traced for a function: for attention that may take other kernels than `usual`, an operation that makes the
+    choice; else itself."""
+    if function not in (torch.nn.functional.scaled_dot_product_attention, _ATTENTION, _ATTENTION.overloadpacket):
+        return function
+    chosen = attention_kernels()
+    ordered = chosen != tuple(k for k in usual if k in chosen)
+    return function if chosen == usual else _operation((chosen, ordered))
 
 
 def _operation(chosen: Kernels) -> Any:

@@ -42,10 +42,9 @@ class Reads:
             value = object.__getattribute__(module, name)
             if name == "training" and not any(module is m for m in self.asked_for_modes) and _decides(sys._getframe(1)):
                 self.asked_for_modes.append(module)
-            own = name in object.__getattribute__(module, "__dict__") or _is_of_class(module, name, value)
-            if name not in self.read and own and not _is_off(module, value):
+            if name not in self.read and _is_own(module, name, value) and not _is_off(module, value):
                 self.read[name] = None
-            if name in self.read and name not in OTHERWISE_KNOWN:
+            if name not in OTHERWISE_KNOWN and name in self.read:
                 self.objects.meet_in(module, name, value)
             return value
 
@@ -86,8 +85,10 @@ class Reads:
         return self.objects.rows(module, self.read, self.written | OTHERWISE_KNOWN)
 
 
-def _is_of_class(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether a number or text is one that the user's class has, until an object gets its own."""
+def _is_own(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether a module has a value of its own, or one of its class's that is a number or text, until objects get theirs."""
+    if name in object.__getattribute__(module, "__dict__"):
+        return True
     if not isinstance(value, (int, float, str)) or name.startswith("__"):
         return False
     kind = next((kind for kind in type(module).__mro__ if name in vars(kind)), nn.Module)

@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.torch_seam import buffers_of, exporting, pytree, storage_key, tree_map
@@ -248,21 +247,6 @@ def _changed(name: str, now: Any, before: Any) -> Iterator[str]:
     yield from (f"{name}[{key!r}]" for key in keys)
 
 
-class _Leaves(TorchFunctionMode):
-    """Notes the tensors that are made with a gradient of their own in here: ones(3, requires_grad=True)."""
-
-    def __init__(self, made: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.made = made
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Runs the function."""
-        found = func(*args, **(kwargs or {}))
-        if kwargs and kwargs.get("requires_grad") and isinstance(found, torch.Tensor):
-            self.made.append(found)
-        return found
-
-
 _made: ContextVar[list[torch.Tensor] | None] = ContextVar("made", default=None)
 
 
@@ -283,7 +267,7 @@ def _noting(made: list[torch.Tensor]) -> Iterator[None]:
 
     token = _made.set(made)
     try:
-        with mock.patch.object(torch.nn.Parameter, "__new__", staticmethod(new)), _Leaves(made):
+        with mock.patch.object(torch.nn.Parameter, "__new__", staticmethod(new)):
             yield
     finally:
         _made.reset(token)

@@ -22,6 +22,7 @@ from remat_codegen.trace.chance import beginning_anew, going_on
 from remat_codegen.trace.checkpoints import checkpoints_noted
 from remat_codegen.trace.faithful import Program, computes_alike, have_the_same_operations
 from remat_codegen.trace.frames import places_noted
+from remat_codegen.trace.function_calls import FunctionCalls
 from remat_codegen.trace.hidden import (
     no_switching,
     only_plain_gradients,
@@ -37,7 +38,6 @@ from remat_codegen.trace.recording import recorded as record_run
 from remat_codegen.trace.refusals import refusal, trace_error
 from remat_codegen.trace.replay import with_run
 from remat_codegen.trace.scripted import no_scripted_gradients
-from remat_codegen.trace.sdpa_kernel import kernels_as_operations
 from remat_codegen.trace.settings import Reads, mentions_types
 from remat_codegen.trace.sizes import Asked, Together
 from remat_codegen.trace.state import Seen, attributes_of, hooks_of, put_back, put_hooks_back, watched, with_returned
@@ -283,7 +283,7 @@ def _watching(module: torch.nn.Module, autocast: Autocast) -> Iterator[None]:
     with contextlib.ExitStack() as around:
         for context in (
             *(silent_logs(), contextlib.redirect_stderr(io.StringIO()), unchecked_distributions(), traced_data()),
-            *(kernels_as_operations(), no_switching(module), known_outputs(module), autocasting(autocast)),
+            *(FunctionCalls(), no_switching(module), known_outputs(module), autocasting(autocast)),
             *(only_plain_gradients(), functions_as_operations(), checkpoints_noted(), places_noted(module)),
             *(no_scripted_gradients(), caches_as_before(module), without_code()),
         ):
