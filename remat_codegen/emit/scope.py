@@ -11,7 +11,8 @@ from remat_codegen.emit.names import Namer
 from remat_codegen.emit.shapes import BlockSizes, ShapeNames
 from remat_codegen.emit.spell import TRAINING_ARGUMENT
 from remat_codegen.graph.simplify import Model
-from remat_codegen.trace import Operation, Origin, function_call, location
+from remat_codegen.trace import Operation, Origin, function_call
+from remat_codegen.trace.refusals import short_path
 
 
 def module_expression(base: str, path: str, containers: frozenset[str], root: str = "") -> str:
@@ -186,7 +187,7 @@ class Scope:
         for op in self.operations:
             source = self.model.trace.operations[op].source
             if source is not None:
-                found.setdefault((location(source) or "").rpartition(":")[0], set()).add(source.line)
+                found.setdefault(short_path(source.file), set()).add(source.line)
         return "; ".join(f"{file}:{_ranges(sorted(numbers))}" for file, numbers in found.items())
 
 

@@ -124,7 +124,7 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
         node = own(graph, op, *args, **kwargs)
         if op == "call_function" and observer.running:
             chain = _frames_within(observer.root)
-            node.stack_trace = _line_of(chain)  # else PyTorch looks up the line of every frame, a seventh of a trace's time
+            node.stack_trace = _lines_of(chain)  # else PyTorch looks up the line of every frame, a seventh of a trace's time
             if noting:
                 node.meta[META] = observer.calls(chain)
                 node.meta[SET] = attributes = observer.attributes_set()
@@ -388,17 +388,27 @@ def _outside_of_tracing(chain: Sequence[FrameType]) -> Sequence[FrameType]:
     return chain[:end]
 
 
-def _line_of(chain: Sequence[FrameType]) -> str | None:
-    """The innermost line of a forward that is no library's, as tracebacks show it; None where all are."""
-    own = (f for f in reversed(chain) if f.f_code.co_name == "forward" and not _is_library(f.f_code.co_filename))
-    frame = next(own, None)
-    if frame is None:
+def _lines_of(chain: Sequence[FrameType]) -> str | None:
+    """The innermost line of a forward that is no library's, as tracebacks show it, and that of a method or a function of the
+    same file, or of one beside it, that it calls to run the operation. None where all are libraries'."""
+    inwards = [(i, f) for i, f in enumerate(chain) if f.f_code.co_name == "forward" and not _is_library(f.f_code.co_filename)]
+    if not inwards:
         return None
+    index, forward = inwards[-1]
+    folder = _folder(forward.f_code.co_filename)
+    called = [
+        f for f in chain[index + 1 :] if _folder(f.f_code.co_filename) == folder and not _is_library(f.f_code.co_filename)
+    ]
+    return "\n".join(map(_line_of, [forward, *called[-1:]]))
+
+
+def _line_of(frame: FrameType) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f'File "{file}", line {line}, in {frame.f_code.co_name}\n    {linecache.getline(file, line).strip()}'
 
 
 _is_library = cache(is_library)
+_folder = cache(os.path.dirname)
 
 
 @cache

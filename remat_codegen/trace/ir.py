@@ -59,11 +59,18 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the user's model."""
+    """A line of a forward of the user's model; `called` is that of a method or function which it calls, and which runs the
+    operation."""
 
     file: str
     line: int
     text: str
+    called: Source | None = None
+
+    @property
+    def innermost(self) -> Source:
+        """The line that runs the operation."""
+        return self.called or self
 
 
 @dataclass(frozen=True, slots=True)

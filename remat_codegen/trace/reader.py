@@ -426,11 +426,15 @@ def _without_slices(path: str, lengths: Mapping[str, int]) -> str:
     return path
 
 
-_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in ([^\n]*)\n\s*([^\n]*)')
 
 
 def source_of(node: torch.fx.Node) -> Source | None:
     """The user's line that a node of an exported program comes from."""
-    frames = [(f, int(n), t.strip()) for f, n, t in _STACK_LINE.findall(node.meta.get("stack_trace") or "")]
-    own = [f for f in frames if not is_library(f[0])] or frames
-    return Source(*own[-1]) if own else None
+    frames = [(name, Source(f, int(n), t.strip())) for f, n, name, t in _STACK_LINE.findall(node.meta.get("stack_trace") or "")]
+    own = [(name, line) for name, line in frames if not is_library(line.file)] or frames
+    if not own:
+        return None
+    _, last = own[-1]
+    forward = next((line for name, line in reversed(own) if name == "forward"), last)
+    return forward if forward is last else replace(forward, called=last)

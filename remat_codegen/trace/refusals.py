@@ -144,7 +144,7 @@ def line_of(file: str, line: int, text: str) -> str:
 
 def location(source: Source | None) -> str | None:
     """A source line as messages print it: file.py:12."""
-    return None if source is None else f"{short_path(source.file)}:{source.line}"
+    return None if source is None else f"{short_path(source.innermost.file)}:{source.innermost.line}"
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ class _Replay:
         if finding.found:
             self.found[op.id] = tuple(finding.found)
         if finding.by_values and op.source is not None:
-            self.lines.append(line_of(op.source.file, op.source.line, op.source.text))
+            line = op.source.innermost
+            self.lines.append(line_of(line.file, line.line, line.text))
         for variable, tensor in zip(op.results, out if op.many else (out,), strict=True):
             if variable is not None:
                 self._check(op, variable, tensor)

@@ -6,6 +6,7 @@ from torch import nn
 
 from remat_codegen.errors import UnsupportedError
 from remat_codegen.trace.reader import _without_slices
+from remat_codegen.trace.refusals import location
 from remat_codegen.trace.tracing import trace
 
 LIBRARY = torch.library.Library("remat_codegen_tests", "DEF")
@@ -80,3 +81,25 @@ def test_a_part_of_a_list_has_the_paths_of_the_list():
     assert _without_slices("layers.slice(-2, None, None).1", lengths) == "layers.5"
     assert _without_slices("stages.1.slice(3, 0, -1).0.slice.fc", lengths) == "stages.1.3.slice.fc"
     assert _without_slices("other.slice(None, 3, None).2", lengths) == "other.slice(None, 3, None).2"
+
+
+def halved(x):
+    return x.mul(0.5)
+
+
+class Calls(nn.Module):
+    def message(self, x):
+        x = x.sin()
+        return halved(x)
+
+    def forward(self, x):
+        return self.message(x).exp()
+
+
+def test_messages_name_the_line_that_runs_an_operation():
+    """That of a method or a function which forward calls; names are taken from forward's own."""
+    found = {op.base: op.source for op in trace(Calls(), (torch.randn(3),), {}).operations}
+    said = {name: source.innermost.text for name, source in found.items()}
+    assert said == {"sin": "x = x.sin()", "mul": "return x.mul(0.5)", "exp": "return self.message(x).exp()"}
+    assert {source.text for source in found.values()} == {said["exp"]}
+    assert location(found["sin"]) == f"test_tracing.py:{Calls.message.__code__.co_firstlineno + 1}"
