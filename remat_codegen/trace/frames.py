@@ -122,6 +122,8 @@ def places_noted(module: torch.nn.Module) -> Iterator[None]:
 
     def create_node(graph: torch.fx.Graph, op: str, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = own(graph, op, *args, **kwargs)
+        if op == "placeholder":
+            node.stack_trace = " "  # of no line, else PyTorch looks for one
         if op == "call_function" and observer.running:
             chain = _frames_within(observer.root)
             node.stack_trace = _lines_of(chain)  # else PyTorch looks up the line of every frame, a seventh of a trace's time
@@ -221,7 +223,7 @@ class _Observer:
         now = {place: of.get(place[1]) for place, of in self.attributes.items()}
         held = {place: value if isinstance(value, torch.Tensor) else self.newly.get(place) for place, value in now.items()}
         self.newly = {}
-        found = [(*place, next(self._numbers_in(value, 0), ())) for place, value in held.items()]
+        found = [(*place, next(self._numbers_of(_tensors_in(value, 0, objects=True)), ())) for place, value in held.items()]
         there = [(path, name, numbers) for key, name, numbers in found if numbers for path in self.names[key]]
         return tuple((f"{path}.{name}".lstrip("."), numbers) for path, name, numbers in there)
 
@@ -260,20 +262,21 @@ class _Observer:
     ) -> tuple[int, tuple[tuple[int, ...], ...]]:
         """A number for the node that is being made, and those of the nodes whose results the frames hold in variables, or
         attributes do: what nobody reads any longer is not free as long as a variable has it."""
-        attributes, found, holders = [*attributes], dict[tuple[int, ...], None](), dict[int, _Holder]()
+        attributes, tensors, holders = [*attributes], dict[int, torch.Tensor](), dict[int, _Holder]()
         for frame, inner in itertools.pairwise([*_outside_of_tracing(chain), None]):
             assert frame is not None
             if _is_tracing(frame.f_code.co_filename):
                 continue
             holders[id(frame)] = holder = self._holder(frame, inner)
-            found.update(dict.fromkeys(self._numbers_in(holder.values, _DEPTH + 2)))
+            tensors.update((id(tensor), tensor) for tensor in _tensors_in(holder.values, _DEPTH + 2, objects=True))
             self.objects.update((id(value), value) for value in holder.values if _has_objects(value))
+        found = dict.fromkeys(self._numbers_of(tensors.values()))  # many frames have the same ones
         self.holders, self.by_attributes = holders, tuple(a for a in attributes if a not in found)
         return next(self.numbers), tuple(dict.fromkeys((*attributes, *found)))
 
-    def _numbers_in(self, value: Any, depth: int) -> Iterator[tuple[int, ...]]:
-        """Of each tensor in a value that a node has made: its number, and those of what it was detached from."""
-        for tensor in _tensors_in(value, depth, objects=True):
+    def _numbers_of(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, ...]]:
+        """Of each tensor that a node has made: its number, and those of what it was detached from."""
+        for tensor in tensors:
             looked_at = _looked_at(made_by(tensor, self.tracer))
             if numbers := tuple(node.meta[HELD][0] for node in looked_at if HELD in node.meta):
                 yield numbers
@@ -287,7 +290,7 @@ class _Observer:
                 named.update({f"{name}.{n}": v for n, v in _attributes(value).items() if _may_hold(v)})
         for name, value in named.items():
             attribute = isinstance(value, torch.Tensor) and name not in held
-            if not attribute and (numbers := tuple(self._numbers_in(value, _DEPTH + 1))):
+            if not attribute and (numbers := tuple(self._numbers_of(_tensors_in(value, _DEPTH + 1, objects=True)))):
                 yield name, numbers
 
     def _holder(self, frame: FrameType, inner: FrameType | None) -> _Holder:
