@@ -32,6 +32,7 @@ from remat_codegen.run.priced import measured_costs
 from remat_codegen.run.traced import Traced
 from remat_codegen.schedule import Schedule, simulate, validate
 from remat_codegen.schedule.order import order_of
+from remat_codegen.trace import Autocast
 from remat_codegen.verify.beside import Comparison, compare
 
 
@@ -41,8 +42,10 @@ def traced_zoo(name: str) -> Traced:
     return traced_module(module, args, kwargs, Path(zoo.__file__))
 
 
-def traced_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Traced:
-    model = model_of(module, args, kwargs)
+def traced_module(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path, autocast: Autocast = ()
+) -> Traced:
+    model = model_of(module, args, kwargs, autocast)
     name = type(module).__name__
     target = Target(f"{path.name}:{name}", path, path.read_text(), name, TargetKind.CLASS, module, args, kwargs)
     return Traced(target, model)
@@ -137,4 +140,5 @@ def trained(traced: Traced, text: str, folder: Path) -> Comparison:
     """The file's training steps beside the original's."""
     target = traced.target
     loss = traced.model.record.loss
-    return compare(target.module, load(text, folder).rematerialize, target.args, target.kwargs, loss=loss)
+    autocast = traced.model.trace.autocast
+    return compare(target.module, load(text, folder).rematerialize, target.args, target.kwargs, autocast=autocast, loss=loss)

@@ -80,6 +80,16 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Cast:
+    """A copy that autocast makes of a leaf with gradient, and keeps for whoever else needs it. `saved` says whether autograd
+    saves it, too."""
+
+    leaf: int  # its storage
+    nbytes: int
+    saved: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OperationRecord:
     """What one operation does to memory, forward and while the engine goes back through it."""
 
@@ -99,6 +109,7 @@ class OperationRecord:
     # Storages and bytes that autograd saves for nobody, where the engine does not come, as long as somebody has the result.
     lost: tuple[int, ...] = ()
     lost_bytes: tuple[int, ...] = ()
+    casts: tuple[Cast, ...] = ()  # those of leaves, under autocast
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +229,25 @@ def _made(value: Any) -> Any:
 
 
 class _Casts(TorchDispatchMode):
-    """Notes which leaf tensors are copied to another type."""
+    """Notes which leaves with gradient are copied to another type, and the copies."""
 
-    def __init__(self, casts: dict[int, list[int]]) -> None:
+    def __init__(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
-        self.casts = casts
+        self.copies = copies
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].is_leaf:
-            self.casts.setdefault(id(args[0]), []).append(out.untyped_storage().nbytes())
+        if func is torch.ops.aten._to_copy.default and args[0].is_leaf and args[0].requires_grad:
+            self.copies.append((args[0], out))
         return out
+
+
+def _shared_casts(rows: Sequence[OperationRecord]) -> int:
+    """The bytes of all copies that autocast keeps, where any is needed twice: who shares a copy also shares the sum of its
+    gradients, in its type."""
+    casts = [cast for row in rows for cast in row.casts]
+    kept = {cast.leaf: cast.nbytes for cast in casts}
+    return sum(kept.values()) if len(kept) < len(casts) else 0
 
 
 @dataclass
@@ -245,7 +264,6 @@ class _Recorder:
     reached: dict[int, int] = field(default_factory=dict)  # operation -> the number of the first of its autograd nodes
     gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
     same: dict[int, list[int]] = field(default_factory=dict)  # by the id of a tensor: the variables that it is
-    casts: dict[int, list[int]] = field(default_factory=dict)  # id of a tensor -> bytes of each copy that autocast makes
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
     single_number_bytes: int = 0
@@ -269,7 +287,7 @@ class _Recorder:
             operations=tuple(self._row(rows[op.id], op, nodes[op.id], undoing.get(op.id)) for op in self.trace.operations),
             variables=tuple(self._variable(v.id) for v in self.trace.variables),
             gradients=tuple(self.lives.gradients()),
-            shared_cast_bytes=self._shared_casts(),
+            shared_cast_bytes=_shared_casts(rows),
             loss=self.loss or LOSSES[0],
             single_number_bytes=self.single_number_bytes,
         )
@@ -295,15 +313,6 @@ class _Recorder:
         gradient = self.gradient_strides.get(variable)
         first = self.same[id(tensor)][0]
         return VariableRecord(self.of_variable[variable], tensor.requires_grad, tuple(tensor.stride()), gradient, first)
-
-    def _shared_casts(self) -> int:
-        """Autocast holds its copy of a parameter, or of an input that takes a gradient, until it is left, whatever is forgotten
-        meanwhile. Those who share a copy also share the sum of its gradients, in its type."""
-        leaves = (Origin.PARAMETER, Origin.INPUT)
-        given = {id(t): t for v, t in self.tensors.items() if self.trace.variables[v].origin in leaves}
-        cast = {key: copies for key, copies in self.casts.items() if key in given}
-        shared = any(len(copies) > 1 for copies in cast.values())
-        return sum(copies[0] for copies in cast.values()) if shared else 0
 
     def _given(self, variable: Variable) -> None:
         tensor = torch.empty_strided(variable.shape, variable.stride, dtype=variable.dtype, device=variable.device)
@@ -345,7 +354,8 @@ class _Recorder:
         saving = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         found = () if self.trace.run is None else self.trace.run.found.get(op.id, ())
         # Modes cost time, those that would see nothing too.
-        casts = _Casts(self.casts) if op.autocast else contextlib.nullcontext()
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        casts = _Casts(copies) if op.autocast else contextlib.nullcontext()
         known = _Found(found) if found else contextlib.nullcontext()
         named = without_data(lambda: op)
         with torch.set_grad_enabled(op.grad_enabled), autocasting(op.autocast), casts, known, saving, named:
@@ -358,11 +368,19 @@ class _Recorder:
         mutated |= {self.of_storage[storage_key(t)] for t in written_arguments(op, args, kwargs)}
         mutated |= self._given_back(op)
         saved, phantoms = self._classify(op, packed)
+        kept = self._casts(copies, {storage_key(t) for t in packed}) if copies else ()
+        copies.clear()
         packed.clear()  # what is saved holds on to `pack`, and would by this to all that is saved with it
         if is_opaque(op) and self.trace.gpu is None:  # where that is not there, a rule has said it
             with autocasting(op.autocast):
                 phantoms = real_phantoms(op, args, kwargs)
-        return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op))
+        return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op), casts=kept)
+
+    def _casts(self, copies: list[tuple[torch.Tensor, torch.Tensor]], saved: set[int]) -> tuple[Cast, ...]:
+        """Autocast's copies, by storages that autograd has saved; without those that forward itself makes."""
+        made = [(leaf, copy.untyped_storage().nbytes(), storage_key(copy)) for leaf, copy in copies]
+        own = [(self.of_storage[storage_key(leaf)], n, key) for leaf, n, key in made if key not in self.of_storage]
+        return tuple(Cast(leaf, nbytes, key in saved) for leaf, nbytes, key in own)
 
     def _given_back(self, op: Operation) -> set[int]:
         """What an autograd.Function returns as it was given, of several things that operations have made: no view of one

@@ -33,6 +33,16 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy that autocast makes of a parameter, and keeps while the nodes `during` run. It is there anyway where `data` is,
+    which autograd has saved, if it has."""
+
+    during: range
+    data: int | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """What is held while a model's own code runs: by forward node, what its variables hold; what is saved for nobody; and what
     attributes of modules hold until the next step, data and, by the node that makes them, bytes beside those. Where parts take
@@ -41,7 +51,8 @@ class Held:
 
     `asked`, by forward node, is what its backward node asks for of what was saved, in this order, and the bytes of gradients
     that it has made by then. `samples` are, by data, the bytes that each place for it has to compare what comes back with.
-    `unread_until` are, by forward node, up to which one variables hold what it made and nobody reads."""
+    `unread_until` are, by forward node, up to which one variables hold what it made and nobody reads. `copied` are autocast's
+    copies of parameters."""
 
     by_variables: Mapping[int, Collection[int]] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
@@ -53,6 +64,7 @@ class Held:
     around: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     samples: Mapping[int, int] = field(default_factory=dict)
     unread_until: Mapping[int, int] = field(default_factory=dict)
+    copied: tuple[Copied, ...] = ()
 
 
 class Keeps(StrEnum):
@@ -426,6 +438,9 @@ class _Step:
                 self._hold(unread.during, unread.data, unread.nbytes)
                 if unread.left is not None:
                     self._leave(unread.left, unread.data, unread.nbytes)
+        for copy in self.rule.held.copied:
+            if copy.data is None or (copy.data in self.owner and copy.data not in self.kept):
+                self._hold(copy.during, (), copy.nbytes)
         for index, part in enumerate(self.parts):
             if part.late:
                 self._hold(range(part.last + 1, self.graph.loss), [d for d in self.own[index] if d in self.given_to])

@@ -13,7 +13,7 @@ from remat_codegen.graph.drawing import GENERATOR_STATE_BYTES, drawing_nodes
 from remat_codegen.graph.ir import total_bytes
 from remat_codegen.graph.simplify import Model
 from remat_codegen.graph.unread import lost_of
-from remat_codegen.marked.demand import Held, Part, Unread, schedule_of
+from remat_codegen.marked.demand import Copied, Held, Part, Unread, schedule_of
 from remat_codegen.marked.features import draws
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Schedule, Timeline, simulate
@@ -67,8 +67,19 @@ class Holders:
         takes_states = (self.trace.run is not None or draws(self.trace)) and not self.trace.accelerator
         state_bytes = GENERATOR_STATE_BYTES if takes_states else 0
         drawing, asked, around = drawing_nodes(self.model), self._asked(), self._around()
-        more = self._samples(), self._unread_until()
+        more = self._samples(), self._unread_until(), tuple(self._copied())
         return Held(variables, unread, left, tuple(beside), drawing, state_bytes, asked, around, *more)
+
+    def _copied(self) -> Iterator[Copied]:
+        """Autocast's copies of parameters: those of a model that is called under it until the loss is there."""
+        reached, device = self._reached(), self.trace.accelerator or "cpu"
+        for operations in self.trace.casting:
+            end = self.model.graph.loss if self.trace.autocast else reached[operations[-1]]
+            first = {cast.leaf: (op, cast) for op in reversed(operations) for cast in self.record.operations[op].casts}
+            for op, cast in first.values():
+                if (node := self.node_of.get(op)) is not None:
+                    data = self.model.bodies[node].phantom if cast.saved else None
+                    yield Copied(range(node + 1, end + 1), data, allocated_bytes(cast.nbytes, device))
 
     def _unread_until(self) -> dict[int, int]:
         """By forward node: up to which one variables hold what it made, and no operation reads."""

@@ -207,6 +207,7 @@ class Trace:
     # What its one run found where it was recorded, as torch.export cannot follow what forward does.
     run: Run | None = field(default=None, compare=False, repr=False)
     gpu: Device | None = field(default=None, compare=False, repr=False)  # that was traced for, if it is not there
+    casting: tuple[range, ...] = ()  # the operations in each outermost autocast, which keeps its copies of parameters as long
 
     def results(self) -> tuple[Variable, ...]:
         """The variables that operations create."""

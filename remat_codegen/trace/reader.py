@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,8 @@ class Reader:
         self.of_node: dict[torch.fx.Node, Any] = {}
         self.numbered: dict[int, int] = {}  # operations by the numbers that their nodes have in the trace
         self.calls: dict[int, Call] = {}  # by evaluation
+        self.casts: list[int] = []  # the first operation in each autocast that is open
+        self.casting: list[range] = []
         self.told: list[int] = []  # variables whose values Python has asked for since the last operation
         self.inputs: list[int | None] = []
         self.left: dict[int, bool] = {}  # variables that modules hold when forward has ended: whether with their autograd nodes
@@ -73,7 +76,8 @@ class Reader:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name])
                 self._sizes_of(node, wanted)
-        outputs = self._body(self.exported.graph_module, Surroundings(True, self.autocast))
+        with self._cast(bool(self.autocast)):
+            outputs = self._body(self.exported.graph_module, Surroundings(True, self.autocast))
         kept = self._user_outputs(outputs)
         return Trace(
             variables=tuple(self.variables),
@@ -89,7 +93,22 @@ class Reader:
             fixed=self.symbols.fixed(self._guards(), self.sizes) if self.sizes else frozenset(),
             left=tuple(self.left.items()),
             escaped=tuple(self.escaped.items()),
+            casting=tuple(self.casting),
         )
+
+    @contextlib.contextmanager
+    def _cast(self, inside: bool = True) -> Iterator[None]:
+        """What is read in here is in an autocast, if `inside`. Whether that keeps copies of parameters, no trace says."""
+        if inside:
+            self.casts.append(len(self.operations))
+        yield
+        if inside:
+            self._left_cast()
+
+    def _left_cast(self) -> None:
+        first = self.casts.pop()
+        if not self.casts and first < len(self.operations):
+            self.casting.append(range(first, len(self.operations)))
 
     def _guards(self) -> list[Any]:
         """What tracing has taken for granted of sizes."""
@@ -271,9 +290,11 @@ class Reader:
         if node.target is SWITCHES_GRADIENTS:
             return replace(around, grad_enabled=bool(node.args[0]))
         if node.target is EXITS_AUTOCAST:
+            self._left_cast()
             return replace(around, autocast=outside.pop())
         given: Any = node.args
         device, dtype, enabled, _ = given
+        self.casts.append(len(self.operations))
         outside.append(around.autocast)
         return replace(around, autocast=with_autocast(around.autocast, str(device), dtype if enabled else None))
 
@@ -288,7 +309,8 @@ class Reader:
         elif str(node.target) == "wrap_with_autocast":
             device, dtype, enabled, _, body, *args = node.args
             inside = replace(around, autocast=with_autocast(around.autocast, device, dtype if enabled else None))
-            self.of_node[node] = self._region(body, tuple(args), inside)
+            with self._cast():
+                self.of_node[node] = self._region(body, tuple(args), inside)
         elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
             self.of_node[node] = self._number(node, node.meta["val"])
         elif isinstance(node.target, OpOverload):
