@@ -29,7 +29,8 @@ class Candidate(Generic[V]):
     copies of these. Of several vertices, the first reads `begin`, and `handed_bytes` are those of what the ones before the last
     give to others, and is no data node; what several of them read is `often`, once for each but the first. What is
     `unkept` gives more than others read, or one of its vertices changes in place what the model has made. `given_bytes` are
-    those of what is given and is no data node, as nobody reads it.
+    those of what is given and is no data node, as nobody reads it. Where it `forks`, one of the vertices gives something to
+    several others.
     """
 
     first: int
@@ -44,6 +45,7 @@ class Candidate(Generic[V]):
     often: tuple[int, ...] = ()
     unkept: bool = False
     given_bytes: int = 0
+    forks: bool = False
 
     def __hash__(self) -> int:
         return hash((self.first, self.last))  # of one search, no others are equal there

@@ -82,6 +82,8 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
             raise ValueError("a part with /late or /result stands in another one, or around one")
         if row.late and len(candidate.vertices) > 1:  # the first of them is forgotten at once, for the next
             raise ValueError("parts that make one value together are /late")
+        if row.again is not Again.ONCE and candidate.forks:  # what is given is there from the first run to the last, then
+            raise ValueError("parts that make one value together, of which one gives to several, run again more than once")
         if row.keeps is Keeps.RESULT and candidate.unkept:
             raise ValueError("what a part keeps is another value by then, or more than others need")
         handed = candidate.handed_bytes, candidate.begin, candidate.often, candidate.given_bytes
@@ -366,7 +368,7 @@ class Chooser(Generic[V]):
 
     def _row(self, candidate: Candidate[V], kept: set[int], runs: Counter[int], schedule: Schedule) -> Row[V]:
         nodes = self.graph.nodes[candidate.first : candidate.last + 1]
-        again = self._again_as(schedule, nodes, max(runs[n.id] for n in nodes))
+        again = Again.ONCE if candidate.forks else self._again_as(schedule, nodes, max(runs[n.id] for n in nodes))
         made = {d for n in nodes for d in n.writes}
         results = {d for d in made if self._leaves(d, candidate)}
         if made <= kept and len(candidate.vertices) == 1:

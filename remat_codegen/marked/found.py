@@ -194,7 +194,8 @@ class Found:
         unkept = len(vertices) > 1 and self._changes_what_is_made(operations)
         unkept = unkept or self._gives_more(vertices[-1], nodes)
         unread = self._unread_bytes(vertices)
-        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, unkept, unread)
+        forks = self._forks(vertices)
+        return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, unkept, unread, forks)
 
     def _gives_more(self, vertex: Vertex, nodes: Sequence[int]) -> bool:
         """Whether a vertex of these nodes gives something that backward needs and nobody reads, such as the weights of an
@@ -284,6 +285,13 @@ class Found:
         data = [{d for d in map(self.model.data_of.__getitem__, theirs) if d is not None} for theirs in read]
         often = tuple(d for i, theirs in enumerate(data) for d in sorted(theirs) if any(d in before for before in data[:i]))
         return sum(s.nbytes for s in storages if s.operation is not None), frozenset(data[0]), often
+
+    def _forks(self, vertices: Sequence[Vertex]) -> bool:
+        """Whether one of several vertices gives something to several others."""
+        operations = [[self.trace.operations[op] for op in self._operations(vertex)] for vertex in vertices]
+        read = [{v for op in theirs for v in op.reads} for theirs in operations]
+        made = [{v for op in theirs for v in op.made} for theirs in operations]
+        return any(sum(v in theirs for theirs in read[i + 1 :]) > 1 for i, mine in enumerate(made) for v in mine)
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
         """The data, made before a node, that vertices are given in lists and objects, or find in attributes."""
