@@ -281,6 +281,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     what it has made where the helpers do not look for it."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
     part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
+    call_class = getattr(file, _helper(file, "Call"), type(None))
     lent, hidden = dict[int, list[torch.Tensor]](), list[tuple[str, list[torch.Tensor]]]()
     first, again, gives, hold = part_class.first, part_class.as_before, part_class.gives, part_class.hold
     all_in, first_calls = getattr(file, _helper(file, "_all")), dict[int, Calls]()
@@ -310,7 +311,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
         with calls:
             result = first(part, run, inputs)
         noted[id(part)] = part, calls.calls
-        if (name := next(filter(None, map(may_change, _handed_on(run, inputs))), None)) is not None:
+        if (name := next(filter(None, map(may_change, _handed_on(run, inputs, call_class))), None)) is not None:
             raise Differs(CAPTURES.format(name), part.entry.name, refused=True)
         if not part.entry.inside:  # which keeps what it gives
             hidden.append((part.entry.name, calls.unseen(tensors_in((result, inputs)), lent.pop(id(part), []))))
@@ -371,14 +372,14 @@ def _check_hidden(hidden: list[tuple[str, list[torch.Tensor]]], outputs: Any) ->
     hidden.clear()
 
 
-def _handed_on(run: Any, inputs: Any) -> list[types.FunctionType]:
+def _handed_on(run: Any, inputs: Any, call: type) -> list[types.FunctionType]:
     """The functions that a part comes to but does not have as they were when it first ran: those that its code captures itself,
-    or by such ones."""
+    or by such ones. The `call` of a module, which it has for parts within it, leads to all others."""
     frozen = [run]
     for function in frozen:  # which grows
         captured = [c.cell_contents for c in getattr(function, "__closure__", None) or () if c != types.CellType()]
         frozen += [f for f in captured if isinstance(f, types.FunctionType) and f not in frozen]
-    there = reachable((getattr(run, "__closure__", None), inputs))
+    there = reachable((getattr(run, "__closure__", None), inputs), call)
     return [f for f in there if isinstance(f, types.FunctionType) and f not in frozen]
 
 

@@ -18,12 +18,13 @@ CALLABLE = (FunctionType, MethodType, functools.partial)
 _ELSEWHERE = (torch.nn.Module, type, ModuleType, CodeType, str, bytes, int, float, complex, type(None))
 
 
-def reachable(thing: Any) -> Iterator[Any]:
-    """Tensors, functions and other objects, each once; not what modules hold, nor what autograd holds for tensors."""
+def reachable(thing: Any, *but: type) -> Iterator[Any]:
+    """Tensors, functions and other objects, each once; not what modules hold, nor what autograd holds for tensors, nor what
+    objects of some types do."""
     ahead, known = [thing], dict[int, Any]()  # which holds them, so that no other gets their numbers
     while ahead and len(known) < MOST:
         found = ahead.pop()
-        if issubclass(type(found), _ELSEWHERE) or id(found) in known:  # a proxy may say that it is of another class
+        if issubclass(type(found), (*_ELSEWHERE, *but)) or id(found) in known:  # a proxy may say that it is of another class
             continue
         known[id(found)] = found
         yield found

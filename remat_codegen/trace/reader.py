@@ -440,10 +440,16 @@ _OF_SLICE = re.compile(r"(.*?)\.?\bslice\((\S+), (\S+), (\S+)\)\.(\d+)")
 
 
 def _without_slices(path: str, lengths: Mapping[str, int]) -> str:
-    """The path of a module that forward took from a part of a list: layers.3 for `layers.slice(2, None, None).1`."""
-    while (found := _OF_SLICE.match(path)) is not None and found[1] in lengths:
+    """The path of a module that forward took from a part of a list: layers.3 for `layers.slice(2, None, None).1`. Where only
+    the end of a path is known, the length is the one that all lists have whose paths end so."""
+    while (found := _OF_SLICE.match(path)) is not None:
+        known = {n for at, n in lengths.items() if at == found[1]} or {
+            n for at, n in lengths.items() if at.endswith(f".{found[1]}")
+        }
+        if len(known) != 1:
+            break
         part = slice(*(None if bound == "None" else int(bound) for bound in found.groups()[1:4]))
-        number = range(lengths[found[1]])[part][int(found[5])]
+        number = range(*known)[part][int(found[5])]
         path = f"{found[1]}.{number}{path[found.end() :]}".lstrip(".")
     return path
 

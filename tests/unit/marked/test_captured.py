@@ -12,6 +12,7 @@ from emitted import load
 from second_edition import found_in, imported_file, random_rows, text_of, traced_module
 
 from remat_codegen.ask.request import Request
+from remat_codegen.marked.replays import _handed_on
 from remat_codegen.run import marked
 from remat_codegen.show.results import Progress
 from remat_codegen.trace.reachable import may_change, reachable, tensors_in
@@ -178,6 +179,18 @@ def test_reachable_goes_through_functions_and_containers_but_not_modules():
     things = {"a": [lambda: both], "b": frozenset([iter([beside])])}
     assert {id(t) for t in tensors_in(things)} == {id(inside), id(beside)}
     assert both in list(reachable(things))
+
+
+def test_what_the_call_of_a_module_leads_to_is_not_handed_on():
+    """It has all other parts, whose functions capture what they like: they are frozen, too."""
+
+    class Call:
+        def __init__(self):
+            self.parts = [lambda number=number: number for number in range(2)]
+
+    call = Call()
+    run = lambda: call  # noqa: E731
+    assert _handed_on(run, ([call],), Call) == [] and len(_handed_on(run, (), type(None))) == 2
 
 
 def test_what_a_function_around_may_bind_anew():

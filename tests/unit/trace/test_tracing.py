@@ -83,6 +83,12 @@ def test_a_part_of_a_list_has_the_paths_of_the_list():
     assert _without_slices("other.slice(None, 3, None).2", lengths) == "other.slice(None, 3, None).2"
 
 
+def test_where_only_the_end_of_a_list_s_path_is_known_lists_that_end_so_tell():
+    lengths = {"encoder.shared": 2, "ft.0.shared": 2, "one.layers": 2, "other.layers": 3}
+    assert _without_slices("shared.slice(1, None, None).0", lengths) == "shared.1"
+    assert _without_slices("layers.slice(1, None, None).0", lengths) == "layers.slice(1, None, None).0"
+
+
 def halved(x):
     return x.mul(0.5)
 
