@@ -265,7 +265,16 @@ def _own_forward(node: cst.BaseStatement | cst.SimpleStatementLine) -> cst.Funct
 @lru_cache(maxsize=8)
 def _read(source: str) -> tuple[cst.Module, list[Statement]]:
     module = cst.parse_module(source)
-    return module, [Statement(s) for s in module.body]
+    return module, [Statement(s) for line in module.body for s in _one_by_one(line)]
+
+
+def _one_by_one(line: cst.BaseStatement | cst.SimpleStatementLine) -> list[cst.BaseStatement | cst.SimpleStatementLine]:
+    """The imports of `import torch, numpy` as statements of their own: a class may need one of them alone."""
+    imports = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+    if not isinstance(imports, cst.Import) or len(imports.names) == 1:
+        return [line]
+    alone = [name.with_changes(comma=cst.MaybeSentinel.DEFAULT) for name in imports.names]
+    return [line.with_changes(body=[imports.with_changes(names=[name])]) for name in alone]
 
 
 def _with_forward(module: cst.Module, node: cst.BaseStatement, new_forward: str) -> cst.BaseStatement:

@@ -401,6 +401,7 @@ def test_what_cannot_be_carried(top, use):
     [
         ("import numpy as np\n", "np.pi"),
         ("import numpy as np\nWIDE = np.sqrt(2)\n", "x * WIDE"),
+        ("import math, torch.nn.functional as F, numpy as np\n", "F.relu(x) * np.pi"),
         ("import networkx as nx\ndef f(x): return nx.Graph()\n", "f(x)"),
         ("import networkx as nx\ndef f(x): return nx.Graph()\nclass Part(nn.Module): pass\nPART = Part\n", "f(x)"),
         ("import numpy as np\nfrom math import (  # both\n    sqrt,  # this\n    pi,\n)\n", "sqrt(pi) * np.pi"),
