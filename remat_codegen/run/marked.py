@@ -57,7 +57,7 @@ def generate(request: Request, progress: Progress) -> Report:
     marked = replace(request, dynamic="")
     traced = trace_target(marked, progress)
     profile = measured_costs(marked, traced, progress)
-    made = make_plan(marked, traced, progress, profile=profile) if request.plan is None else saved_plan.load(request.plan)
+    made = _planned(marked, traced, profile, progress) if request.plan is None else saved_plan.load(request.plan)
     try:
         plan, brought, text = proven(marked, traced, profile, made, progress)
     except RematError as error:
@@ -74,6 +74,14 @@ def generate(request: Request, progress: Progress) -> Report:
     if request.save_plan is not None:
         write_atomically(request.save_plan, made.dumps())
     return finished(replace(marked, edition=2), plan, traced, progress, profile)
+
+
+def _planned(request: Request, traced: Traced, profile: Profile, progress: Progress) -> SavedPlan:
+    try:
+        return make_plan(request, traced, progress, profile=profile)
+    except BudgetError:
+        _note_overtaken(traced, progress)
+        raise
 
 
 def _note_overtaken(traced: Traced, progress: Progress) -> None:
