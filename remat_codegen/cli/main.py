@@ -398,7 +398,7 @@ def _exit_code(verification: Any) -> int:
 def main() -> NoReturn:
     """The console script. Graphs and plans are many small objects, few of them in cycles, which are looked for less often, and
     not at all when the process ends."""
-    gc.set_threshold(100_000, 50, 10)
+    gc.set_threshold(10_000, 50, 10)
     try:
         cli.main()
     finally:

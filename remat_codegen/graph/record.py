@@ -84,7 +84,7 @@ class Cast:
     """A copy that autocast makes of a leaf with gradient, and keeps for whoever else needs it. `saved` says whether autograd
     saves it, too."""
 
-    leaf: int  # its storage
+    leaf: int  # its variable
     nbytes: int
     saved: bool
 
@@ -229,7 +229,7 @@ def _made(value: Any) -> Any:
 
 
 class _Casts(TorchDispatchMode):
-    """Notes which leaves with gradient are copied to another type, and the copies."""
+    """Notes which leaves with gradient are copied as autocast copies what it keeps, and the copies."""
 
     def __init__(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
@@ -237,7 +237,8 @@ class _Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].is_leaf and args[0].requires_grad:
+        is_copy = func is torch.ops.aten._to_copy.default and args[0].dtype is torch.float32 and out.dtype.itemsize == 2
+        if is_copy and args[0].is_leaf and args[0].requires_grad:
             self.copies.append((args[0], out))
         return out
 
@@ -264,6 +265,7 @@ class _Recorder:
     reached: dict[int, int] = field(default_factory=dict)  # operation -> the number of the first of its autograd nodes
     gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
     same: dict[int, list[int]] = field(default_factory=dict)  # by the id of a tensor: the variables that it is
+    leaves: dict[int, int] = field(default_factory=dict)  # ids of the tensors with gradient that forward is given -> variables
     end: int = LEAF_SEQUENCE  # the number of the next autograd node, once the loss has got its own
     step: int = 0
     single_number_bytes: int = 0
@@ -301,7 +303,8 @@ class _Recorder:
             asked = tuple((self.of_storage.get(key), nbytes) for key, nbytes in undoing.asked)
             most, added = undoing.most_bytes, undoing.added_bytes
             return replace(row, gradient_bytes=undoing.first_bytes, most_gradient_bytes=most, added_bytes=added, asked=asked)
-        row = replace(row, lost=row.saved, lost_bytes=row.phantoms)
+        casts = tuple(replace(cast, saved=False) for cast in row.casts)
+        row = replace(row, lost=row.saved, lost_bytes=row.phantoms, casts=casts)
         computes = bool(row.mutated) or any(self.storages[self.of_variable[v]].operation == op.id for v in op.made)
         unsaved = computes and not is_opaque(op) and bool(row.saved or row.phantoms)
         return replace(row, saved=(), phantoms=(), unsaved=True) if unsaved else row
@@ -319,6 +322,7 @@ class _Recorder:
         tensor.requires_grad_(variable.requires_grad)
         if variable.requires_grad and variable.origin is not Origin.INPUT:
             tensor.grad = torch.zeros_like(tensor)  # so that gradients of leaves are accumulated in place, as in a long run
+        self.leaves |= {id(tensor): variable.id} if variable.requires_grad else {}
         self._adopt(
             variable.id, tensor, tensor.untyped_storage().nbytes(), None
         )  # an input is another one in every step, and has none before
@@ -377,9 +381,9 @@ class _Recorder:
         return OperationRecord(saved, phantoms, tuple(sorted(mutated)), is_random(op), casts=kept)
 
     def _casts(self, copies: list[tuple[torch.Tensor, torch.Tensor]], saved: set[int]) -> tuple[Cast, ...]:
-        """Autocast's copies, by storages that autograd has saved; without those that forward itself makes."""
-        made = [(leaf, copy.untyped_storage().nbytes(), storage_key(copy)) for leaf, copy in copies]
-        own = [(self.of_storage[storage_key(leaf)], n, key) for leaf, n, key in made if key not in self.of_storage]
+        """Autocast's copies of what forward is given, by storages that autograd has saved; without those that forward makes."""
+        made = [(leaf, copy.untyped_storage().nbytes(), storage_key(copy)) for leaf, copy in copies if id(leaf) in self.leaves]
+        own = [(self.leaves[id(leaf)], n, key) for leaf, n, key in made if key not in self.of_storage]
         return tuple(Cast(leaf, nbytes, key in saved) for leaf, nbytes, key in own)
 
     def _given_back(self, op: Operation) -> set[int]:

@@ -288,10 +288,11 @@ class Found:
 
     def _forks(self, vertices: Sequence[Vertex]) -> bool:
         """Whether one of several vertices gives something to several others."""
-        operations = [[self.trace.operations[op] for op in self._operations(vertex)] for vertex in vertices]
-        read = [{v for op in theirs for v in op.reads} for theirs in operations]
-        made = [{v for op in theirs for v in op.made} for theirs in operations]
-        return any(sum(v in theirs for theirs in read[i + 1 :]) > 1 for i, mine in enumerate(made) for v in mine)
+        own = [set(self._operations(vertex)) for vertex in vertices]
+        read = [self.record.storages_of(v for op in ops for v in self.trace.operations[op].reads) for ops in own]
+        made = [self.record.storages_of(v for op in ops for v in self.trace.operations[op].made) for ops in own]
+        anew = [{s for s in mine if self.record.storages[s].operation in ops} for mine, ops in zip(made, own, strict=True)]
+        return any(sum(s in theirs for theirs in read[i + 1 :]) > 1 for i, mine in enumerate(anew) for s in mine)
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
         """The data, made before a node, that vertices are given in lists and objects, or find in attributes."""

@@ -75,11 +75,13 @@ class Holders:
         reached, device = self._reached(), self.trace.accelerator or "cpu"
         for operations in self.trace.casting:
             end = self.model.graph.loss if self.trace.autocast else reached[operations[-1]]
-            first = {cast.leaf: (op, cast) for op in reversed(operations) for cast in self.record.operations[op].casts}
-            for op, cast in first.values():
-                if (node := self.node_of.get(op)) is not None:
-                    data = self.model.bodies[node].phantom if cast.saved else None
-                    yield Copied(range(node + 1, end + 1), data, allocated_bytes(cast.nbytes, device))
+            casting = [(op, cast) for op in operations if op in self.node_of for cast in self.record.operations[op].casts]
+            first = {cast.leaf: (self.node_of[op], op, cast) for op, cast in reversed(casting)}
+            for node, op, cast in first.values():
+                body = self.model.bodies[node]
+                data = body.phantom if cast.saved else None
+                begun = node if data is None and op != body.operations[-1] else node + 1
+                yield Copied(range(begun, end + 1), data, allocated_bytes(cast.nbytes, device))
 
     def _unread_until(self) -> dict[int, int]:
         """By forward node: up to which one variables hold what it made, and no operation reads."""

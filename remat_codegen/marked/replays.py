@@ -281,7 +281,7 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     what it has made where the helpers do not look for it."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
     part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
-    call_class = getattr(file, _helper(file, "Call"), type(None))
+    call_class = getattr(file, _helper(file, "Call"), type(None)) if hasattr(file, "Step") else type(None)
     lent, hidden = dict[int, list[torch.Tensor]](), list[tuple[str, list[torch.Tensor]]]()
     first, again, gives, hold = part_class.first, part_class.as_before, part_class.gives, part_class.hold
     all_in, first_calls = getattr(file, _helper(file, "_all")), dict[int, Calls]()

@@ -448,13 +448,15 @@ def _without_slices(path: str, lengths: Mapping[str, int]) -> str:
         }
         if len(known) != 1:
             break
-        part = slice(*(None if bound == "None" else int(bound) for bound in found.groups()[1:4]))
-        number = range(*known)[part][int(found[5])]
+        numbers = range(*known)[slice(*(None if bound == "None" else int(bound) for bound in found.groups()[1:4]))]
+        if int(found[5]) >= len(numbers):  # it is another list
+            break
+        number = numbers[int(found[5])]
         path = f"{found[1]}.{number}{path[found.end() :]}".lstrip(".")
     return path
 
 
-_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in ([^\n]*)\n\s*([^\n]*)')
+_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+), in ([^\n]*)\n[ \t]*([^\n]*)')
 
 
 def source_of(node: torch.fx.Node) -> Source | None:
