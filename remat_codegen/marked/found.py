@@ -287,12 +287,17 @@ class Found:
         return sum(s.nbytes for s in storages if s.operation is not None), frozenset(data[0]), often
 
     def _forks(self, vertices: Sequence[Vertex]) -> bool:
-        """Whether one of several vertices gives something to several others."""
+        """Whether one of several vertices gives something to several. What one changes in place is its own from then on."""
         own = [set(self._operations(vertex)) for vertex in vertices]
         read = [self.record.storages_of(v for op in ops for v in self.trace.operations[op].reads) for ops in own]
-        made = [self.record.storages_of(v for op in ops for v in self.trace.operations[op].made) for ops in own]
-        anew = [{s for s in mine if self.record.storages[s].operation in ops} for mine, ops in zip(made, own, strict=True)]
-        return any(sum(s in theirs for theirs in read[i + 1 :]) > 1 for i, mine in enumerate(anew) for s in mine)
+        changed, everything = [self.record.mutated_by(ops) for ops in own], set[int]().union(*own)
+        given: Counter[int] = Counter()  # by storage: to how many vertices, since one has made or changed it
+        for ops, reads, changes in zip(own, read, changed, strict=True):
+            given.update(s for s in reads if self.record.storages[s].operation in everything - ops)
+            if any(given[s] > 1 for s in reads):
+                return True
+            given.update({s: -given[s] for s in changes})
+        return False
 
     def _given(self, vertices: Iterable[Vertex], first: int) -> tuple[int, ...]:
         """The data, made before a node, that vertices are given in lists and objects, or find in attributes."""

@@ -128,7 +128,7 @@ def output(path):
     found = path.with_name("given_remat.py")
     with pytest.MonkeyPatch.context() as patched:
         known_times(patched, linear=40_000)
-        marked.generate(Request(f"{path}:Net", "30%", found, edition=2, seed=0), QUIET)
+        marked.generate(Request(f"{path}:Net", "27%", found, edition=2, seed=0), QUIET)
     return found
 
 
