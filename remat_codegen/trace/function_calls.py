@@ -1,5 +1,5 @@
-"""Calls of PyTorch's functions inside of forward: one mode for all who look at them, since each mode more takes a tenth of a
-second in a model of 36 layers."""
+"""Calls of PyTorch's functions inside of forward: one mode for all who look at them, since each takes a microsecond a call, and
+the trace of a GPT-2 of 36 layers makes fifty thousand."""
 
 from __future__ import annotations
 
