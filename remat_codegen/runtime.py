@@ -207,6 +207,38 @@ class Step:
         self.finished = self.awaited is None
 
 
+class UncachedStep(Step):
+    """A step under autocast. Each copy of a parameter that it makes is gone once it is used; the plan counts it so."""
+
+    @contextlib.contextmanager
+    def forward(self, backward_program, model, *inputs):
+        """The first forward pass, without autocast's cache."""
+        cached, device = torch.is_autocast_cache_enabled(), next(d for d, dtype in AUTOCAST.items() if dtype)
+        kept = torch.mm(_kept_by_autocast(device), torch.zeros(1, 0, device=device))
+        self.autocast = kept.grad_fn.next_functions[0][0]  # a copy's node: another in each autocast
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with super().forward(backward_program, model, *inputs):
+                yield
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+    def unpack(self, held):
+        """The same, where no other step of this autocast goes into one gradient: the original adds these in another type."""
+        task, (before, step, theirs) = torch._C._current_graph_task_id(), self.autocast.metadata.get("step", (None, None, None))
+        if before != task:
+            self.autocast.metadata["step"] = task, weakref.ref(self), {id(p) for p in self.marked[2]}
+        elif step() is not self and theirs & {id(p) for p in self.marked[2]}:
+            what = "two forward passes in one autocast go into one loss, where copies of parameters that both use add gradients"
+            raise RuntimeError(f"{what}: call the model in an autocast of its own each time, or take a file with marks")
+        return super().unpack(held)
+
+
+@functools.cache
+def _kept_by_autocast(device):
+    return torch.nn.Parameter(torch.zeros(0, 1, device=device))
+
+
 class _Tracked(torch.autograd.Function):
     """Makes autograd record what happens to a value, as it did the first time."""
 
@@ -433,17 +465,6 @@ def function_of(owner, name):
             return found
     where = f"not where {type(owner).__name__} stands"
     raise AttributeError(f"the autograd.Function {name} is {where}: import it there, or generate the file again")
-
-
-@contextlib.contextmanager
-def uncached_casts():
-    """Autocast makes a copy of a parameter when it is used and holds it no longer; the plan counts it so."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def unpacked(shape, dtype, device, *text):

@@ -3,8 +3,8 @@
 All other modules take such names from here, and `NAMES` lists them: what each is for, and what happens without it. A version
 that lacks one is refused in a sentence, when this module is imported; a newer version than was tried is used with a warning.
 What runs where this package is not cannot take them from here: `runtime.py`, which is copied into generated files, uses
-`UntypedStorage._cdata`, `Tensor._version` and `torch._neg_view`; `parts.py`, which is copied, too, uses these, `Tensor._base`,
-`Module._modules`, `_parameters` and `_buffers`, `torch._C._current_graph_task_id` and `_current_autograd_node`, a node's
+`UntypedStorage._cdata`, `Tensor._version`, `torch._neg_view` and `torch._C._current_graph_task_id`; `parts.py`, also
+copied, uses these, `Tensor._base`, `Module._modules`, `_parameters` and `_buffers`, `torch._C._current_autograd_node`, a node's
 `_sequence_nr`, and the stack of hooks on what autograd saves (`torch._C._autograd`: `_top_`, `_push_` and
 `_pop_saved_tensors_default_hooks`); `training.py`, by which a fresh process trains such a file, uses `torch.utils._pytree`.
 """

@@ -46,7 +46,7 @@ IN_FORWARD = frozenset(
     (
         "torch inspect check_arguments check_call check_decisions check_dtypes check_layouts check_modes check_objects "
         "tell_hooks run_forward run_backward Step STRUCTURE OBJECTS EXPECTED FROZEN AUTOCAST MODES SIZES "
-        "PLANNED_PEAK_BYTES PLAIN_AT_ONE SMALLER uncached_casts with_sizes is_one smaller_call super TOLD"
+        "PLANNED_PEAK_BYTES PLAIN_AT_ONE SMALLER UncachedStep with_sizes is_one smaller_call super TOLD"
     ).split()
 )
 PLACES = frozenset(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 from remat_codegen.ask.request import Request
+from remat_codegen.ask.target import load_target
 from remat_codegen.run import pipeline
 from remat_codegen.show.results import Progress
 from remat_codegen.verify.beside import load_generated
@@ -105,3 +108,41 @@ def test_a_plan_without_it_is_refused_under_it(model, tmp_path):
     made = load_generated(tmp_path / "plain.py")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="generate it again"):
         made.Once()(torch.randn(8, 32, 64))
+
+
+def twice(model, split: bool, one_loss: bool):
+    """Gradients of two forward passes: each in an autocast of its own or not, and into one loss or two."""
+    torch.manual_seed(0)
+    losses, casts = [], [torch.autocast("cpu", torch.bfloat16) for _ in range(2)]
+    with contextlib.nullcontext() if split else casts[0]:
+        for cast in casts:
+            with cast if split else contextlib.nullcontext():
+                losses.append(model(torch.randn(8, 32, 64)).square().sum())
+    for loss in [losses[0] + losses[1]] if one_loss else losses:
+        loss.backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_functions_refuse_two_passes_that_share_copies_of_parameters(model, tmp_path):
+    request = Request(f"{model}:Once", "75%", tmp_path / "out.py", autocast="bfloat16", edition=1)
+    pipeline.generate(request, Progress(None))
+    made = load_generated(tmp_path / "out.py").Once()
+    plain = load_target(f"{model}:Once").module
+    plain.load_state_dict(made.state_dict())
+    with pytest.raises(RuntimeError, match="two forward passes in one autocast go into one loss"):
+        twice(copy.deepcopy(made), split=False, one_loss=True)
+    for split, one_loss in ((True, True), (False, False), (True, False)):
+        of = [twice(copy.deepcopy(m), split, one_loss) for m in (plain, made)]
+        assert all(torch.equal(a, b) for a, b in zip(*of, strict=True))
+
+
+def test_functions_allow_two_models_in_one_autocast(model, tmp_path):
+    request = Request(f"{model}:Once", "75%", tmp_path / "out.py", autocast="bfloat16", edition=1)
+    pipeline.generate(request, Progress(None))
+    made = load_generated(tmp_path / "out.py")
+    one, other = made.Once(), made.Once()
+    x = torch.randn(8, 32, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = one(x).sum() + other(x).sum()
+    loss.backward()
+    assert all(p.grad is not None for m in (one, other) for p in m.parameters())
