@@ -329,6 +329,15 @@ class Found:
         names = self._names_given(vertex, text) if text is not None and text.contents else ()
         for name, operations in text.contents if text is not None else ():
             yield from operations if name in names else ()
+        if self.is_module(vertex):
+            yield from self._arguments_of(vertex)
+
+    def _arguments_of(self, vertex: Vertex) -> Iterator[int]:
+        """The operations, before a module's call, whose results its method has in variables as it begins: also what was taken
+        out of a list for it, as by `self.pe(xs[i])`."""
+        inner = next(self.tree.outermost(vertex, lambda v: v.text is not None), None)
+        if inner is not None and inner.text is not None and vertex.called is not None and inner.text.module == vertex.called[0]:
+            yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
 
     def _holds_by_functions(self, vertex: Vertex) -> bool:
         """Whether a vertex is given a function that holds tensors: a part would hold those, whoever makes them again."""
