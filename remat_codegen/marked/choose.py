@@ -22,6 +22,7 @@ from remat_codegen.graph.ir import Graph, Node, total_bytes
 from remat_codegen.marked.candidates import Candidate, Candidates, Mark, Row, Rows, V, go_together, nested
 from remat_codegen.marked.demand import Again, Held, Keeps, Part, Rule, ready_to_run
 from remat_codegen.marked.layers import Layers
+from remat_codegen.marked.moves import OFFERED, OPTIONS, Move, dropping, held, joining, merging, setting, splitting
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Pricing, Schedule, alive_before
 
@@ -41,15 +42,8 @@ MISSES = 3  # of equal layers in a row that a change did not help, after which i
 FEW = 10  # sorts of layers that each may become each other one
 DIVIDED = 4  # sorts of layers at most that are looked at two by two, or one of which is divided among two others
 LATE = {Again.SHARED: Again.TWICE, Again.FOURFOLD: Again.THRICE}  # what a part that is late has in their place
-OFFERED = (Keeps.RESULT, Keeps.NOTHING)  # not SAVED: nested, such parts were measured up to 4 % above the simulation
-OPTIONS = [  # of a row: what it keeps, how often it is rebuilt, whether it is kept until it is read
-    *((Keeps.RESULT, again, False) for again in (Again.ONCE, Again.TWICE)),
-    *((Keeps.NOTHING, again, False) for again in Again),
-    *((Keeps.NOTHING, again, True) for again in (Again.ONCE, Again.TWICE, Again.THRICE)),
-]
 
 
-Move = Callable[[Rows[V]], Rows[V]]
 Moves = Iterable[Iterable[Move[V]]]  # each the same change, of equal layers one after the other
 
 
@@ -114,6 +108,7 @@ class Chooser(Generic[V]):
         self.costs: dict[tuple[Part, ...], float] = {}
         self.times_ns: dict[tuple[Part, ...], int] = {}
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
+        self.begun: Priced[V] | None = None  # what the last search began with
 
     # ------------------------------------------------------------------ what a table takes
 
@@ -168,6 +163,7 @@ class Chooser(Generic[V]):
         `bound_ns` that no schedule is below, no more is looked for."""
         self.until = until
         starts = self.starts(schedules, before)
+        self.begun = starts[0]
         self.most = self.tried + self.tables // 4 + len(starts) * self.tables
         quick = self.in_two(self.least(starts), self.tried + self.tables // 4)
         is_enough = not quick.over_bytes and self._slowest_ns(quick) <= bound_ns + LITTLE_GAP * self.step_ns
@@ -396,13 +392,13 @@ class Chooser(Generic[V]):
         for some in self._some(self.candidates.groups(least=2), alone):
             for keeps in OFFERED:
                 for inner in (True,) if alone else (True, False):
-                    yield [_merging(group, keeps, inner) for group in some]
+                    yield [merging(group, keeps, inner) for group in some]
 
     def other_options(self, best: Priced[V], alone: bool) -> Moves[V]:
         """Other options."""
         for some in self._some(_by_key(best.rows), alone):
             for options in OPTIONS:
-                yield [_setting(set(group), *options) for group in some]
+                yield [setting(set(group), *options) for group in some]
 
     def smaller(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The largest parts within one for it, or within it."""
@@ -410,30 +406,30 @@ class Chooser(Generic[V]):
             within = [[c for outer in group for c in self.candidates.largest_within(outer)] for group in some]
             for keeps in OFFERED:
                 for nesting in (False, True):
-                    yield [_splitting(group, own, keeps, nesting) for group, own in zip(some, within, strict=True) if own]
+                    yield [splitting(group, own, keeps, nesting) for group, own in zip(some, within, strict=True) if own]
 
     def without(self, best: Priced[V], alone: bool) -> Moves[V]:
         """Fewer parts."""
         for some in self._some(_by_key(best.rows), alone):
-            yield [_dropping(set(group)) for group in some]
+            yield [dropping(set(group)) for group in some]
 
     def further(self, best: Priced[V], alone: bool) -> Moves[V]:
         """More parts, while the rows are above the limit."""
         for some in self._some(self.candidates.groups(), alone) if best.over_bytes else ():
             for keeps in reversed(OFFERED):
-                yield [_merging(group, keeps, True) for group in some]
+                yield [merging(group, keeps, True) for group in some]
 
     def joined(self, best: Priced[V], alone: bool) -> Moves[V]:
         """One part for several with the same options: of two ways to say the same, the one with fewer words."""
         for group in self.candidates.groups(least=2):
-            if any(len(within) > 1 for _, within in _held(group, best.rows)):
-                yield [_joining(group)]
+            if any(len(within) > 1 for _, within in held(group, best.rows)):
+                yield [joining(group)]
 
     def alike(self, best: Priced[V], alone: bool) -> Moves[V]:
         """The options that some rows have for all of the same code."""
         for rows in _rows_by_key(best.rows):
             for options in dict.fromkeys((r.keeps, r.again, r.late) for r in rows):
-                yield [_setting({r.candidate for r in rows}, *options)]
+                yield [setting({r.candidate for r in rows}, *options)]
 
     def _some(self, groups: Iterable[Sequence[Candidate[V]]], alone: bool) -> Iterator[list[Sequence[Candidate[V]]]]:
         """Groups; or what is in those of several, one by one, those of the same size after each other: the last, the first and
@@ -493,64 +489,3 @@ def _rows_by_key(rows: Rows[V]) -> list[list[Row[V]]]:
 
 def _by_key(rows: Rows[V]) -> list[list[Candidate[V]]]:
     return [[row.candidate for row in same] for same in _rows_by_key(rows)]
-
-
-def _merging(group: Sequence[Candidate[V]], keeps: Keeps, inner: bool) -> Move[V]:
-    """Parts of these candidates for those within them; `inner` leaves the ones there that are rebuilt more than once."""
-
-    def change(rows: Rows[V]) -> Rows[V]:
-        stay = tuple(
-            r
-            for r in rows
-            if r.candidate not in group
-            and (not any(c.holds(r.candidate) for c in group) or (inner and r.again is not Again.ONCE))
-        )
-        left = tuple(replace(r, again=Again.ONCE) if any(c.holds(r.candidate) for c in group) else r for r in stay)
-        return (*left, *(Row(c, keeps) for c in group))
-
-    return change
-
-
-def _held(group: Iterable[Candidate[V]], rows: Rows[V]) -> list[tuple[Candidate[V], Rows[V]]]:
-    """The rows within each of these candidates, itself among them."""
-    spans = [(row.candidate.first, row.candidate.last, row) for row in rows]
-    return [(c, tuple(row for first, last, row in spans if c.first <= first and last <= c.last)) for c in group]
-
-
-def _joining(group: Sequence[Candidate[V]]) -> Move[V]:
-    """One part for those within each of these candidates that have the same options, where these are several; or where one is
-    marked otherwise, as one text has one mark for each expression."""
-
-    def change(rows: Rows[V]) -> Rows[V]:
-        for candidate, within in _held(group, rows):
-            options = {(r.keeps, r.again, r.late) for r in within}
-            marks = frozenset(mark for r in within for mark in r.candidate.marks)
-            several = len(within) > 1 or not go_together(marks.union(candidate.marks))
-            if several and len(options) == 1:
-                rows = (*(r for r in rows if r not in within), Row(candidate, *options.pop()))
-        return rows
-
-    return change
-
-
-def _splitting(candidates: Sequence[Candidate[V]], within: Sequence[Candidate[V]], keeps: Keeps, nested: bool) -> Move[V]:
-    """Parts within those of some candidates: instead of them, or beside them."""
-
-    def change(rows: Rows[V]) -> Rows[V]:
-        if not {r.candidate for r in rows}.issuperset(candidates):  # another move took them
-            return rows
-        stay = tuple(r for r in rows if r.candidate not in within and (nested or r.candidate not in candidates))
-        return (*stay, *(Row(c, keeps) for c in within))
-
-    return change
-
-
-def _setting(candidates: set[Candidate[V]], keeps: Keeps, again: Again, late: bool) -> Move[V]:
-    def change(rows: Rows[V]) -> Rows[V]:
-        return tuple(replace(r, keeps=keeps, again=again, late=late) if r.candidate in candidates else r for r in rows)
-
-    return change
-
-
-def _dropping(candidates: set[Candidate[V]]) -> Move[V]:
-    return lambda rows: tuple(r for r in rows if r.candidate not in candidates)

@@ -20,8 +20,9 @@ from remat_codegen.errors import BudgetError
 from remat_codegen.graph.ir import Graph
 from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
+from remat_codegen.marked.annealing import annealed
 from remat_codegen.marked.candidates import Candidate, Candidates, Row
-from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, parts_of
+from remat_codegen.marked.choose import A_LITTLE, A_LITTLE_MORE, Chooser, Priced, parts_of
 from remat_codegen.marked.evaluations import Vertex, build
 from remat_codegen.marked.found import Found
 from remat_codegen.marked.library import Library, Owner, lines_of
@@ -41,7 +42,7 @@ from remat_codegen.show.results import Progress
 LITTLE_LOST = 0.005  # of the step's time: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
 A_START = 0.3  # of a limited time: what each other plan may take
 A_LITTLE_WORK = 100  # of the search for each other plan by `auto`, for a node: tables are searched from there
-TRIES = 2  # of other plans, if the search found a table that fits
+TRIES = 1  # of other plans at least, and on until one leads to a table that fits without annealing
 LONG = 80  # lines of a function that is copied from another file: more are there only where they pay
 PART_NS = 300_000  # of Python's time for each part: benchmarks/bench_parts.py
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
@@ -138,11 +139,14 @@ def _within_budget(
         raise _none_fits(request, traced, profile, plan, search.brought([own], 0.0))
     nearest: Brought | None = None
     for number, schedules in enumerate(chain([[own]], more)):
-        brought = search.brought(schedules, request.seconds_left(), before)
+        brought = searched = search.brought(schedules, request.seconds_left(), before)
+        if searched.over_bytes or searched.overhead > about(plan.overhead):
+            brought = search.annealed(searched, number, request.seconds_left(), before)
         nearest = brought if nearest is None or brought.over_bytes < nearest.over_bytes else nearest
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        is_enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
+        tried = number >= TRIES and not searched.over_bytes
+        is_enough = best is not None and (best.overhead <= about(plan.overhead) or tried)
         if is_enough or request.time_is_up:
             break
     if best is None:
@@ -263,12 +267,26 @@ class Search:
     def brought(self, schedules: Iterable[Schedule], seconds: float | None = None, before: TableRows = ()) -> Brought:
         """The best table that is found from some schedules, in so many seconds if they are given; or one about as good that is
         more like the rows `before`. It may be above the limit."""
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        best = self.chooser.search(schedules, until, before, self.bound_ns)
+        return self._brought(self.chooser.search(schedules, _until(seconds), before, self.bound_ns), before)
+
+    def annealed(self, found: Brought, seed: int, seconds: float | None = None, before: TableRows = ()) -> Brought:
+        """What was found, or something better that annealing finds from where the search for it began."""
+        start, best = self.chooser.begun, self.chooser.price(found.rows)
+        if start is None or best is None:
+            return found
+        other = annealed(self.chooser, start, seed, _until(seconds))
+        return found if self.chooser.least([best, other]) is best else self._brought(other, before)
+
+    def _brought(self, best: Priced[Vertex], before: TableRows) -> Brought:
         best = steadied(best, before, self.chooser.price) if before else best
         parts = [part for _, part in parts_of(best.rows)]
         overhead = best.time_ns / max(1, self.plain_ns) - 1
         return Brought(self.found, best.rows, self.found.holders.schedule(parts), best.over_bytes, overhead)
+
+
+def _until(seconds: float | None) -> float:
+    """The moment of time.monotonic() in so many seconds."""
+    return math.inf if seconds is None else time.monotonic() + seconds
 
 
 def _left(reserve: Reserve, limit: int, order: Sequence[int]) -> int:
