@@ -308,13 +308,12 @@ class Found:
         return tuple(sorted(d for d in data if d is not None and self.model.graph.producers[d][0] < first))
 
     def _unread_bytes(self, vertices: Iterable[Vertex]) -> int:
-        """The bytes of what vertices are given that is no data node, since no operation reads it, as arguments that a method
-        takes and does not use."""
+        """The bytes of what vertices are given that no node reads: no operation does, as arguments that a method takes and does
+        not use; or only others of the node that makes it, as where it adds to what a convolution gives."""
         operations = {op for vertex in vertices for op in self._contents_given(vertex) if op < vertex.begin}
-        unread = {v for op in operations for v in self.trace.operations[op].made if not self.trace.readers[v]}
-        storages = {self.record.variables[v].storage for v in unread if self.model.data_of[v] is None}
-        own = (self.record.storages[s] for s in storages if s != NO_MEMORY)
-        return sum(s.nbytes for s in own if s.operation in operations)
+        made = {v for op in operations for v in self.trace.operations[op].made if self.model.data_of[v] is None}
+        own = (self.record.storages[s] for s in {self.record.variables[v].storage for v in made} if s != NO_MEMORY)
+        return sum(s.nbytes for s in own if s.operation is not None)
 
     def _in_attributes(self, vertex: Vertex) -> Iterator[int]:
         """The operations whose results attributes of the vertex's module hold, or of modules in there, as it begins."""
@@ -329,15 +328,16 @@ class Found:
         names = self._names_given(vertex, text) if text is not None and text.contents else ()
         for name, operations in text.contents if text is not None else ():
             yield from operations if name in names else ()
-        if self.is_module(vertex):
-            yield from self._arguments_of(vertex)
+        yield from self._arguments_of(vertex)
 
     def _arguments_of(self, vertex: Vertex) -> Iterator[int]:
-        """The operations, before a module's call, whose results its method has in variables as it begins: also what was taken
-        out of a list for it, as by `self.pe(xs[i])`."""
-        inner = next(self.tree.outermost(vertex, lambda v: v.text is not None), None)
-        if inner is not None and inner.text is not None and vertex.called is not None and inner.text.module == vertex.called[0]:
-            yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
+        """The operations, before a vertex, whose results the method or function that it calls has in variables as it begins:
+        also what was taken out of a list for it, as by `self.pe(xs[i])`."""
+        own = None if vertex.text is None or self.is_module(vertex) else vertex.text.function
+        inner = next(self.tree.outermost(vertex, lambda v: v.text is not None and v.text.function != own), None)
+        if inner is None or inner.text is None or (own is None and vertex.called and inner.text.module != vertex.called[0]):
+            return
+        yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
 
     def _holds_by_functions(self, vertex: Vertex) -> bool:
         """Whether a vertex is given a function that holds tensors: a part would hold those, whoever makes them again."""
