@@ -18,7 +18,8 @@ from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, simulate, with_forgets
 from remat_codegen.trace import Operation, Origin, location, refs
 
-CROSS_ENTROPY = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "log_softmax", "_log_softmax"}
+CROSS_ENTROPY = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
+LOG_SOFTMAX = {"log_softmax", "_log_softmax"}  # which are the same where one of each row's numbers is all that is read
 PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "einsum"}
 MOST = 0.5  # of the peak: what a loss takes that is worth a word
 FUSED = "linear_cross_entropy"  # of torch.nn.functional, from PyTorch 2.13 on
@@ -68,9 +69,15 @@ def _is_product(model: Model) -> bool:
 def _cross_entropy(model: Model, forward: int) -> str | None:
     """The line of a cross entropy that a node computes of a product with parameters; None where it computes none."""
     operations = [model.trace.operations[op] for op in model.bodies[forward].operations]
-    found = next((op for op in operations if op.base in CROSS_ENTROPY), None)
+    found = next((op for op in operations if op.base in CROSS_ENTROPY or _is_picked_from(model, op)), None)
     trained = any(op.base in PRODUCTS and _has_parameters(model, op) for op in model.trace.operations)
     return location(found.source) if found is not None and trained else None
+
+
+def _is_picked_from(model: Model, operation: Operation) -> bool:
+    """Whether it is a logarithm of softmax of which each row gives one number."""
+    readers = {model.trace.operations[r].base for v in operation.made for r in model.trace.readers[v]}
+    return operation.base in LOG_SOFTMAX and bool(readers) and readers <= CROSS_ENTROPY | {"gather"}
 
 
 def _has_parameters(model: Model, operation: Operation) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from remat_codegen.advice.losses import loss_note, own_bytes
 from remat_codegen.ask.budget import format_bytes
 from remat_codegen.graph.ir import Data, Node, Phase, shown_name
+from remat_codegen.graph.record import NO_MEMORY
 from remat_codegen.graph.simplify import Model, main_operation
 from remat_codegen.profile.costs import Profile
 from remat_codegen.schedule import Compute, Schedule, alive_before, simulate
@@ -47,9 +48,19 @@ def _said(model: Model, node: Node) -> str:
 
 
 def _dearest(model: Model, forward: int) -> Operation:
-    """What takes memory to work with, of a node's operations: a convolution rather than the activation that goes with it."""
-    own = (model.trace.operations[op] for op in model.bodies[forward].operations)
-    return next((op for op in own if op.base.startswith(DEAR)), main_operation(model, forward))
+    """What takes memory to work with, of a node's operations: a convolution rather than the activation that goes with it, a
+    product rather than its sum."""
+    own = [model.trace.operations[op] for op in model.bodies[forward].operations]
+    if (dear := next((op for op in own if op.base.startswith(DEAR)), None)) is not None:
+        return dear
+    return max([main_operation(model, forward), *own], key=lambda op: _made_bytes(model, op))
+
+
+def _made_bytes(model: Model, operation: Operation) -> int:
+    """The bytes of what an operation makes, but for views of what others have made."""
+    storages = {model.record.variables[v].storage for v in operation.made} - {NO_MEMORY}
+    found = (model.record.storages[s] for s in storages)
+    return sum(s.nbytes for s in found if s.operation == operation.id)
 
 
 def _listed(model: Model, data: Sequence[Data]) -> str:

@@ -331,13 +331,23 @@ class Found:
         yield from self._arguments_of(vertex)
 
     def _arguments_of(self, vertex: Vertex) -> Iterator[int]:
-        """The operations, before a vertex, whose results the method or function that it calls has in variables as it begins:
-        also what was taken out of a list for it, as by `self.pe(xs[i])`."""
-        own = None if vertex.text is None or self.is_module(vertex) else vertex.text.function
+        """The operations, before a vertex, whose results the module's method or the function that it calls has in variables as
+        it begins: also what was taken out of a list for it, as by `self.pe(xs[i])`."""
+        own = None if self.is_module(vertex) or vertex.text is None else vertex.text.function
+        if own is not None and not self._takes_out(vertex):
+            return
         inner = next(self.tree.outermost(vertex, lambda v: v.text is not None and v.text.function != own), None)
         if inner is None or inner.text is None or (own is None and vertex.called and inner.text.module != vertex.called[0]):
             return
         yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
+
+    def _takes_out(self, vertex: Vertex) -> bool:
+        """Whether an expression is a call with something out of a list or dict."""
+        syntax = None if vertex.text is None else syntax_of(self._source(vertex.text.function.file))
+        node = syntax.find(vertex.text.span) if syntax is not None and vertex.text is not None else None
+        if not isinstance(node, ast.Call):
+            return False
+        return any(isinstance(argument, ast.Subscript) for argument in (*node.args, *(k.value for k in node.keywords)))
 
     def _holds_by_functions(self, vertex: Vertex) -> bool:
         """Whether a vertex is given a function that holds tensors: a part would hold those, whoever makes them again."""
