@@ -214,8 +214,9 @@ class UncachedStep(Step):
     def forward(self, backward_program, model, *inputs):
         """The first forward pass, without autocast's cache."""
         cached, device = torch.is_autocast_cache_enabled(), next(d for d, dtype in AUTOCAST.items() if dtype)
-        kept = torch.mm(_kept_by_autocast(device), torch.zeros(1, 0, device=device))
-        self.autocast = kept.grad_fn.next_functions[0][0]  # a copy's node: another in each autocast
+        kept = _kept_by_autocast(device)
+        self.autocast = torch.mm(kept, kept.new_zeros(1, 0)).grad_fn.next_functions[0][0]  # a copy's: one for each autocast
+        self.copied = [p for p in model.parameters() if p.requires_grad and p.dtype is torch.float32]
         torch.set_autocast_cache_enabled(False)
         try:
             with super().forward(backward_program, model, *inputs):
@@ -225,18 +226,22 @@ class UncachedStep(Step):
 
     def unpack(self, held):
         """The same, where no other step of this autocast goes into one gradient: the original adds these in another type."""
-        task, (before, step, theirs) = torch._C._current_graph_task_id(), self.autocast.metadata.get("step", (None, None, None))
-        if before != task:
-            self.autocast.metadata["step"] = task, weakref.ref(self), {id(p) for p in self.marked[2]}
-        elif step() is not self and theirs & {id(p) for p in self.marked[2]}:
-            what = "two forward passes in one autocast go into one loss, where copies of parameters that both use add gradients"
-            raise RuntimeError(f"{what}: call the model in an autocast of its own each time, or take a file with marks")
+        task, shared = torch._C._current_graph_task_id(), self.autocast.metadata
+        if shared.get("task") != task:
+            shared.update(task=task, steps=weakref.WeakSet(), copied=set())
+        if task != -1 and self not in shared["steps"]:
+            own = {*map(id, self.copied)}
+            if shared["copied"] & own:
+                what = "two forward passes in one autocast go into one loss, and both use its copies of parameters"
+                raise RuntimeError(f"{what}: call the model in an autocast of its own each time, or take a file with marks")
+            shared["steps"].add(self)
+            shared["copied"] |= own
         return super().unpack(held)
 
 
 @functools.cache
 def _kept_by_autocast(device):
-    return torch.nn.Parameter(torch.zeros(0, 1, device=device))
+    return torch.nn.Parameter(torch.zeros(0, 1, dtype=torch.float32, device=device))
 
 
 class _Tracked(torch.autograd.Function):

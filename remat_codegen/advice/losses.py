@@ -20,6 +20,7 @@ from remat_codegen.trace import Operation, Origin, location, refs
 
 CROSS_ENTROPY = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
 LOG_SOFTMAX = {"log_softmax", "_log_softmax"}  # which are the same where one of each row's numbers is all that is read
+TURNED = {"view", "_unsafe_view", "reshape", "flatten", "transpose", "permute", "unsqueeze", "squeeze", "contiguous", "clone"}
 PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "einsum"}
 MOST = 0.5  # of the peak: what a loss takes that is worth a word
 FUSED = "linear_cross_entropy"  # of torch.nn.functional, from PyTorch 2.13 on
@@ -75,9 +76,15 @@ def _cross_entropy(model: Model, forward: int) -> str | None:
 
 
 def _is_picked_from(model: Model, operation: Operation) -> bool:
-    """Whether it is a logarithm of softmax of which each row gives one number."""
-    readers = {model.trace.operations[r].base for v in operation.made for r in model.trace.readers[v]}
-    return operation.base in LOG_SOFTMAX and bool(readers) and readers <= CROSS_ENTROPY | {"gather"}
+    """Whether it is a logarithm of softmax of which each row gives one number, however it lies."""
+    if operation.base not in LOG_SOFTMAX:
+        return False
+    readers, made = list[Operation](), [*operation.made]
+    for variable in made:  # which grows
+        here = [model.trace.operations[r] for r in model.trace.readers[variable]]
+        readers += [op for op in here if op.base not in TURNED]
+        made += [v for op in here if op.base in TURNED for v in op.made]
+    return bool(readers) and all(op.base in CROSS_ENTROPY | {"gather"} for op in readers)
 
 
 def _has_parameters(model: Model, operation: Operation) -> bool:

@@ -42,7 +42,7 @@ class _Annealing(Generic[V]):
         """The best of so many tables."""
         chooser, first = self.chooser, self.chooser.tried
         now = best = start
-        for _ in range(MOST_MOVES * tables):
+        for _ in range(MOST_MOVES * tables if self.groups else 0):
             done = (chooser.tried - first) / tables
             if done >= 1 or chooser.enough(first + tables):
                 break

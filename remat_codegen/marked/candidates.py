@@ -28,9 +28,9 @@ class Candidate(Generic[V]):
     and objects, whether they are read or not. `copies` are calls of functions that stay where they are: the text has to have
     copies of these. Of several vertices, the first reads `begin`, and `handed_bytes` are those of what the ones before the last
     give to others, and is no data node; what several of them read is `often`, once for each but the first. What is
-    `unkept` gives more than others read, or one of its vertices changes in place what the model has made. `given_bytes` are
-    those of what is given and is no data node, as nobody reads it. Where it `forks`, one of the vertices gives something to
-    several others.
+    `unkept` gives more than others read, or one of its vertices changes in place what the model has made. `unread` are
+    storages that are given and that no node reads, each with its bytes. Where it `forks`, one of the vertices gives something
+    to several others.
     """
 
     first: int
@@ -44,7 +44,7 @@ class Candidate(Generic[V]):
     begin: frozenset[int] = frozenset()
     often: tuple[int, ...] = ()
     unkept: bool = False
-    given_bytes: int = 0
+    unread: tuple[tuple[int, int], ...] = ()
     forks: bool = False
 
     def __hash__(self) -> int:

@@ -80,7 +80,7 @@ def parts_of(rows: Iterable[Row[V]]) -> list[tuple[Row[V], Part]]:
             raise ValueError("parts that make one value together, of which one gives to several, run again more than once")
         if row.keeps is Keeps.RESULT and candidate.unkept:
             raise ValueError("what a part keeps is another value by then, or more than others need")
-        handed = candidate.handed_bytes, candidate.begin, candidate.often, candidate.given_bytes
+        handed = candidate.handed_bytes, candidate.begin, candidate.often, candidate.unread
         part = Part(candidate.first, candidate.last, row.keeps, row.again, outer, row.late, candidate.given, *handed)
         found.append((row, part))
     return found
@@ -108,7 +108,7 @@ class Chooser(Generic[V]):
         self.costs: dict[tuple[Part, ...], float] = {}
         self.times_ns: dict[tuple[Part, ...], int] = {}
         self.known: dict[tuple[Part, ...], Priced[V]] = {}
-        self.begun: Priced[V] | None = None  # what the last search began with
+        self.begun: list[Priced[V]] = []  # what each search began with
 
     # ------------------------------------------------------------------ what a table takes
 
@@ -163,7 +163,7 @@ class Chooser(Generic[V]):
         `bound_ns` that no schedule is below, no more is looked for."""
         self.until = until
         starts = self.starts(schedules, before)
-        self.begun = starts[0]
+        self.begun.append(starts[0])
         self.most = self.tried + self.tables // 4 + len(starts) * self.tables
         quick = self.in_two(self.least(starts), self.tried + self.tables // 4)
         is_enough = not quick.over_bytes and self._slowest_ns(quick) <= bound_ns + LITTLE_GAP * self.step_ns

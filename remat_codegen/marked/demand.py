@@ -106,7 +106,7 @@ class Part:
     What a part that is `late` makes is kept at first: each value until a backward node has read it. `given` are data that it is
     given, and holds, beside those that its nodes read. Where it is several parts that make one value, the first is given
     `begin`, and `handed_bytes` are there between them, while others run again for the last; what several of them are given is
-    `often`, once for each but the first. `given_bytes` are those of what it is given beside that, and holds, and nobody reads.
+    `often`, once for each but the first. `unread` are storages that it is given beside that, and holds, each with its bytes.
     """
 
     first: int
@@ -119,7 +119,7 @@ class Part:
     handed_bytes: int = 0
     begin: frozenset[int] = frozenset()
     often: tuple[int, ...] = ()
-    given_bytes: int = 0
+    unread: tuple[tuple[int, int], ...] = ()
 
     def __contains__(self, node: int | None) -> bool:
         return node is not None and self.first <= node <= self.last
@@ -509,13 +509,18 @@ class _Step:
                 self.beside[position] = self.beside.get(position, 0) + nbytes
 
     def _hold_given(self) -> None:
-        """Holds what parts are given that nobody reads, until they have run again. One in another part holds nothing."""
-        giving = [part for part in self.parts if part.given_bytes and part.outer is None]
+        """Holds what parts are given that nobody reads, until the last of them has run again. One in another part holds
+        nothing."""
+        giving = [part for part in self.parts if part.unread and part.outer is None]
         last_run = {node: position for position, node in enumerate(self.order)} if giving else {}
+        held: dict[tuple[int, int], set[int]] = {}
         for part in giving:
             end = max(last_run[node] for node in range(part.first, part.last + 1))
-            for position in range(part.last + 1, max(end, self.graph.loss) + 1):
-                self.beside[position] = self.beside.get(position, 0) + part.given_bytes
+            for unread in part.unread:
+                held.setdefault(unread, set()).update(range(part.last + 1, max(end, self.graph.loss) + 1))
+        for (_, nbytes), positions in held.items():
+            for position in positions:
+                self.beside[position] = self.beside.get(position, 0) + nbytes
 
     def _hold_states(self, where: Mapping[int, int]) -> None:
         """Holds generator states, those of parts that did not run again until nothing of theirs is read any more."""

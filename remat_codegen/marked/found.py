@@ -193,7 +193,7 @@ class Found:
         key, handed = tuple(map(self.key, vertices)), self._handed_on(vertices)
         unkept = len(vertices) > 1 and self._changes_what_is_made(operations)
         unkept = unkept or self._gives_more(vertices[-1], nodes)
-        unread = self._unread_bytes(vertices)
+        unread = self._unread(vertices)
         forks = self._forks(vertices)
         return Candidate(nodes[0], nodes[-1], vertices, key, tuple(marks), given, copies, *handed, unkept, unread, forks)
 
@@ -307,13 +307,16 @@ class Found:
         data = {self.model.data_of[v] for op in operations for v in self.trace.operations[op].made}
         return tuple(sorted(d for d in data if d is not None and self.model.graph.producers[d][0] < first))
 
-    def _unread_bytes(self, vertices: Iterable[Vertex]) -> int:
-        """The bytes of what vertices are given that no node reads: no operation does, as arguments that a method takes and does
-        not use; or only others of the node that makes it, as where it adds to what a convolution gives."""
+    def _unread(self, vertices: Iterable[Vertex]) -> tuple[tuple[int, int], ...]:
+        """The storages, each with its bytes, of what vertices are given that no node reads: no operation does, as of arguments
+        that a method does not use; or only others of the node that makes it, as where it adds to what a convolution gives."""
+        vertices = [*vertices]
         operations = {op for vertex in vertices for op in self._contents_given(vertex) if op < vertex.begin}
+        operations -= {op for vertex in vertices for op in range(vertex.begin, vertex.end)}  # handed on from one to another
         made = {v for op in operations for v in self.trace.operations[op].made if self.model.data_of[v] is None}
-        own = (self.record.storages[s] for s in {self.record.variables[v].storage for v in made} if s != NO_MEMORY)
-        return sum(s.nbytes for s in own if s.operation is not None)
+        storages = sorted({self.record.variables[v].storage for v in made} - {NO_MEMORY})
+        own = [self.record.storages[s] for s in storages]
+        return tuple((s.id, s.nbytes) for s in own if s.operation is not None and s.nbytes)
 
     def _in_attributes(self, vertex: Vertex) -> Iterator[int]:
         """The operations whose results attributes of the vertex's module hold, or of modules in there, as it begins."""
@@ -331,23 +334,14 @@ class Found:
         yield from self._arguments_of(vertex)
 
     def _arguments_of(self, vertex: Vertex) -> Iterator[int]:
-        """The operations, before a vertex, whose results the module's method or the function that it calls has in variables as
-        it begins: also what was taken out of a list for it, as by `self.pe(xs[i])`."""
+        """The operations, before a vertex, whose results methods and functions that it calls have in variables: also what was
+        taken out of a list for them, as by `self.pe(xs[i])`."""
         own = None if self.is_module(vertex) or vertex.text is None else vertex.text.function
-        if own is not None and not self._takes_out(vertex):
-            return
-        inner = next(self.tree.outermost(vertex, lambda v: v.text is not None and v.text.function != own), None)
-        if inner is None or inner.text is None or (own is None and vertex.called and inner.text.module != vertex.called[0]):
-            return
-        yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
-
-    def _takes_out(self, vertex: Vertex) -> bool:
-        """Whether an expression is a call with something out of a list or dict."""
-        syntax = None if vertex.text is None else syntax_of(self._source(vertex.text.function.file))
-        node = syntax.find(vertex.text.span) if syntax is not None and vertex.text is not None else None
-        if not isinstance(node, ast.Call):
-            return False
-        return any(isinstance(argument, ast.Subscript) for argument in (*node.args, *(k.value for k in node.keywords)))
+        for inner in self.tree.outermost(vertex, lambda v: v.text is not None and v.text.function != own):
+            if inner.text is not None and inner.begin >= vertex.begin:  # else it is handed in itself
+                yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
+            if own is None:
+                break  # the first of a module's own method has all
 
     def _holds_by_functions(self, vertex: Vertex) -> bool:
         """Whether a vertex is given a function that holds tensors: a part would hold those, whoever makes them again."""

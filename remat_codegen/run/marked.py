@@ -30,7 +30,7 @@ from remat_codegen.run.marked_text import emit, named, read_back
 from remat_codegen.run.pipeline import finished
 from remat_codegen.run.planning import DIGITS, make_plan, unseen
 from remat_codegen.run.priced import measured_costs
-from remat_codegen.run.tabling import PART_NS, Brought, about, felt, steadily
+from remat_codegen.run.tabling import PART_NS, SAVED_NS, Beside, Brought, about, felt, steadily
 from remat_codegen.run.traced import Traced, trace_target
 from remat_codegen.schedule import simulate
 from remat_codegen.schedule.order import order_of
@@ -279,8 +279,11 @@ def note_losses(plan: SavedPlan, made: SavedPlan, brought: Brought, profile: Pro
             at = f"at {one.label}, " if made.others else ""
             progress.note(f"note: {at}{_what_is_lost(one, before)}")
     if (share := felt(profile, brought)) > LITTLE_FELT:
-        beside = f"parts take some {PART_NS / 1e6:g} ms each of Python's time beside their operations, which no plan counts"
-        progress.note(f"note: {beside}: {len(brought.rows)} of them, some {percent(share)} of this step")
+        own = f"{PART_NS / 1e6:g} ms of Python's time each time that a part runs again"
+        own += f", {SAVED_NS / 1e3:g} us for each tensor saved"
+        beside = Beside.of(brought)
+        counted = f"{beside.runs:,} runs and {beside.saved:,} tensors, some {percent(share)} of this step"
+        progress.note(f"note: a step takes {own}, which no plan counts: {counted}")
 
 
 def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, progress: Progress) -> str:

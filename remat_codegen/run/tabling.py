@@ -42,9 +42,11 @@ from remat_codegen.show.results import Progress
 LITTLE_LOST = 0.005  # of the step's time: what nothing is said of, nor other plans tried for, if fewer rows may not cost more
 A_START = 0.3  # of a limited time: what each other plan may take
 A_LITTLE_WORK = 100  # of the search for each other plan by `auto`, for a node: tables are searched from there
-TRIES = 1  # of other plans at least, and on until one leads to a table that fits without annealing
+TRIES = 2  # of other plans, if the search found a table that fits
+ANNEALED = 2  # starts of searches from which annealing goes on where these end far above the plan
 LONG = 80  # lines of a function that is copied from another file: more are there only where they pay
-PART_NS = 300_000  # of Python's time for each part: benchmarks/bench_parts.py
+PART_NS = 300_000  # of Python's time for each run of a part once more: benchmarks/bench_parts.py
+SAVED_NS = 4_000  # the same for each tensor that autograd saves, in a part or not
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -139,16 +141,17 @@ def _within_budget(
         raise _none_fits(request, traced, profile, plan, search.brought([own], 0.0))
     nearest: Brought | None = None
     for number, schedules in enumerate(chain([[own]], more)):
-        brought = searched = search.brought(schedules, request.seconds_left(), before)
-        if searched.over_bytes or searched.overhead > about(plan.overhead):
-            brought = search.annealed(searched, number, request.seconds_left(), before)
+        brought = search.brought(schedules, request.seconds_left(), before)
         nearest = brought if nearest is None or brought.over_bytes < nearest.over_bytes else nearest
         if not brought.over_bytes and (best is None or brought.overhead < best.overhead):
             best = brought
-        tried = number >= TRIES and not searched.over_bytes
-        is_enough = best is not None and (best.overhead <= about(plan.overhead) or tried)
+        is_enough = best is not None and (best.overhead <= about(plan.overhead) or number == TRIES)
         if is_enough or request.time_is_up:
             break
+    if (best is None or best.overhead > about(plan.overhead)) and not request.time_is_up:
+        assert nearest is not None
+        nearest = best = search.annealed(best or nearest, request.seconds_left(), before)
+        best = None if nearest.over_bytes else best
     if best is None:
         assert nearest is not None
         raise _none_fits(request, traced, profile, plan, nearest)
@@ -269,13 +272,13 @@ class Search:
         more like the rows `before`. It may be above the limit."""
         return self._brought(self.chooser.search(schedules, _until(seconds), before, self.bound_ns), before)
 
-    def annealed(self, found: Brought, seed: int, seconds: float | None = None, before: TableRows = ()) -> Brought:
-        """What was found, or something better that annealing finds from where the search for it began."""
-        start, best = self.chooser.begun, self.chooser.price(found.rows)
-        if start is None or best is None:
-            return found
-        other = annealed(self.chooser, start, seed, _until(seconds))
-        return found if self.chooser.least([best, other]) is best else self._brought(other, before)
+    def annealed(self, found: Brought, seconds: float | None = None, before: TableRows = ()) -> Brought:
+        """What was found, or something better that annealing finds from where the first searches began."""
+        best = self.chooser.price(found.rows)
+        for seed, start in enumerate(self.chooser.begun[:ANNEALED]):
+            other = annealed(self.chooser, start, seed, _until(seconds))
+            best = other if best is None else self.chooser.least([best, other])
+        return found if best is None or best.rows == found.rows else self._brought(best, before)
 
     def _brought(self, best: Priced[Vertex], before: TableRows) -> Brought:
         best = steadied(best, before, self.chooser.price) if before else best
@@ -299,6 +302,26 @@ def about(overhead: float) -> float:
     return overhead + max(LITTLE_LOST, A_LITTLE + A_LITTLE_MORE * overhead)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What takes Python's time in a step beside its operations: runs of parts once more, and tensors that autograd saves."""
+
+    runs: int
+    saved: int
+
+    @staticmethod
+    def of(brought: Brought) -> Beside:
+        """What there is of it with a table."""
+        operations = brought.found.record.operations
+        saved = sum(len(op.saved) + len(op.phantoms) for op in operations)
+        return Beside(sum(1 + row.again.spares for row in brought.rows), saved if brought.rows else 0)
+
+    @property
+    def time_ns(self) -> int:
+        """In nanoseconds."""
+        return self.runs * PART_NS + self.saved * SAVED_NS
+
+
 def felt(profile: Profile, brought: Brought) -> float:
     """By how much Python's own time for parts makes a step longer, as a share of it."""
-    return len(brought.rows) * PART_NS / max(1, sum(profile.time_ns)) if profile.device == "cpu" else 0.0
+    return Beside.of(brought).time_ns / max(1, sum(profile.time_ns)) if profile.device == "cpu" else 0.0

@@ -136,7 +136,7 @@ def test_functions_refuse_two_passes_that_share_copies_of_parameters(model, tmp_
         assert all(torch.equal(a, b) for a, b in zip(*of, strict=True))
 
 
-def test_functions_allow_two_models_in_one_autocast(model, tmp_path):
+def test_functions_tell_the_passes_of_two_models_apart(model, tmp_path):
     request = Request(f"{model}:Once", "75%", tmp_path / "out.py", autocast="bfloat16", edition=1)
     pipeline.generate(request, Progress(None))
     made = load_generated(tmp_path / "out.py")
@@ -146,3 +146,7 @@ def test_functions_allow_two_models_in_one_autocast(model, tmp_path):
         loss = one(x).sum() + other(x).sum()
     loss.backward()
     assert all(p.grad is not None for m in (one, other) for p in m.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = one(x).sum() + one(x).sum() + other(x).sum()
+    with pytest.raises(RuntimeError, match="two forward passes in one autocast"):
+        loss.backward()

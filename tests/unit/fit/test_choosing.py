@@ -257,6 +257,7 @@ def test_where_nothing_is_left(folder):
 
 def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
     monkeypatch.setattr(tabling, "PART_NS", 0)  # which such a small model would feel, the more the quicker the machine is
+    monkeypatch.setattr(tabling, "SAVED_NS", 0)
     report = made("--max-overhead", "30%")
     assert 0 < report["overhead"] <= 0.3 and report["budget_bytes"] < report["unmodified_peak_bytes"]
     tried = {row["at"]: row["good"] for row in report["chosen"]["tried"]}
@@ -269,6 +270,7 @@ def test_the_smallest_budget_for_so_much_time(folder, monkeypatch):
 def test_pythons_time_for_parts_counts_as_more_time(folder, monkeypatch):
     asked = "--max-overhead", "30%", "--edition", "2"
     monkeypatch.setattr(tabling, "PART_NS", 0)
+    monkeypatch.setattr(tabling, "SAVED_NS", 0)
     free = made(*asked)
     assert free["overhead"] > 0 and "Python's time" not in header()
     monkeypatch.setattr(tabling, "PART_NS", 10**12)

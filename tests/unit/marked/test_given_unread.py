@@ -12,6 +12,8 @@ from second_edition import found_in, imported_file, planned_peak, text_of, trace
 from remat_codegen.marked.candidates import Row
 
 MODEL = """
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -33,6 +35,9 @@ class Net(nn.Module):
         levels = {"low": self.first(x)}
         levels["high"] = self.second(levels["low"].sin())
         return levels["high"].flatten(1) + self.shift, CALL
+
+    def placed_last(self, pair):
+        return self.placed(pair[1])
 
     def placed(self, x):
         return (torch.arange(x.shape[-1], dtype=torch.float32)[None] / (1 + torch.arange(64)[:, None])).sin() * 2.0
@@ -57,6 +62,11 @@ CALLS = {
     "out of an expression": ("Net", "self.positions([*levels.values()][-1][:, :, :])"),
     "alone": ("Alone", "None"),
     "to a method": ("Net", 'self.placed(levels["high"])'),
+    "in a product": ("Net", '1.0 * self.placed(levels["high"])'),
+    "in a tuple": ("Net", 'self.placed_last((levels["low"], levels["high"]))'),
+    "with a star": ("Net", 'self.placed(*[levels["high"]])'),
+    "of an object": ("Net", "self.placed(SimpleNamespace(**levels).high)"),
+    "twice": ("Net", 'self.placed(levels["high"]) * self.positions(levels["high"])'),
 }
 SLACK_BYTES = 512
 
