@@ -18,7 +18,7 @@ from remat_codegen.marked.candidates import Candidate, Candidates
 from remat_codegen.marked.changed import ChangedBuffer, changed_buffers, past_autograd, reading_followers
 from remat_codegen.marked.compiled import is_compiled_function
 from remat_codegen.marked.evaluations import Text, Tree, Vertex
-from remat_codegen.marked.given import calls_in, given_to_calls, given_to_expression
+from remat_codegen.marked.given import calls_in, given_to_calls, given_to_expression, taken_out
 from remat_codegen.marked.holders import Holders, node_of
 from remat_codegen.marked.library import Library, Owner, at_top, first_line, is_only_called, method_in, text_of
 from remat_codegen.marked.lookups import Caller, Lookups
@@ -312,11 +312,11 @@ class Found:
         that a method does not use; or only others of the node that makes it, as where it adds to what a convolution gives."""
         vertices = [*vertices]
         operations = {op for vertex in vertices for op in self._contents_given(vertex) if op < vertex.begin}
-        operations -= {op for vertex in vertices for op in range(vertex.begin, vertex.end)}  # handed on from one to another
+        inside = {op for vertex in vertices for op in range(vertex.begin, vertex.end)}  # what one hands on to another
         made = {v for op in operations for v in self.trace.operations[op].made if self.model.data_of[v] is None}
         storages = sorted({self.record.variables[v].storage for v in made} - {NO_MEMORY})
         own = [self.record.storages[s] for s in storages]
-        return tuple((s.id, s.nbytes) for s in own if s.operation is not None and s.nbytes)
+        return tuple((s.id, s.nbytes) for s in own if s.operation is not None and s.operation not in inside and s.nbytes)
 
     def _in_attributes(self, vertex: Vertex) -> Iterator[int]:
         """The operations whose results attributes of the vertex's module hold, or of modules in there, as it begins."""
@@ -334,14 +334,23 @@ class Found:
         yield from self._arguments_of(vertex)
 
     def _arguments_of(self, vertex: Vertex) -> Iterator[int]:
-        """The operations, before a vertex, whose results methods and functions that it calls have in variables: also what was
-        taken out of a list for them, as by `self.pe(xs[i])`."""
+        """The operations, before a vertex, whose results are in variables of the module's method, or of functions that get what
+        an expression takes out of something: the pyramid's level in `self.pe(xs[i])`."""
         own = None if self.is_module(vertex) or vertex.text is None else vertex.text.function
+        if own is not None and not self._takes_out(vertex):
+            return
         for inner in self.tree.outermost(vertex, lambda v: v.text is not None and v.text.function != own):
             if inner.text is not None and inner.begin >= vertex.begin:  # else it is handed in itself
                 yield from (op for _, operations in inner.text.contents for op in operations if op < vertex.begin)
             if own is None:
                 break  # the first of a module's own method has all
+
+    def _takes_out(self, vertex: Vertex) -> bool:
+        """Whether an expression calls something with what it takes out of a list, a dict or an object."""
+        syntax = None if vertex.text is None else syntax_of(self._source(vertex.text.function.file))
+        node = syntax.find(vertex.text.span) if syntax is not None and vertex.text is not None else None
+        calls = calls_in(node) if isinstance(node, ast.expr) else ()
+        return any(taken_out(argument) for call in calls for argument in (*call.args, *(k.value for k in call.keywords)))
 
     def _holds_by_functions(self, vertex: Vertex) -> bool:
         """Whether a vertex is given a function that holds tensors: a part would hold those, whoever makes them again."""

@@ -27,6 +27,12 @@ def calls_in(node: ast.expr) -> list[ast.Call]:
     return [n for n in ast.walk(node) if isinstance(n, ast.Call) and root_of(n.func) not in LIBRARIES | PURE]
 
 
+def taken_out(argument: ast.expr) -> bool:
+    """Whether an argument is, or has in it, something out of a list, a dict or an object, but for a module's own."""
+    taken = (n for n in ast.walk(argument) if isinstance(n, (ast.Subscript, ast.Attribute)))
+    return any(isinstance(n, ast.Subscript) or root_of(n) not in LIBRARIES | PURE | {"self"} for n in taken)
+
+
 def _whole(node: ast.AST) -> Iterator[str]:
     """What is handed on whole."""
     if isinstance(node, ast.expr) and is_dotted(node):
