@@ -46,7 +46,9 @@ TRIES = 2  # of other plans, if the search found a table that fits
 ANNEALED = 2  # starts of searches from which annealing goes on where these end far above the plan
 LONG = 80  # lines of a function that is copied from another file: more are there only where they pay
 PART_NS = 300_000  # of Python's time for each run of a part once more: benchmarks/bench_parts.py
-SAVED_NS = 4_000  # the same for each tensor that autograd saves, in a part or not
+SAVED_NS = (
+    2_000  # the same for each tensor that autograd saves, in a part or not: what a chain of 1,000 sines costs more than of 100
+)
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
