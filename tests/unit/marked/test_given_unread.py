@@ -69,9 +69,10 @@ CALLS = {
     "twice": ("Net", 'self.placed(levels["high"]) * self.positions(levels["high"])'),
 }
 SLACK_BYTES = 512
+FURTHER = {"by name", "out of an expression", "with a star"}
 
 
-@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in FURTHER else []) for c in CALLS])
 def test_what_is_given_and_not_read_is_held(case: str, tmp_path: Path) -> None:
     name, call = CALLS[case]
     path = tmp_path / "net.py"
