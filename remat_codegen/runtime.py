@@ -215,7 +215,8 @@ class UncachedStep(Step):
         """The first forward pass, without autocast's cache."""
         cached, device = torch.is_autocast_cache_enabled(), next(d for d, dtype in AUTOCAST.items() if dtype)
         kept = _kept_by_autocast(device)
-        self.autocast = torch.mm(kept, kept.new_zeros(1, 0)).grad_fn.next_functions[0][0]  # a copy's: one for each autocast
+        (copy, _), *_ = torch.mm(kept, kept.new_zeros(1, 0)).grad_fn.next_functions
+        self.autocast = copy  # its node: another one in each autocast
         self.copied = [p for p in model.parameters() if p.requires_grad and p.dtype is torch.float32]
         torch.set_autocast_cache_enabled(False)
         try:
@@ -233,7 +234,8 @@ class UncachedStep(Step):
             own = {*map(id, self.copied)}
             if shared["copied"] & own:
                 what = "two forward passes in one autocast go into one loss, and both use its copies of parameters"
-                raise RuntimeError(f"{what}: call the model in an autocast of its own each time, or take a file with marks")
+                what += ": call the model in an autocast of its own each time, or take a file with marks"
+                raise RuntimeError(what)
             shared["steps"].add(self)
             shared["copied"] |= own
         return super().unpack(held)
@@ -241,6 +243,7 @@ class UncachedStep(Step):
 
 @functools.cache
 def _kept_by_autocast(device):
+    """A parameter without numbers. Autocast keeps its copy, too, and makes another one when it is entered again."""
     return torch.nn.Parameter(torch.zeros(0, 1, dtype=torch.float32, device=device))
 
 

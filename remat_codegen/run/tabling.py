@@ -46,9 +46,9 @@ TRIES = 2  # of other plans, if the search found a table that fits
 ANNEALED = 2  # starts of searches from which annealing goes on where these end far above the plan
 LONG = 80  # lines of a function that is copied from another file: more are there only where they pay
 PART_NS = 300_000  # of Python's time for each run of a part once more: benchmarks/bench_parts.py
-SAVED_NS = (
-    2_000  # the same for each tensor that autograd saves, in a part or not: what a chain of 1,000 sines costs more than of 100
-)
+# The same for each of the tensors that autograd saves, in a part or not: there, 132 of them are saved, and three activations
+# take that much longer than an empty table and three parts.
+SAVED_NS = 3_000
 SHARES = (1.0, 0.97, 0.93, 0.87, 0.8)  # of the limit: what further schedules that the search starts from are planned for
 
 
@@ -276,9 +276,9 @@ class Search:
 
     def annealed(self, found: Brought, seconds: float | None = None, before: TableRows = ()) -> Brought:
         """What was found, or something better that annealing finds from where the first searches began."""
-        best = self.chooser.price(found.rows)
+        best, until = self.chooser.price(found.rows), _until(seconds)
         for seed, start in enumerate(self.chooser.begun[:ANNEALED]):
-            other = annealed(self.chooser, start, seed, _until(seconds))
+            other = annealed(self.chooser, start, seed, until)
             best = other if best is None else self.chooser.least([best, other])
         return found if best is None or best.rows == found.rows else self._brought(best, before)
 
