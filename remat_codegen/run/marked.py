@@ -25,6 +25,7 @@ from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.steady import ANEW, Before
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import functions, pipeline
+from remat_codegen.run.forked import begun
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.marked_text import emit, named, read_back
 from remat_codegen.run.pipeline import finished
@@ -42,6 +43,7 @@ MOST_LOST = 0.05  # of the step's time: what a table may take beyond the plan, i
 NAMED = 3  # of what forward changes in place, in a note
 MOST_AVOIDED = 6  # times that a table is looked for once more, without parts that cannot run again
 LITTLE_LEFT = 0.01  # of a step's memory: what forward leaves to the garbage collector where that is said
+LARGE = 300  # operations, from which on a copy of this process shows that marks change nothing, while this one goes on
 LITTLE_FELT = 0.02  # of a step: what parts take of Python's time where that is said
 T = TypeVar("T")
 Tabled = tuple[SavedPlan, Brought]  # a plan as a table takes it, and that table
@@ -291,16 +293,30 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
     would do something else."""
     with progress.stage("emit"):
         text = emit(traced, plan, replace(request, edition=2), brought)
-        sizes = [(one.target, one.model.trace) for one in traced.all()]
-        found = (difference(text, target.module, target.args, target.kwargs, trace) for target, trace in sizes)
-        changed = next((what for what in found if what is not None), None)
-        if changed is not None:
-            what = f"marks would change what the model does: {changed}"
-            hint = "use --edition 1" if traced.model.trace.run is None else None
-            raise UnsupportedError(what, where=traced.target.label, hint=hint)
-        _check_steps(text, traced, plan, brought)
-        _check_replays(text, traced, plan, brought)
+        large = len(traced.model.trace.operations) >= LARGE
+        with begun(partial(_changed, text, traced), apart=large) as changed:
+            if not changed.apart:  # what does something else may fail in any way
+                _refuse(changed.result(), traced)
+            try:
+                _check_steps(text, traced, plan, brought)
+                _check_replays(text, traced, plan, brought)
+            finally:
+                _refuse(changed.result(), traced)
     return text
+
+
+def _changed(text: str, traced: Traced) -> str | None:
+    """What a file does otherwise than the model, for one of its inputs."""
+    sizes = [(one.target, one.model.trace) for one in traced.all()]
+    found = (difference(text, target.module, target.args, target.kwargs, trace) for target, trace in sizes)
+    return next((what for what in found if what is not None), None)
+
+
+def _refuse(changed: str | None, traced: Traced) -> None:
+    if changed is not None:
+        what = f"marks would change what the model does: {changed}"
+        hint = "use --edition 1" if traced.model.trace.run is None else None
+        raise UnsupportedError(what, where=traced.target.label, hint=hint)
 
 
 def _check_steps(text: str, traced: Traced, plan: SavedPlan, brought: Brought) -> None:

@@ -17,7 +17,7 @@ from remat_codegen.marked.demand import Keeps
 from remat_codegen.marked.proof import _in_one_module, difference
 from remat_codegen.marked.reading import read
 from remat_codegen.marked.table import COLUMNS, Entry, table
-from remat_codegen.run import check_update, marked, marked_text, pipeline
+from remat_codegen.run import check_update, forked, marked, marked_text, pipeline
 from remat_codegen.run.traced import trace_target
 from remat_codegen.show.results import Progress
 
@@ -103,7 +103,10 @@ def test_a_table_that_takes_a_little_longer_is_written_and_a_note_says_so(folder
     assert bool(re.search(r"note: a table of parts takes \d+\.\d % more time, the plan -?\d+\.\d %", said)) == (by > 0)
 
 
-def test_functions_where_marks_would_change_the_model(folder, capsys, monkeypatch):
+@pytest.mark.parametrize("apart", [False, True])
+def test_functions_where_marks_would_change_the_model(folder, capsys, monkeypatch, apart):
+    monkeypatch.setattr(marked, "LARGE", 0)
+    monkeypatch.setattr(forked, "can_fork", lambda: apart)
     emit = marked_text.emit
     monkeypatch.setattr(marked, "emit", lambda *given: emit(*given).replace("F.gelu", "F.relu"))
     text, said = made(folder, capsys)
