@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":69777412,"planned_peak_bytes":69584584,
 #: "unmodified_peak_bytes":116291592,"overhead":0.1483,"bound":0.1459,"device":"cpu","order":"211|107:105;112:100-101;
 #: 116:93-94,42,95;2*(123:86-88;131:81-82;135:74-76)+19-19;161:43-51;3*(172:37-39;178:30-33)+12-12",
-#: "notes":["from\u0020dtr"],"seal":"111f50b6941f32f4"}
+#: "notes":["from\u0020dtr"],"seal":"a5b1ac23b98710a6"}
 # fmt: off
 """EncoderDecoder with training steps that keep at most 66.5 MiB of activations.
 
@@ -1053,7 +1053,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"60%","budget_bytes":6816158,"planned_peak_bytes":6761480,
 #: "unmodified_peak_bytes":11356168,"overhead":0.0603,"bound":0.0581,"device":"cpu","order":"219|111:109;114:77,103-104,
 #: 106;120:97-98,100;2*(126:92,94;132:86,88;146:73;149:68,70;151:41;155:62,64)+35-36;195:20,22-23;202:13-14,16;216:0-1",
-#: "notes":["from\u0020dtr"],"seal":"12ada1371bdfad5d"}
+#: "notes":["from\u0020dtr"],"seal":"d1dad80fb25ebb1b"}
 # fmt: off
 """Decoder with training steps that keep at most 6.5 MiB of activations.
 
@@ -1035,7 +1035,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

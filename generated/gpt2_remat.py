@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"1GiB","budget_bytes":1073741824,"planned_peak_bytes":1062589320,
 #: "unmodified_peak_bytes":2421657608,"overhead":0.1827,"bound":0.178,"device":"cpu","order":"337|2*(175:173;178:170;
 #: 180:168;183:161-165)+13-14;201:145;4*(204:139-142;209:131-137)+13-14;5*(256:84-86;261:77-81;266:75)+13-14;321:14-16;
-#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"bcadcee909cc4003"}
+#: 2*(326:7-11)+5-6","notes":["from\u0020rockmate"],"seal":"34e5dc4b9c232638"}
 # fmt: off
 """GPT2 with training steps that keep at most 1,024.0 MiB of activations.
 
@@ -1046,7 +1046,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

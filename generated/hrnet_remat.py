@@ -11,8 +11,8 @@
 #: "status":"feasible","budget":"60%","budget_bytes":10675226,"planned_peak_bytes":10640684,
 #: "unmodified_peak_bytes":17787948,"overhead":0.1261,"bound":0.1236,"device":"cpu","order":"200|124:49,70,76;126:106;
 #: 128:55-56,58,61-62,64;2*(149:73)+4-6;167:0,2,5-6,8,11-12,14-15,19,21-22,24-25,27-28,30;2*(172:39)+4-6;178:18",
-#: "notes":["from\u0020dtr"],"seal":"22559a7848ba628b"}
-# ruff: noqa: B023
+#: "notes":["from\u0020dtr"],"seal":"ba166b95cca7ab4e"}
+# ruff: noqa: B023 (a part holds on to what it reads)
 # fmt: off
 """HRNet with training steps that keep at most 10.2 MiB of activations.
 
@@ -1060,7 +1060,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

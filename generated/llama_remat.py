@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"f5cd9ff3262f495fd154b9d219f119db3099319791f23d52756a92ec90fc950a","planner":"auto",
 #: "status":"feasible","budget":"60%","budget_bytes":9457156,"planned_peak_bytes":9403400,
 #: "unmodified_peak_bytes":15757832,"overhead":0.0435,"bound":0.0427,"device":"cpu","order":"134|67:65;3*(69:61,63;
-#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"201c752ef8c0ebe7"}
+#: 71:59;76:55;81:49)+16-16;117:13,15;2*(119:11)+5-4;129:0-1","notes":["from\u0020rockmate"],"seal":"a9a2b7e3e7d7190b"}
 # fmt: off
 """Llama with training steps that keep at most 9.0 MiB of activations.
 
@@ -1027,7 +1027,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

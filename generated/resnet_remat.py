@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"c15c76325bf0440857728b1a7c28ac6412f0b802abcdbd99e84560a2d7f9b9a5","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":47208322,"planned_peak_bytes":46684420,
 #: "unmodified_peak_bytes":94412548,"overhead":0.0751,"bound":0.0696,"device":"cpu","order":"92|2*(62:40)+1+3;67:37;
-#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"ae457e286d06175c"}
+#: 70:0,2,8,14,21,27;2*(71:30)+4-6;79:17;2*(83:9,11)+4-6;90:0","notes":["from\u0020dtr"],"seal":"102a1fcfeb15995d"}
 # fmt: off
 """ResNet with training steps that keep at most 45.0 MiB of activations.
 
@@ -1027,7 +1027,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

@@ -11,7 +11,7 @@
 #: "status":"feasible","budget":"55%","budget_bytes":40388130,"planned_peak_bytes":38898052,
 #: "unmodified_peak_bytes":73428868,"overhead":0.0236,"bound":0.0183,"device":"cpu","order":"155|85:73;89:67-69;
 #: 90:67-68;2*(94:56;96:62;100:57-58)+11-11;116:42;2*(120:37-38)+4-4;3*(129:28-29)+5-5;143:14-15;148:8-10",
-#: "notes":["from\u0020dtr"],"seal":"14543035dfe563f6"}
+#: "notes":["from\u0020dtr"],"seal":"4840e97f029ebbe0"}
 # fmt: off
 """UNet with training steps that keep at most 38.5 MiB of activations.
 
@@ -1003,7 +1003,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

@@ -10,7 +10,7 @@
 #: {"version":1,"graph":"3fefbf2676aba40321909bbc44d89e671aa57f8f9210895c93a58d44d8a0f95a","planner":"auto",
 #: "status":"feasible","budget":"50%","budget_bytes":48503908,"planned_peak_bytes":47893960,
 #: "unmodified_peak_bytes":97003720,"overhead":0.0769,"bound":0.0746,"device":"cpu","order":"118|2*(64:52)+4-4;
-#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"638fb8111f107780"}
+#: 2*(71:43-45;77:39)+9-9;3*(89:24-27;95:21)+9-9","notes":["from\u0020nothing"],"seal":"ae9b125de24a1278"}
 # fmt: off
 """ViT with training steps that keep at most 46.3 MiB of activations.
 
@@ -1002,7 +1002,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

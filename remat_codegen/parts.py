@@ -1565,7 +1565,7 @@ class Step:
         modules = [] if model is None else _walk(model)
         if modules and self.table.modules != [*map(id, modules)]:
             raise RuntimeError("modules were added or taken away between forward and backward: do it after backward()")
-        self.compare_versions("between forward and backward: step the optimizer, and load weights, after backward()")
+        self.compare_versions("between forward and backward: step optimizers, load or move weights after backward()")
         held = [(_held(modules[i], at), name) for i, at, names in self.places if modules for name in names]
         pairs = zip(held, self.values, strict=False)
         self.exchanged = [(d, n, v) for (d, n), v in pairs if v is not MOVED and d.get(n, ...) is not v]

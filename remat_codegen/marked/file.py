@@ -38,7 +38,8 @@ _CALLED = (
 )
 _BLANK = re.compile(r"\n{4,}")
 FORMAT = "# fmt: off\n"
-LATE, UNKNOWN = "B023", "F821"  # of ruff's rules: what is read in a loop's lambda; names that are another file's
+LATE = "B023", "a part holds on to what it reads"  # of ruff's rules, and why it is not for a file: a lambda in a loop
+UNKNOWN = "F821", "names of the model's own file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ def write(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> str:
     text = _BLANK.sub("\n\n\n", _file(given, tables, facts).text()).rstrip("\n") + "\n"
     unlike = [LATE] if reads_what_loops_set(text) else []
     unlike += [UNKNOWN] if given.features.home else []
-    return text.replace(FORMAT, f"# ruff: noqa: {', '.join(unlike)}\n{FORMAT}", 1) if unlike else text
+    rules, why = ", ".join(rule for rule, _ in unlike), "; ".join(reason for _, reason in unlike)
+    return text.replace(FORMAT, f"# ruff: noqa: {rules} ({why})\n{FORMAT}", 1) if unlike else text
 
 
 def _file(given: Given, tables: Sequence[Sequence[Entry]], facts: Facts) -> _File:

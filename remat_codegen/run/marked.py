@@ -25,7 +25,7 @@ from remat_codegen.marked.proof import difference, imported
 from remat_codegen.marked.steady import ANEW, Before
 from remat_codegen.profile.costs import Profile
 from remat_codegen.run import functions, pipeline
-from remat_codegen.run.forked import begun
+from remat_codegen.run.forked import Work, begun
 from remat_codegen.run.functions import Functions
 from remat_codegen.run.marked_text import emit, named, read_back
 from remat_codegen.run.pipeline import finished
@@ -296,12 +296,14 @@ def proved(request: Request, traced: Traced, plan: SavedPlan, brought: Brought, 
         large = len(traced.model.trace.operations) >= LARGE
         with begun(partial(_changed, text, traced), apart=large) as changed:
             if not changed.apart:  # what does something else may fail in any way
-                _refuse(changed.result(), traced)
+                _refuse(changed, text, traced)
             try:
                 _check_steps(text, traced, plan, brought)
                 _check_replays(text, traced, plan, brought)
-            finally:
-                _refuse(changed.result(), traced)
+            except RematError:
+                _refuse(changed, text, traced)
+                raise
+            _refuse(changed, text, traced)
     return text
 
 
@@ -312,9 +314,10 @@ def _changed(text: str, traced: Traced) -> str | None:
     return next((what for what in found if what is not None), None)
 
 
-def _refuse(changed: str | None, traced: Traced) -> None:
-    if changed is not None:
-        what = f"marks would change what the model does: {changed}"
+def _refuse(changed: Work[str | None], text: str, traced: Traced) -> None:
+    """Raises UnsupportedError where a file does something else. A copy may fail by itself, so that this process looks again."""
+    if changed.result() is not None and (what := _changed(text, traced)) is not None:
+        what = f"marks would change what the model does: {what}"
         hint = "use --edition 1" if traced.model.trace.run is None else None
         raise UnsupportedError(what, where=traced.target.label, hint=hint)
 

@@ -121,7 +121,7 @@ def replace_weight(model):
 
 
 def test_parameters_changed():
-    told = r"one\.weight was changed in place between .*: step the optimizer, and load weights, after backward"
+    told = r"one\.weight was changed in place between .*: step optimizers, load or move weights after backward"
     loud(told, simple(), between=change_weight)
 
 
