@@ -136,7 +136,9 @@ def _none_fits(request: Request, found: Priced, outcome: Outcome) -> BudgetError
         why = obstacle(found.traced.model, found.profile, plan.smallest)
     needed, asked = format_bytes(least, up=True), format_bytes(outcome.budget_bytes)
     asked = f"{asked} ({outcome.budget_bytes} bytes)" if asked == needed else asked
-    hint = f"{known} {needed} ({least} bytes){others}{f'; {why}' if why else ''}"
+    share = -(-least * 100 // unmodified)  # rounded up, so that it will do
+    share_too = f", or {share} %" if outcome.budget.endswith("%") and share <= 100 else ""
+    hint = f"{known} {needed} ({least} bytes){share_too}{others}{f'; {why}' if why else ''}"
     return BudgetError(f"no plan keeps the activations of {found.label} under {asked}", hint=hint, least_bytes=least)
 
 

@@ -38,7 +38,7 @@ class _Names:
         for name, value in list(vars(self.owner).items()):
             if _missed(value) > self.misses.get(name, 0):
                 _cached(value).cache_clear()
-            elif _is_empty(value):
+            elif is_empty(value):
                 self._put_back(name, value)
 
     def _put_back(self, name: str, value: Any) -> None:
@@ -96,7 +96,7 @@ def _missed(thing: Any) -> int:
         return 0
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Whether something is, or has, a tensor without data."""
     if not isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
         return False

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from remat_codegen.runtime import held, said
+from remat_codegen.trace.caches import is_empty
 
 KINDS = (bool, int, float, complex, str, type(None), torch.dtype, enum.Enum)
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -105,11 +106,12 @@ class Objects:
         self.meet(value)
 
     def put_back(self) -> None:
-        """Gives objects the settings again that they had, as if forward had not run, where nothing else of them has changed."""
+        """Gives objects again what they had, as if forward had not run, where that are settings, or they hold tensors without
+        data in its place, as a table that the first call makes."""
         for thing, before in self._before.values():
             now = _contained(thing)
             changed = [n for n in {**before, **now} if not _is_same(before.get(n, MISSING), now.get(n, MISSING))]
-            if not all(is_setting(of[n]) for n in changed for of in (before, now) if n in of):
+            if not all(is_empty(now.get(n)) or all(is_setting(of[n]) for of in (before, now) if n in of) for n in changed):
                 continue
             for name in changed:
                 with contextlib.suppress(Exception):  # it does not let itself be set

@@ -306,6 +306,7 @@ def example_inputs():
         ("Net", ["--inputs", "float32[16,8]; float32[1]"], ["the inputs do not fit forward"]),
         ("Net", ["--budget", "a lot"], ["cannot read the budget 'a lot'"]),
         ("Net", ["--budget", "1KiB"], ["1.0 KiB", "the smallest budget that works is"]),
+        ("Net", ["--budget", "1%"], ["the smallest budget that works is", " bytes), or ", " %;"]),
         ("Net", ["--device", "tpu"], ["unknown device 'tpu'"]),
         ("Net", ["-o", "missing/out.py"], ["the folder", "does not exist"]),
         ("frozen", [], ["no parameter requires grad"]),

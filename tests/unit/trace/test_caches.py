@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 from second_edition import imported_file
+from torch import nn
 
 import remat_codegen
+from remat_codegen.trace import trace
 
 HELPER = """
 import functools
@@ -106,3 +108,34 @@ def test_what_was_remembered_before_stays(home):
     remat_codegen.plan(model, (given,), budget="100%")
     assert home.MASK is mask and home.Block.cache[8] is scale and home.SEEN[0] is seen[0]
     assert torch.equal(model(given), expected)
+
+
+class Table:
+    """A plain object that remembers a table, and how long it is."""
+
+    def __init__(self):
+        self.size, self.waves = 0, None
+
+    def __call__(self, n):
+        if n > self.size:
+            self.size, self.waves = n, torch.arange(n).float().sin()
+        return self.waves[:n]
+
+
+class Waving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.lin = Table(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.lin(x * self.table(8)) * self.table(8)
+
+
+def test_a_table_that_the_first_call_makes_is_gone_after_a_trace():
+    model, x = Waving(), torch.randn(4, 8)
+    first = trace(model, (x,), {})
+    assert (model.table.size, model.table.waves) == (0, None)
+    assert len(trace(model, (x,), {}).operations) == len(first.operations)
+    model(x)
+    made = model.table.waves
+    assert len(trace(model, (x,), {}).operations) < len(first.operations) and model.table.waves is made
