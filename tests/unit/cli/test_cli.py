@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import remat_codegen.run
+import remat_codegen.run.check_update  # before there is a fake: it imports from what that takes the place of
 from remat_codegen.ask.request import Request, default_output
 from remat_codegen.cli.main import cli
 from remat_codegen.errors import TargetError
