@@ -53,6 +53,17 @@ def changed_buffers(trace: Trace, record: Record) -> tuple[ChangedBuffer, ...]:
     return tuple(found)
 
 
+def moved_again(trace: Trace, record: Record) -> dict[str, str | None]:
+    """The modules with buffers and parameters that forward changes in place within a call of torch.utils.checkpoint, which does
+    so once more on the way back; with the line of that call. Of a batch norm it is the counter that shows it."""
+    paths = {record.variables[v.id].storage: v.path for v in trace.variables if v.origin in HELD}
+    found: dict[str, str | None] = {}
+    for operation, row in zip(trace.operations, record.operations, strict=True):
+        for region in (r for r in operation.regions if not r.reentrant):
+            found |= {paths[s].rpartition(".")[0]: region.where for s in row.mutated if s in paths}
+    return found
+
+
 def reading_followers(trace: Trace, record: Record) -> frozenset[int]:
     """The operations that read frozen parameters which forward changes: the next forward pass, which may come before the way
     back, changes them again, and where it does so through `x.data`, nobody notices."""

@@ -17,7 +17,7 @@ from remat_codegen.files import write_atomically
 from remat_codegen.header import saved_plan
 from remat_codegen.header.saved_plan import SavedPlan
 from remat_codegen.marked import replays
-from remat_codegen.marked.changed import changed_buffers
+from remat_codegen.marked.changed import changed_buffers, moved_again
 from remat_codegen.marked.circles import left_in_circles
 from remat_codegen.marked.compiled import compiled_in
 from remat_codegen.marked.evaluations import Vertex
@@ -60,6 +60,7 @@ def generate(request: Request, progress: Progress) -> Report:
     traced = trace_target(marked, progress)
     profile = measured_costs(marked, traced, progress)
     made = _planned(marked, traced, profile, progress) if request.plan is None else saved_plan.load(request.plan)
+    _note_moved_again(traced, progress)
     try:
         plan, brought, text = proven(marked, traced, profile, made, progress)
     except RematError as error:
@@ -103,6 +104,17 @@ def _note_reentrant(traced: Traced, progress: Progress) -> None:
         where = "" if region.where is None else f"{region.where} "
         what = f"{where}checkpoints with use_reentrant=True, which goes before the plan: a step may take more than its budget"
         progress.note(f"note: {what}; with use_reentrant=False the plan takes its place")
+
+
+def _note_moved_again(traced: Traced, progress: Progress) -> None:
+    """Says what the model's own checkpoints move twice in a step, and a file does not: so numbers differ."""
+    moved = moved_again(traced.model.trace, traced.model.record)
+    if moved:
+        path, where = next(iter(moved.items()))
+        named = (path or "the model") + (f" and {len(moved) - 1} more" if len(moved) > 1 else "")
+        what = f"{where or 'forward'} checkpoints what moves buffers of {named}"
+        why = "the model does so twice in a step, the file once, so that numbers differ"
+        progress.note(f"note: {what}: {why}; --verify agrees where the checkpoint is left out")
 
 
 def _note_circles(traced: Traced, plan: SavedPlan, progress: Progress) -> None:
