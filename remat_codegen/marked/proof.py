@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from remat_codegen.errors import RematError
+from remat_codegen.marked.replays import helper
 from remat_codegen.torch_seam import proxy_tensor
 from remat_codegen.trace import Trace, trace
 from remat_codegen.trace.autograd_functions import function_call
@@ -37,8 +38,8 @@ def difference(text: str, module: torch.nn.Module, args: Any, kwargs: Any, origi
                 table.clear()
             marked = file.rematerialize(module)
             for plan in plans:
-                file.Table(marked, plan, [*module.modules()])
-            _call_plainly(module, file.InstanceMethod)
+                getattr(file, helper(file, "Table"))(marked, plan, [*module.modules()])
+            _call_plainly(module, getattr(file, helper(file, "InstanceMethod")))
             with only_lines():
                 ours = trace(module, args, kwargs, original.autocast, recorded=original.run is not None)
     except (RematError, ValueError, TypeError, AttributeError, NameError) as error:

@@ -280,12 +280,12 @@ def _watching(file: Any) -> Iterator[list[tuple[str, list[torch.Tensor]]]]:
     """In here, parts of a file note what they call, and compare it with their first run. Yields what each, by name, gives of
     what it has made where the helpers do not look for it."""
     noted: dict[int, tuple[Any, list[Any]]] = {}
-    part_class, place_class = (getattr(file, _helper(file, name)) for name in ("Part", "Place"))
-    call_class = getattr(file, _helper(file, "Call"), type(None)) if hasattr(file, "Step") else type(None)
+    part_class, place_class = (getattr(file, helper(file, name)) for name in ("Part", "Place"))
+    call_class = getattr(file, helper(file, "Call"), type(None)) if hasattr(file, "Step") else type(None)
     lent, hidden = dict[int, list[torch.Tensor]](), list[tuple[str, list[torch.Tensor]]]()
     first, again, gives, hold = part_class.first, part_class.as_before, part_class.gives, part_class.hold
-    all_in, first_calls = getattr(file, _helper(file, "_all")), dict[int, Calls]()
-    is_counted = getattr(file, _helper(file, "_is_counted"), lambda *_: False)
+    all_in, first_calls = getattr(file, helper(file, "_all")), dict[int, Calls]()
+    is_counted = getattr(file, helper(file, "_is_counted"), lambda *_: False)
 
     @functools.cache
     def moved(model: torch.nn.Module | None) -> list[tuple[dict[str, Any], str]]:
@@ -357,8 +357,8 @@ def _without_own_operations(file: Any, place_class: Any, part_class: Any) -> lis
     looking = [(owner, name) for owner in (place_class, part_class) for name in OWN if hasattr(owner, name)]
     return [
         (place_class, "check", lambda *_: None),
-        (file, _helper(file, "_some"), lambda _: none),
-        (file, _helper(file, "CHECK"), False),
+        (file, helper(file, "_some"), lambda _: none),
+        (file, helper(file, "CHECK"), False),
         *((owner, name, _aside_of_calls(getattr(owner, name))) for owner, name in looking),
     ]
 
@@ -383,7 +383,7 @@ def _handed_on(run: Any, inputs: Any, call: type) -> list[types.FunctionType]:
     return [f for f in there if isinstance(f, types.FunctionType) and f not in frozen]
 
 
-def _helper(file: Any, name: str) -> str:
+def helper(file: Any, name: str) -> str:
     """What a helper is called in a file: where the user's own text, which stands before it, has the name, it has another."""
     names = [n for n in vars(file) if n.rstrip("_") == name]
     return max(names, key=lambda n: (_line(vars(file)[n]), len(n)), default=name)

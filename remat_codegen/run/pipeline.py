@@ -40,6 +40,7 @@ from remat_codegen.schedule import Schedule
 from remat_codegen.show.results import OtherPlan, Progress, Report, Verification
 from remat_codegen.torch_seam import storage_key
 from remat_codegen.trace import Trace
+from remat_codegen.trace.faithful import LARGEST_STEP_BYTES, computes_alike_again
 from remat_codegen.trace.sizes import Asked, parse_limits
 from remat_codegen.trace.training import deterministic_algorithms
 from remat_codegen.verify.verification import STEPS, verification
@@ -152,6 +153,7 @@ def emit(traced: Traced, schedule: Schedule, plan: SavedPlan, request: Request) 
         what = f"{found}, which no file of functions can follow"
         raise UnsupportedError(what, where=target.label, hint="only files with marks can be made")
     _check_parameters(traced)
+    _check_objects(traced, plan)
     source = own_source(target)
     original = Original(
         target=portable(request.target),
@@ -183,6 +185,18 @@ def _check_parameters(traced: Traced) -> None:
         path = held[0]
         what = f"forward reads {path} by a list, a dict or a variable of its own, in which a file of functions does not find it"
         raise UnsupportedError(what, where=traced.target.label, hint=f"read it as self.{path}")
+
+
+def _check_objects(traced: Traced, plan: SavedPlan) -> None:
+    """Raises UnsupportedError where steps go by what forward has left in plain objects, which functions leave as they are. A
+    table that the first step makes is none of that: functions make it in each."""
+    target, trace = traced.target, traced.model.trace
+    if not trace.modules.moved:
+        return
+    small = plan.unmodified_peak_bytes <= LARGEST_STEP_BYTES
+    if not (small and computes_alike_again(target.module, target.args, target.kwargs, trace.autocast)):
+        what = f"forward changes {trace.modules.moved[0]}, by which the next step may go, and no file of functions does"
+        raise UnsupportedError(what, where=target.label, hint="hold it in a buffer of a module, which forward writes into")
 
 
 def facts_of(traced: Traced, plan: SavedPlan, request: Request, grows: Mapping[int, float]) -> Facts:

@@ -16,6 +16,7 @@ from remat_codegen.torch_seam import pytree, tree_map
 from remat_codegen.trace.attributes import computed_attributes
 from remat_codegen.trace.ir import Origin, Trace, refs, substitute
 from remat_codegen.trace.sizes import hint
+from remat_codegen.trace.state import attributes_of, put_back
 from remat_codegen.trace.structures import know_dataclasses
 from remat_codegen.trace.surroundings import Autocast, autocasting
 
@@ -59,6 +60,35 @@ def computes_alike(program: Program, module: nn.Module, args: Any, kwargs: Any, 
         return None
 
 
+def computes_alike_again(module: nn.Module, args: Any, kwargs: Any, autocast: Autocast) -> bool:
+    """Whether a step of a model is the same, to the bit, after a forward pass of which only its plain objects keep something,
+    as a table that the first one makes. False, too, where that cannot be run. Works on copies; leaves generators as they were.
+    """
+    try:
+        with warnings.catch_warnings(record=True):
+            first, moved = _step(module, False, args, kwargs, autocast), copy.deepcopy(module, computed_attributes(module))
+            held, buffers = attributes_of(moved), {name: b.clone() for name, b in moved.named_buffers()}
+            _run(moved, args, kwargs, autocast)
+            put_back(moved, held)
+            with torch.no_grad():
+                for name, buffer in moved.named_buffers():
+                    buffer.copy_(buffers[name])
+            return _are_alike(first, _step(moved, False, args, kwargs, autocast))
+    except Exception:  # no memory, no copy, no data
+        return False
+
+
+def _run(module: nn.Module, args: Any, kwargs: Any, autocast: Autocast) -> None:
+    """A forward pass of which nothing is wanted."""
+    given, others = tree_map(_leaf, (args, kwargs))
+    with torch.no_grad(), _generators_as_before(), autocasting(autocast):
+        module(*given, **others)
+
+
+def _generators_as_before() -> Any:
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])
+
+
 def _step(original: nn.Module, beside: bool, args: Any, kwargs: Any, autocast: Autocast) -> Step:
     """One step of a copy, the gradients for random cotangents."""
     run = copy.deepcopy(original, computed_attributes(original))
@@ -67,7 +97,7 @@ def _step(original: nn.Module, beside: bool, args: Any, kwargs: Any, autocast: A
     inputs = {f"input {i}": leaf for i, leaf in enumerate(pytree.tree_leaves((given, others)))}
     trained = {**inputs, **dict(run.named_parameters())}
     trained = {name: t for name, t in trained.items() if isinstance(t, torch.Tensor) and t.requires_grad}
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+    with _generators_as_before():
         torch.manual_seed(SEED)
         with autocasting(autocast):
             found = run(*given, **others)

@@ -170,6 +170,7 @@ class Modules:
 
     settings: tuple[str, ...] = ()  # the names of their attributes that are numbers and texts, and that forward reads
     objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # the same of plain objects that they hold, by path
+    moved: tuple[str, ...] = ()  # what forward sets or changes of such objects, `State.h`
     modes: frozenset[str] = frozenset()  # the paths of those that it asks for their mode
     evaluating: frozenset[str] = frozenset()  # the paths of those that were in evaluation mode, asked for it or not
     numbers: Mapping[str, int] = field(default_factory=dict)  # the whole numbers that they hold as attributes, by path

@@ -108,14 +108,25 @@ class Objects:
     def put_back(self) -> None:
         """Gives objects again what they had, as if forward had not run, where that are settings, or they hold tensors without
         data in its place, as a table that the first call makes."""
-        for thing, before in self._before.values():
-            now = _contained(thing)
-            changed = [n for n in {**before, **now} if not _is_same(before.get(n, MISSING), now.get(n, MISSING))]
+        for thing, before, now, changed in self._changed():
             if not all(is_empty(now.get(n)) or all(is_setting(of[n]) for of in (before, now) if n in of) for n in changed):
                 continue
             for name in changed:
                 with contextlib.suppress(Exception):  # it does not let itself be set
                     setattr(thing, name, before[name]) if name in before else delattr(thing, name)
+
+    def moved(self) -> tuple[str, ...]:
+        """The attributes that forward has set or changed, with the classes that these are of: `State.h`."""
+        named = (f"{type(thing).__name__}.{name}" for thing, _, _, changed in self._changed() for name in changed)
+        return tuple(dict.fromkeys(named))
+
+    def _changed(self) -> Iterator[tuple[Any, dict[str, Any], dict[str, Any], list[str]]]:
+        """Each object with what it had before and has now, and the names of what is another."""
+        for thing, before in self._before.values():
+            now = _contained(thing)
+            yield thing, before, now, [
+                n for n in {**before, **now} if not _is_same(before.get(n, MISSING), now.get(n, MISSING))
+            ]
 
     def rows(self, module: nn.Module, names: Mapping[str, Any], left_out: set[str]) -> dict[str, dict[str, str]]:
         """By path: what was read of the objects that modules hold as `names`, and is as it was then."""

@@ -200,6 +200,7 @@ def _read(
     asked = Modules(
         settings=reads.of(module, [*seen.attributes, *seen.written]),
         objects=reads.of_objects(module),
+        moved=reads.objects.moved(),
         modes=reads.modes(module),
         evaluating=frozenset(path for path, m in module.named_modules() if not m.training),
         numbers=numbers,
