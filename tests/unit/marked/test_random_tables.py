@@ -124,7 +124,7 @@ SEVERAL = {
     "Leaving": (4, 24, 32),
     "Passing": (16, 32, 32),
 }
-NORM_BYTES = 256  # what batch norms in parts that run again twice have, and the simulator does not know
+NORM_BYTES = 384  # what batch norms in parts that run again twice have, of 24 and 16 channels, and the simulator does not know
 
 
 @cache
